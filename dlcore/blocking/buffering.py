@@ -98,6 +98,11 @@ class BufferingWriter(Blocking):
         last: DLSN | None = self._call(self._writer.commit())
         return last
 
+    def mark_end_of_stream(self) -> None:
+        """Flush and seal the log: no record can follow.  Raises: as `flush`."""
+        self._hand_over()
+        self._call(self._writer.mark_end_of_stream())
+
     def abort(self) -> None:
         """Give up without flushing, as a crash would; what was acknowledged stays."""
         self._drop_buffer()

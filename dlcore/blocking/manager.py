@@ -166,7 +166,8 @@ class DistributedLogManager(Blocking):
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
         """Open the log's writer as a binary file, which begins where the bytes of the log end."""
-        return AppendOnlyStreamWriter(self.open_writer())
+        writer = self.open_writer()
+        return AppendOnlyStreamWriter(writer, max(writer.last_txid, 0))
 
     def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
         """Open the log's bytes as a binary file, at `position` or at the first byte there is.

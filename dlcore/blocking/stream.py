@@ -10,8 +10,8 @@ from dlcore.records import LogRecord
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
+    from dlcore.blocking.buffering import BufferingWriter
     from dlcore.blocking.portal import Portal
-    from dlcore.blocking.writer import LogWriter
     from dlcore.log.streams import AsyncAppendOnlyStreamReader
 
 
@@ -33,10 +33,10 @@ class AppendOnlyStreamWriter(_Stream):
     not closed is closed with its namespace, or at exit, never by being forgotten.
     """
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: BufferingWriter, position: int) -> None:
         super().__init__()
         self._writer = writer
-        self._position = self._end = max(writer.last_txid, 0)
+        self._position = self._end = position
 
     @property
     def position(self) -> int:

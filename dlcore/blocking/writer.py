@@ -154,11 +154,6 @@ class LogWriter(BufferingWriter):
         truncating = self._writer.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return self._call(truncating)
 
-    def mark_end_of_stream(self) -> None:
-        """Flush and seal the log: no record can follow.  Raises: as `flush`."""
-        self._hand_over()
-        self._call(self._writer.mark_end_of_stream())
-
     def _accept(self, waiting: Any) -> None:
         self._writer.write_fitted(waiting)
 

@@ -281,7 +281,8 @@ class DistributedLogManager(AsyncClosing):
         Raises: as `open_writer`.
         """
         self._require_typed(typed=False)
-        return AsyncAppendOnlyStreamWriter(await self.open_writer())
+        writer = await self.open_writer()
+        return AsyncAppendOnlyStreamWriter(writer, max(writer.last_txid, 0))
 
     async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
         """Open a reader of the log's bytes.
@@ -294,20 +295,16 @@ class DistributedLogManager(AsyncClosing):
         """
         self._require_typed(typed=False)
         reader = await self.open_reader()
-        stream = AsyncAppendOnlyStreamReader(reader, 0, self._get_stream_end)
-        try:
-            if position is None:
-                await stream.start_at_first()
-            else:
-                await stream.seek(position)
-        except BaseException:
-            await stream.aclose()
-            raise
-        return stream
+        return await AsyncAppendOnlyStreamReader.open(reader, self.get_stream_end, position)
 
-    async def _get_stream_end(self) -> tuple[int, bool]:
-        """Return where the readable bytes end, and whether none can follow."""
+    async def get_stream_end(self) -> tuple[int, bool]:
+        """Return where the readable bytes of a stream end, and whether none can follow.
+
+        Raises: SchemaMismatchError: the log is typed; LogNotFoundError, LedgerReadError,
+            MetadataError.
+        """
         self._require_open()
+        self._require_typed(typed=False)
         snapshot = await take_last(self._context, self._log)
         ends = [segment.extents[-1].last_txid for segment in snapshot.segments if segment.extents]
         if not ends:  # of an empty log, or one that is truncated to its end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from dlcore.closing import AsyncClosing
 from dlcore.config import require
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
     from dlcore.ids import DLSN
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.writing.writer import AsyncLogWriter
 
 
 class AsyncAppendOnlyStreamWriter(AsyncClosing):
-    """Appends bytes to a stream.  Use `DistributedLogManager.open_stream_writer`."""
+    """Appends bytes to a stream.  Use `open_stream_writer` of a log, or of one over an endpoint."""
 
-    def __init__(self, writer: AsyncLogWriter) -> None:
-        self._writer = writer
-        self._position = self._end = max(writer.last_txid, 0)
+    def __init__(self, writer: Any, position: int) -> None:
+        self._writer = writer  # the log's
+        self._position = self._end = position
 
     def __repr__(self) -> str:
         return f"<AsyncAppendOnlyStreamWriter {self._writer.log_name!r} at {self._position}>"
@@ -119,7 +117,7 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
 
 
 class AsyncAppendOnlyStreamReader(AsyncClosing):
-    """Reads the bytes of a stream.  Use `DistributedLogManager.open_stream_reader`.
+    """Reads the bytes of a stream.  Use `open_stream_reader` of a log, or of one over an endpoint.
 
     As of a file that grows, reading at the end returns nothing, and later more.  At the end of a
     sealed stream nothing more will come: `has_ended` tells.
@@ -127,18 +125,39 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
 
     def __init__(
         self,
-        reader: AsyncLogReader,
-        position: int,
+        reader: Any,
         read_end: Callable[[], Awaitable[tuple[int, bool]]],
     ) -> None:
-        self._reader = reader
+        self._reader = reader  # of the log, at its beginning
         self._read_end = read_end
-        self._position = position
-        self._begin = position
+        self._position = 0
+        self._begin = 0
         self._data = memoryview(b"")  # from `_begin` on
         self._has_ended = False
         self._is_astray = False  # the log's reader is not where `_data` ends
         self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls,
+        reader: Any,
+        read_end: Callable[[], Awaitable[tuple[int, bool]]],
+        position: int | None,
+    ) -> Self:
+        """Read at a position, or else at the first byte that there is.
+
+        Raises: as `seek`; the log's reader is closed then.
+        """
+        stream = cls(reader, read_end)
+        try:
+            if position is None:
+                await stream.start_at_first()
+            else:
+                await stream.seek(position)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
 
     def __repr__(self) -> str:
         return f"<AsyncAppendOnlyStreamReader {self._reader.log_name!r} at {self._position}>"

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.errors import ConfigurationError, LogNotFoundError, LogRenamedError
+from dlcore.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    LogNotFoundError,
+    LogNotReadyError,
+    LogRenamedError,
+    WriteError,
+)
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.flight.put import parse_schema
@@ -86,6 +93,13 @@ class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
     dlsn: str | None = None
     txid: int | None = None
     timestamp_ms: int | None = None
+
+
+class StreamRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log that is a stream of bytes; `flush` first what its owner has accepted."""
+
+    log: str
+    flush: bool = False
 
 
 class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -192,6 +206,8 @@ class Actions:
             SchemaRequest,
             self._merge_schema,
         )
+        text = "Tell where the bytes of a stream end: {log, flush}."
+        self._add("stream_end", text, StreamRequest, self._stream_end)
         text = "Tell the settings of a log, or change some of them: {log, changes}."
         self._add("settings", text, SettingsRequest, self._settings)
 
@@ -301,6 +317,19 @@ class Actions:
         dlsn = None if request.dlsn is None else DLSN.parse(request.dlsn)
         changed = await log.truncate(dlsn, txid=request.txid, timestamp_ms=request.timestamp_ms)
         return {"truncated": changed}
+
+    async def _stream_end(self, request: StreamRequest) -> Answer:
+        name = validate_log_name(request.log)
+        if request.flush:
+            owned = await self._owner_of_logs.get(name)
+            try:
+                await owned.writer.commit()
+            except (WriteError, AlreadyClosedError) as error:
+                told = LogNotReadyError(f"log {name!r} was let go of: try again")
+                raise owned.ending or told from error
+        log = await self._namespace.open_log(name)
+        position, is_sealed = await log.get_stream_end()
+        return {"position": position, "sealed": is_sealed}
 
     async def _logs(self, _: NoRequest) -> Answer:
         return {"logs": self._owner_of_logs.owned()}

@@ -14,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from dlcore.backoff import Backoff
-from dlcore.errors import LedgerReadError
+from dlcore.errors import EndOfStreamError, LedgerReadError
+from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
 from dlcore.log.reading.scan import ScanBatch
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.actions import ChangeRequest
 from dlcore.proxy.flight.put import PutMessage
 from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.planning import (
@@ -31,6 +33,7 @@ from dlcore.proxy.reading.planning import (
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import RecordField, RecordPlace
+from dlcore.remote.endpoint import path_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -91,6 +94,31 @@ async def act(calls: Endpoint, action: str, request: Any, answer: Any) -> Any:
         async for data in results:
             return msgspec.json.decode(pb.Result.FromString(data).body, type=answer)
     raise AssertionError("a proxy answers each action once")
+
+
+class LogInfo(ShownFields, msgspec.Struct, frozen=True):
+    """What a proxy tells of a log; see `dlcore.proxy.reading.serving.InfoMetadata`."""
+
+    log_id: str
+    end: str
+    records: int
+    sealed: bool
+    first: str | None = None
+    last: str | None = None
+
+
+async def get_info(calls: Endpoint, log: str) -> LogInfo:
+    """Return what a log holds now."""
+    info = await calls.ask("GetFlightInfo", path_of(log), pb.FlightInfo)
+    return msgspec.json.decode(info.app_metadata, type=LogInfo)
+
+
+async def seal(calls: Endpoint, log: str) -> None:
+    """Seal a log that is not; asked for again where the answer was lost, it is known by its id."""
+    info = await get_info(calls, log)
+    if info.sealed:
+        raise EndOfStreamError(f"log {log!r} is sealed")
+    await act(calls, "seal", ChangeRequest(log=log, log_id=info.log_id), Any)
 
 
 class RemoteSnapshots:

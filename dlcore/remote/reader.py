@@ -22,7 +22,7 @@ from dlcore.log.reading.rows_reader import RowsReader
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
-from dlcore.remote.planning import place_of, received
+from dlcore.remote.planning import LogInfo, place_of, received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -32,17 +32,6 @@ if TYPE_CHECKING:
 
 _DLSN_COLUMNS = ("dlsn", "_dlsn")
 _RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
-
-
-class LogInfo(ShownFields, msgspec.Struct, frozen=True):
-    """What a proxy tells of a log; see `dlcore.proxy.reading.serving.InfoMetadata`."""
-
-    log_id: str
-    end: str
-    records: int
-    sealed: bool
-    first: str | None = None
-    last: str | None = None
 
 
 class RemoteRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
@@ -279,6 +268,22 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         self._position = self.position
         self._drop_rows()
         await self._leave()
+
+
+class BytesReader(RemoteReader):
+    """A reader of a log for a stream of bytes, which knows the columns of the core's reader."""
+
+    def __init__(self, calls: Endpoint, name: str) -> None:
+        super().__init__(calls, name, ["dlsn", "txid", "value"])
+
+    async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
+        """Return the rest of a message, as `AsyncLogReader.read_batch`.  Raises: as `read_next`."""
+        batch = await super().read_batch(until_caught_up=until_caught_up)
+        if batch is None:
+            return None
+        dlsns, txids, values = (batch.column(each) for each in ("dlsn", "txid", "value"))
+        names = ["lssn", "entry_id", "slot_id", "txid", "payload"]
+        return pa.RecordBatch.from_arrays([*dlsns.flatten(), txids, values], names=names)
 
 
 def _leave_to_the_next(task: asyncio.Task[Any]) -> None:

@@ -7,7 +7,6 @@ from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
 from dlcore.clock import SystemClock
@@ -15,15 +14,16 @@ from dlcore.closing import AsyncClosing
 from dlcore.config import LogSettings, require_positive
 from dlcore.errors import (
     ConfigurationError,
-    EndOfStreamError,
     LogEmptyError,
     LogExistsError,
     LogNotFoundError,
+    SchemaMismatchError,
 )
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.ranges import timestamp_ms_of
+from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import (
     ChangeRequest,
@@ -32,13 +32,14 @@ from dlcore.proxy.actions import (
     RenameRequest,
     SchemaRequest,
     SettingsRequest,
+    StreamRequest,
     TruncateRequest,
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint, path_of
-from dlcore.remote.planning import received
-from dlcore.remote.reader import LogInfo, RemoteReader, RemoteRecord
+from dlcore.remote.planning import LogInfo, received
+from dlcore.remote.reader import BytesReader, RemoteReader, RemoteRecord
 from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 from dlcore.remote.writing import RemoteWriter, append_if
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 PATIENCE_S = 60.0
+_STREAM_PRODUCER = "dlog-byte-stream"
+"""Under this name bytes are written, so that one who begins to write them ends whoever did."""
 
 
 async def open_namespace(
@@ -238,19 +241,17 @@ class RemoteLog(AsyncClosing):
     def __init__(self, calls: Endpoint, name: str) -> None:
         self._calls = calls
         self.name = name
-        self._descriptor = path_of(name)
 
     def __repr__(self) -> str:
         return f"<RemoteLog {self.name!r}>"
 
     async def get_info(self) -> LogInfo:
         """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
-        info = await self._calls.ask("GetFlightInfo", self._descriptor, pb.FlightInfo)
-        return msgspec.json.decode(info.app_metadata, type=LogInfo)
+        return await planning.get_info(self._calls, self.name)
 
     async def get_schema(self) -> pa.Schema:
         """Return the columns of its rows.  Raises: as `get_info`."""
-        answer = await self._calls.ask("GetSchema", self._descriptor, pb.SchemaResult)
+        answer = await self._calls.ask("GetSchema", path_of(self.name), pb.SchemaResult)
         return pa.ipc.read_schema(pa.py_buffer(answer.schema))
 
     async def get_log_record_count(self) -> int:
@@ -337,11 +338,7 @@ class RemoteLog(AsyncClosing):
             OwnershipAcquireFailedError: a writer beside the proxies owns it.
             LogNotFoundError, MetadataError; ProxyUnavailableError: it may be sealed, or not.
         """
-        info = await self.get_info()
-        if info.sealed:
-            raise EndOfStreamError(f"log {self.name!r} is sealed")
-        request = ChangeRequest(log=self.name, log_id=info.log_id)
-        await planning.act(self._calls, "seal", request, Any)
+        await planning.seal(self._calls, self.name)
 
     async def read(
         self,
@@ -426,6 +423,47 @@ class RemoteLog(AsyncClosing):
         reader = RemoteReader(self._calls, self.name, columns)
         await reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return reader
+
+    async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
+        """Open a writer of the log's bytes, which begins where they end.
+
+        It is the only one: who opened one before may write no more.  What others write to the log
+        who are no writers of bytes, nothing holds off.
+
+        Raises: as `open_writer`; ProducerFencedError, of the writer: another one was opened.
+        """
+        return AsyncAppendOnlyStreamWriter(*await self.begin_stream())
+
+    async def begin_stream(self) -> tuple[RemoteWriter, int]:
+        """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
+        writer = await self.open_writer(producer=_STREAM_PRODUCER)
+        try:
+            return writer, (await self.get_stream_end(flush=True))[0]
+        except BaseException:
+            await writer.abort()
+            raise
+
+    async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
+        """Open a reader of the log's bytes; the position and errors are those of the core.
+
+        Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
+        """
+        reader = BytesReader(self._calls, self.name)
+        await reader.seek()
+        if reader.is_typed:
+            raise SchemaMismatchError(f"log {self.name!r} is typed: it is no stream of bytes")
+        return await AsyncAppendOnlyStreamReader.open(reader, self.get_stream_end, position)
+
+    async def get_stream_end(self, *, flush: bool = False) -> tuple[int, bool]:
+        """Return where the readable bytes of a stream end, and whether none can follow.
+
+        With `flush` its owner first makes readable what it has accepted.
+
+        Raises: SchemaMismatchError: the log is typed; else as `get_info`.
+        """
+        request = StreamRequest(self.name, flush)
+        answer = await planning.act(self._calls, "stream_end", request, dict[str, Any])
+        return answer["position"], answer["sealed"]
 
     async def aclose(self) -> None:
         """Nothing is held: readers and writers go on."""

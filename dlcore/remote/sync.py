@@ -9,11 +9,13 @@ from dlcore.blocking.merged import MergedReader
 from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.blocking.reader import RowsTwin
 from dlcore.blocking.staging import StagedAppend, StagingWriter
+from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore.blocking.twin import Blocking, iterate
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.remote import reading, writing
 from dlcore.remote.outbox import MESSAGE_BYTES
-from dlcore.remote.reader import LogInfo, RemoteRecord, RemoteRows
+from dlcore.remote.planning import LogInfo
+from dlcore.remote.reader import RemoteRecord, RemoteRows
 from dlcore.remote.reading import PATIENCE_S
 from dlcore.remote.writing import counted
 
@@ -257,6 +259,20 @@ class RemoteLog(Blocking):
             dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms, columns=columns
         )
         return RemoteReader(self._portal, self._call(opening))
+
+    def open_stream_writer(self) -> AppendOnlyStreamWriter:
+        """Open a writer of the log's bytes, as a file is; it is the only one.
+
+        Raises: as the async twin.
+        """
+        writer, position = self._call(self._log.begin_stream())
+        twin = RemoteWriter(self._portal, writer, self._writers)
+        return AppendOnlyStreamWriter(twin, position)
+
+    def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
+        """Open a reader of the log's bytes, as a file is.  Raises: as the async twin."""
+        reader = self._call(self._log.open_stream_reader(position))
+        return AppendOnlyStreamReader(self._portal, reader)
 
 
 class RemoteWriter(BufferingWriter):

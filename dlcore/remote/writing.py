@@ -36,11 +36,10 @@ from dlcore.log.entries.stamp import GENERATED_PREFIX, Claim
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.producers import GENERATED_KEPT_MS, KEPT_MS
 from dlcore.log.writing.transmit import checked_payload
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.put import Numbered, PutTarget
 from dlcore.proxy.flight.sending import framed
-from dlcore.remote.endpoint import path_of
 from dlcore.remote.outbox import Outbox
+from dlcore.remote.planning import get_info, seal
 from dlcore.remote.streams import (
     Attempts,
     EndedError,
@@ -65,12 +64,6 @@ PENDING_BYTES_MAX = 32 * 1024 * 1024
 SILENCE_S = 15.0
 """A proxy that says nothing for so long, though something is to be acknowledged, is left."""
 _VISIBLE_LOOKS_EVERY_S = 0.005
-
-
-class LogEnd(msgspec.Struct):
-    """The position after a log's last readable record."""
-
-    end: str
 
 
 def _new_name() -> str:
@@ -251,10 +244,18 @@ class RemoteWriter(AsyncClosing):
         last = await self.flush()
         end = last
         while last is not None and end is not None and end <= last:
-            found = await self._calls.ask("GetFlightInfo", path_of(self.log_name), pb.FlightInfo)
-            end = DLSN.parse(msgspec.json.decode(found.app_metadata, type=LogEnd).end)
+            end = DLSN.parse((await get_info(self._calls, self.log_name)).end)
             await asyncio.sleep(_VISIBLE_LOOKS_EVERY_S if end <= last else 0)
         return last
+
+    async def mark_end_of_stream(self) -> None:
+        """Flush, end, and seal the log: no record can follow.
+
+        Raises: as `flush`; and as `RemoteLog.mark_end_of_stream`.
+        """
+        await self.flush()
+        await self.aclose()
+        await seal(self._calls, self.log_name)
 
     async def aclose(self) -> None:
         """Flush and end; harmless when it is closed.

@@ -234,7 +234,7 @@ def test_a_cancelled_read_of_a_stream_loses_and_repeats_nothing(turns: int) -> N
                     raise LedgerReadError("no replica answers")
                 return await take_batch(**until)
 
-            stream._reader.read_batch = failing  # type: ignore[method-assign]
+            stream._reader.read_batch = failing
             with pytest.raises(LedgerReadError):
                 await stream.read()
             assert stream.tell() == 700

@@ -1,0 +1,182 @@
+"""Byte streams through a proxy: the core's own, over readers and writers of the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.errors import (
+    AlreadyTruncatedError,
+    EndOfStreamError,
+    LogNotReadyError,
+    ProducerFencedError,
+    SchemaMismatchError,
+    UnexpectedError,
+    WriteError,
+)
+from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.records import LogRecord
+from dlcore.remote import open_namespace
+from dlcore.remote.sync import open_namespace as open_blocking
+from tests.dlcore.remote.test_writing import remote
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from dlcore.ids import DLSN
+
+
+def test_what_is_written_is_read() -> None:
+    """At any position, also behind the end, and up to the seal; the next writer goes on there."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        data = random.Random(1).randbytes(RECORD_SIZE_BYTES_MAX + 77)
+        async with (
+            await log.open_stream_reader() as reader,
+            await log.open_stream_reader(3) as later,
+        ):
+            assert await reader.read() == b""
+            async with await log.open_stream_writer() as writer:
+                assert await writer.write(b"") == 0
+                written = [writer.write(b"ab"), writer.write(b"cde")]
+                assert [await each for each in written] == [2, 5]
+                assert writer.position == 5
+                writer.write(data)
+                assert await writer.flush() == writer.tell() == 5 + len(data)
+            assert await reader.read() == b"abcde" + data
+            assert await later.read(2) == b"de"
+            assert await later.seek(-7, io.SEEK_END) == len(data) - 2
+            assert await later.read() == data[-7:]
+            assert await log.truncate(txid=3)
+            await later.seek(0)
+            with pytest.raises(AlreadyTruncatedError, match="bytes 0 … 1 were truncated"):
+                await later.read(1)
+            async with await log.open_stream_reader() as first:
+                assert (first.tell(), await first.read(3)) == (2, b"cde")
+            writer = await log.open_stream_writer()
+            assert writer.tell() == 5 + len(data)
+            writer.write(b"end")
+            await writer.mark_end_of_stream()
+            await writer.aclose()
+            assert not reader.has_ended
+            assert (await reader.read(), reader.has_ended) == (b"end", True)
+            with pytest.raises(EndOfStreamError):
+                await reader.skip_to(2 * len(data))
+            with pytest.raises(EndOfStreamError):
+                await log.open_stream_writer()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_one_writer_at_a_time() -> None:
+    """Who opens one begins behind all that the one before it wrote, which writes no more."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        first = await log.open_stream_writer()
+        waiting = first.write(b"abc")
+        await asyncio.sleep(0)
+        second = await log.open_stream_writer()
+        written = 3 if second.tell() else 0
+        assert await second.write(b"def") == written + 3
+
+        async def write_more() -> None:
+            await first.write(b"lost")
+
+        with pytest.raises((ProducerFencedError, WriteError), match=r"incarnation|ProducerFenced"):
+            await write_more()
+        assert (waiting.exception() is None) == (written == 3)
+        await first.abort()
+        await second.aclose()
+        async with await log.open_stream_reader() as reader:
+            assert await reader.read() == b"abc"[:written] + b"def"
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_is_no_stream() -> None:
+    """Records of others, and typed logs."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            writer.write(LogRecord(7, b"abc"))
+            await writer.commit()
+            writer.write(LogRecord(9, b"abc"))
+            await writer.commit()
+        async with await log.open_stream_reader(5) as reader:
+            with pytest.raises(UnexpectedError, match="is no byte stream"):
+                await reader.read()
+        async with await open_namespace(served.servers[0].location) as namespace:
+            await namespace.create_log("typed", schema=pa.schema({"km": pa.int32()}))
+            typed = await namespace.open_log("typed")
+            with pytest.raises(SchemaMismatchError, match="no stream of bytes"):
+                await typed.open_stream_reader()
+            with pytest.raises(SchemaMismatchError):
+                await typed.open_stream_writer()
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_writer_that_cannot_be_opened_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, *, heals: bool
+) -> None:
+    """As where the log is lost to its owner; where it is let go of, it is asked again."""
+    commit, failures = AsyncLogWriter.commit, 3 if heals else 1000
+
+    async def failing(writer: AsyncLogWriter) -> DLSN | None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise WriteError("the writer failed")
+        return await commit(writer)
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served, patience_s=60.0 if heals else 0.3)
+        monkeypatch.setattr(AsyncLogWriter, "commit", failing)
+        if heals:
+            async with await log.open_stream_writer() as writer:
+                assert await writer.write(b"abc") == 3
+        else:
+            with pytest.raises(LogNotReadyError):
+                await log.open_stream_writer()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_streams_are_files() -> None:
+    """What Python does with files it does with them."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await asyncio.to_thread(write_and_read, served.servers[0].location)
+
+    def write_and_read(endpoint: str) -> None:
+        with open_blocking(endpoint) as namespace:
+            log = namespace.open_log("clicks")
+            with io.TextIOWrapper(io.BufferedWriter(log.open_stream_writer())) as text:
+                text.writelines(f"line {number}\n" for number in range(100))
+            with log.open_stream_reader() as stream:
+                lines = io.TextIOWrapper(io.BufferedReader(stream)).readlines()
+                assert [int(line.removeprefix("line ")) for line in lines] == list(range(100))
+            writer = log.open_stream_writer()
+            writer.write(b"end")
+            writer.mark_end_of_stream()
+            writer.close()
+            with log.open_stream_reader(writer.tell() - 3) as stream:
+                assert (stream.readall(), stream.has_ended) == (b"end", True)
+            with namespace.open_merged_reader(["clicks"], txid=writer.tell()) as reader:
+                assert [record.payload for _, record in reader] == [b"end"]
+
+    with_proxies("clicks")(scenario)
