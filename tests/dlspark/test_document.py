@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from dlcore.config import RECORD_SIZE_BYTES_MAX
 from dlspark.option_table import KAFKA_NAMES, KAFKA_ONLY, OPTIONS
 from tests.spark_document import DOCUMENT, render
 
@@ -18,6 +19,12 @@ def test_the_tables_are_those_of_the_code() -> None:
     assert render(text) == text
     rows = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     assert {option.name for option in OPTIONS} <= rows
+
+
+def test_the_size_of_a_record_is_that_of_the_code() -> None:
+    """Of a value, and of a row of a typed log."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert re.findall(r"at most ([0-9,]+) bytes", text) == [f"{RECORD_SIZE_BYTES_MAX:,}"] * 2
 
 
 def test_every_name_of_kafkas_source_has_its_row() -> None:

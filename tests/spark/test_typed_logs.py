@@ -96,6 +96,27 @@ def test_every_type_there_and_back(typed: Typed) -> None:
         typed.spark.conf.unset("spark.sql.session.timeZone")
 
 
+def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed) -> None:
+    """To the microsecond; PySpark refuses the type in a DataFrame unless a setting allows it."""
+    setting = "spark.sql.timeType.enabled"
+    typed.spark.conf.set(setting, "true")
+    try:
+        frame = typed.spark.sql(
+            "select * from values (1, time'23:59:59.999999'), (2, time'00:00:00'), (3, null)"
+            " as rows(id, at)"
+        )
+        typed.save(frame)
+        found = typed.load()
+        assert found.schema["at"].dataType.simpleString() == "time(6)"
+        assert [row["at"] for row in found.orderBy("id").collect()] == [
+            datetime.time(23, 59, 59, 999_999),
+            datetime.time(0),
+            None,
+        ]
+    finally:
+        typed.spark.conf.unset(setting)
+
+
 def test_metadata_and_columns(typed: Typed) -> None:
     """What the log says of its records is there on request, and finds records by filters."""
     frame = typed.spark.range(0, 30, 1, 3).selectExpr("id", "id + 1000 as _txid", "'x' as txid")
