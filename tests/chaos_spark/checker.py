@@ -1,5 +1,8 @@
 """The checker: each record that the source wrote is in each channel once, in the source's order.
 
+Of a log that was truncated or deleted, what the channel did not hold by then may be missing, and
+nothing else may.
+
 It trusts what the source noted while it wrote, and nothing that Spark or dlog say of themselves.
 A record is (source, number).  Numbers of a source go up; one whose write failed is not written
 again, and may be there or not, but then in every channel alike.
@@ -28,6 +31,8 @@ class Written:
     attempted: int = 0
     """All numbers below this were tried."""
     acked: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+    """Those that may be missing: truncated, or about to be, before the channel held them."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,8 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     checked: int = 0
+    excused: int = 0
+    """Acknowledged records that are missing and may be."""
 
     @property
     def is_clean(self) -> bool:
@@ -84,7 +91,9 @@ def _judge_numbers(verdict: Verdict, where: str, numbers: Sequence[int], written
     counts = Counter(numbers)
     if doubled := sorted(number for number, count in counts.items() if count > 1):
         verdict.add("doubled", f"{where}: {doubled[:5]}", sum(counts[n] - 1 for n in doubled))
-    if lost := sorted(written.acked - counts.keys()):
+    missing = written.acked - counts.keys()
+    verdict.excused += len(missing & written.gone)
+    if lost := sorted(missing - written.gone):
         verdict.add("lost", f"{where}: {lost[:5]} … {lost[-1]}", len(lost))
     if strange := sorted(n for n in counts if not 0 <= n < written.attempted):
         verdict.add("never written", f"{where}: {strange[:5]}", len(strange))

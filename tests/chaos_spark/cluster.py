@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from dlcore import DLError, LedgerClientConfig, LogConfig, LogRecord, open_namespace
+from dlcore import DLSN, DLError, LedgerClientConfig, LogConfig, LogRecord, open_namespace
 from dlcore.clock import SystemClock
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
@@ -24,7 +24,17 @@ from dlcore.sandbox.zookeeper import EmbeddedZooKeeper, find_java
 from tests.chaos.services import Deadline, Service, bookie_may_end
 from tests.chaos.threads import in_thread
 from tests.chaos_spark.checker import Written
-from tests.chaos_spark.driver import EVEN, ODD, ONCE, PLAIN, SOURCES, TARGETS, TWICE
+from tests.chaos_spark.churn import PREFIX, Churn
+from tests.chaos_spark.driver import (
+    EVEN,
+    ODD,
+    ONCE,
+    PLAIN,
+    SOURCES,
+    SURVIVORS,
+    TARGETS,
+    TWICE,
+)
 from tests.chaos_spark.hosts import Hosts, Machine, can_have_hosts, descendants
 
 if TYPE_CHECKING:
@@ -58,7 +68,7 @@ _MASTER_JVM = (
 class Cluster:
     """Everything that runs; an async context manager that leaves nothing behind."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
         self.hosts: Machine = Machine()
         self.zookeeper: EmbeddedZooKeeper
@@ -67,6 +77,9 @@ class Cluster:
         self.bookies: dict[str, Service] = {}
         self.spark: dict[str, Service] = {}
         self.sources = {source: Written() for source in SOURCES}
+        self.churn = Churn(seed, self._open, self._held_by_survivors)
+        self._held: dict[str, int] = {}
+        self._held_up_to = DLSN.INITIAL
         self.is_local = True
         self.uri = ""
         self._resources = AsyncExitStack()
@@ -131,9 +144,10 @@ class Cluster:
             raise RuntimeError(f"the bookies did not start: see {self.folder}")
         self._namespace = await self._open()
         self._resources.push_async_callback(self._namespace.aclose)
-        for log in (*SOURCES, *TARGETS):
+        for log in (*SOURCES, *TARGETS, SURVIVORS):
             await self._namespace.create_log(log)
         self._writing = [asyncio.create_task(self._write(source)) for source in SOURCES]
+        self._writing.append(asyncio.create_task(self.churn.run()))
 
     async def _open(self) -> Namespace:
         return await open_namespace(self.uri, config=_LOG_CONFIG, client_config=_CLIENT_CONFIG)
@@ -269,26 +283,38 @@ class Cluster:
         """Stop writing; return how many records the sources hold, once they are recovered."""
         await self._stop_writing()
         total = 0
-        for source in SOURCES:
-            manager = await self._namespace.open_log(source)
+        for log in (*SOURCES, *await self._namespace.get_logs(PREFIX)):
+            manager = await self._namespace.open_log(log)
             await manager.recover()
-            total += await manager.get_log_record_count()
+            if log in SOURCES:
+                total += await manager.get_log_record_count()
         return total
 
     async def count_targets(self) -> dict[str, int]:
         """Return how many records the targets hold now."""
         async with await self._open() as namespace:
             return {
-                log: await (await namespace.open_log(log)).get_log_record_count() for log in TARGETS
+                log: await (await namespace.open_log(log)).get_log_record_count()
+                for log in (*TARGETS, SURVIVORS)
             }
+
+    async def _held_by_survivors(self) -> dict[str, int]:
+        """Return the highest number of each source of the churn that its target holds."""
+        log = await self._namespace.open_log(SURVIVORS)
+        async with await log.open_reader(dlsn=self._held_up_to) as reader:
+            while records := await reader.read_bulk(1000, until_caught_up=True):
+                for source, number in _parse([record.payload.decode() for record in records]):
+                    self._held[source] = max(number, self._held.get(source, -1))
+                self._held_up_to = max(self._held_up_to, records[-1].dlsn)
+        return self._held
+
+    async def read_survivors(self) -> Channel:
+        """Read the target of the churn from its beginning."""
+        return [_parse(await self._read(SURVIVORS))]
 
     async def read_channels(self) -> dict[str, Channel]:
         """Read every target from its beginning, as channels: each must hold every record."""
-        found: dict[str, list[str]] = {log: [] for log in TARGETS}
-        for log, payloads in found.items():
-            async with await (await self._namespace.open_log(log)).open_reader() as reader:
-                while records := await reader.read_bulk(1000, until_caught_up=True):
-                    payloads += [record.payload.decode() for record in records]
+        found = {log: await self._read(log) for log in TARGETS}
         twice = [text.split(":", 1) for text in found[TWICE]]
         return {
             "plain": [_parse(found[PLAIN])],
@@ -297,6 +323,13 @@ class Cluster:
             "second write of two": [_parse([text for mark, text in twice if mark == "b"])],
             "once": [_parse(found[ONCE])],
         }
+
+    async def _read(self, log: str) -> list[str]:
+        payloads: list[str] = []
+        async with await (await self._namespace.open_log(log)).open_reader() as reader:
+            while records := await reader.read_bulk(1000, until_caught_up=True):
+                payloads += [record.payload.decode() for record in records]
+        return payloads
 
 
 def _end_orphans() -> None:

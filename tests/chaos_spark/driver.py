@@ -1,4 +1,4 @@
-"""The Spark driver under test: three queries from two logs into six channels, for ever.
+"""The Spark driver under test: four queries from logs that stay and logs that go, for ever.
 
     python -m tests.chaos_spark.driver '{"uri": …, "master": …, "host": …, "folder": …}'
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from tests.chaos_spark.churn import PREFIX
 from tests.fixtures.spark import start_session
 
 if TYPE_CHECKING:
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
 SOURCES = ("source-1", "source-2")
 PLAIN, EVEN, ODD, TWICE, ONCE = "plain", "even", "odd", "twice", "once"
 TARGETS = (PLAIN, EVEN, ODD, TWICE, ONCE)
+SURVIVORS = "survivors"
+"""Holds what a limited query by pattern found of the logs that come and go."""
 _POLL_S = 0.3
 _SETTLING_S_MAX = 30.0
+_RECORDS_PER_TRIGGER = 400
+"""Less than what gathers while a driver starts, more than what is written in a slow trigger."""
 _SETTINGS = {
     "spark.driver.memory": "640m",
     "spark.executor.memory": "512m",
@@ -64,18 +69,24 @@ class Job:
             "plain": lambda: self._sink("plain", self._records(), log=PLAIN),
             "column": lambda: self._sink("column", self._by_log(self._records())),
             "each": self._each,
+            "survivors": lambda: self._sink("survivors", self._survivors(), log=SURVIVORS),
         }
         self._queries: dict[str, StreamingQuery] = {}
 
     def _records(self) -> DataFrame:
         """Follow both sources; more partitions than cores, so that some are speculated about."""
-        options = {
-            "uri": self._uri,
-            "logs": ",".join(SOURCES),
-            "startingOffsets": "earliest",
-            "minPartitions": "3",
-        }
-        return self._spark.readStream.format("dlog").options(**options).load().select("value")
+        return self._follow(logs=",".join(SOURCES), minPartitions="3")
+
+    def _survivors(self) -> DataFrame:
+        return self._follow(
+            logsPattern=f"{PREFIX}.*",
+            failOnDataLoss="false",
+            maxRecordsPerTrigger=str(_RECORDS_PER_TRIGGER),
+        )
+
+    def _follow(self, **options: str) -> DataFrame:
+        reader = self._spark.readStream.format("dlog").options(uri=self._uri, **options)
+        return reader.option("startingOffsets", "earliest").load().select("value")
 
     @staticmethod
     def _by_log(records: DataFrame) -> DataFrame:

@@ -19,7 +19,7 @@ from tests.chaos.services import Deadline
 from tests.chaos.threads import in_thread
 from tests.chaos_spark.checker import Verdict, judge
 from tests.chaos_spark.cluster import BOOKIES, DRIVER, HOSTS, MASTER, WORKERS, ZOOKEEPER, Cluster
-from tests.chaos_spark.driver import EVEN, ODD, TARGETS, TWICE
+from tests.chaos_spark.driver import EVEN, ODD, SURVIVORS, TARGETS, TWICE
 from tests.chaos_spark.hosts import can_have_hosts
 from tests.chaos_spark.plan import CUTS, KILLS, KINDS, make_plan
 
@@ -57,12 +57,16 @@ class Report:
     drivers: int = 0
     drained_s: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
+    churn: Counter[str] = field(default_factory=Counter)
+    """What was asked of the logs that come and go."""
+    survivors: Verdict = field(default_factory=Verdict)
+    """Of the query that follows those logs."""
     failures: list[str] = field(default_factory=list)
 
     @property
     def is_clean(self) -> bool:
         """Whether every promise was kept."""
-        return self.verdict.is_clean and not self.failures
+        return self.verdict.is_clean and self.survivors.is_clean and not self.failures
 
     @property
     def kills(self) -> int:
@@ -80,8 +84,12 @@ class Report:
                 f"records that reached a target under faults {self.passed}",
                 f"records of the sources {self.records}, checked in all {self.verdict.checked}",
                 str(self.verdict),
+                "logs that come and go: " + ", ".join(f"{k} {n}" for k, n in self.churn.items()),
+                f"of these, read {self.survivors.checked}, gone before {self.survivors.excused}",
+                f"of these: {self.survivors}",
                 f"every record in every channel after healing: {self.drained_s:.1f} s",
                 *self.verdict.examples,
+                *self.survivors.examples,
                 *(f"FAILED: {each}" for each in self.failures),
             ]
         )
@@ -99,7 +107,7 @@ async def run_chaos(
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-spark-"))
     is_clean = False
     try:
-        async with Cluster(folder) as cluster:
+        async with Cluster(folder, seed) as cluster:
             report = await _Run(cluster, seed, tell).run(seconds, where)
         is_clean = report.is_clean
     except asyncio.CancelledError:
@@ -142,7 +150,7 @@ class _Run:
 
         async def flows() -> bool:
             now = await self._counts()
-            has_come = bool(now) and all(now[log] > before[log] for log in TARGETS)
+            has_come = bool(now) and all(count > before[log] for log, count in now.items())
             return has_come or driver.starts > _STARTS_MAX
 
         if not await Deadline(_WARM_UP_TIMEOUT_S).wait(flows) or driver.starts > _STARTS_MAX:
@@ -257,8 +265,11 @@ class _Run:
             now = await self._counts()
             if not now:
                 return False
+            del now[SURVIVORS]
             halves = now.pop(EVEN) + now.pop(ODD)
-            return halves >= report.records and all(now[log] >= wanted[log] for log in now)
+            if halves < report.records or any(now[log] < wanted[log] for log in now):
+                return False
+            return not (await self._judge_survivors()).counts["lost"]
 
         if not await Deadline(_DRAIN_TIMEOUT_S).wait(is_drained):
             output = cluster.spark[DRIVER].output[-3000:]
@@ -269,6 +280,12 @@ class _Run:
         report.drained_s = time.monotonic() - healed_s
         await cluster.stop_driver()
         report.verdict = judge(cluster.sources, await cluster.read_channels())
+        report.survivors = await self._judge_survivors()
+        report.churn = Counter(cluster.churn.asked)
+
+    async def _judge_survivors(self) -> Verdict:
+        survivors = await self._cluster.read_survivors()
+        return judge(self._cluster.churn.sources, {SURVIVORS: survivors})
 
 
 def _choose(fault: Fault, among: Sequence[T]) -> T:

@@ -56,6 +56,28 @@ def test_broken_promises(records: list[tuple[str, int]], expected: dict[str, int
     assert counts_of({"one": [records]}) == expected
 
 
+@pytest.mark.parametrize(
+    ("records", "excused", "expected"),
+    [
+        (WHOLE, 0, {}),
+        ([each for each in WHOLE if each != ("s", 1)], 1, {}),
+        ([("t", 0), ("t", 1), ("s", 5)], 3, {}),
+        ([("s", 0), ("s", 1), ("s", 3), ("t", 1), ("s", 5)], 0, {"lost": 1}),
+        ([each for each in WHOLE if each[0] == "t"], 3, {"lost": 1}),
+        ([("s", 1), *WHOLE], 0, {"doubled": 1, "out of order": 1}),
+        ([("s", 3), ("t", 0), ("s", 1), ("t", 1), ("s", 5)], 1, {"out of order": 1}),
+    ],
+)
+def test_what_was_truncated_may_be_missing(
+    records: list[tuple[str, int]], excused: int, expected: dict[str, int]
+) -> None:
+    """It alone, and not in place of another; what is there is there once and in order."""
+    sources = {"s": Written(6, {0, 1, 3, 5}, gone={0, 1, 2, 3}), "t": Written(2, {0, 1})}
+    verdict = judge(sources, {"one": [records]})
+    assert verdict.counts == expected
+    assert verdict.excused == excused
+
+
 def test_channels_that_differ() -> None:
     """What the source did not hear of is in all channels or in none."""
     with_more = [*WHOLE[:3], ("s", 2), *WHOLE[3:]]
