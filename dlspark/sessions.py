@@ -98,10 +98,10 @@ def close_shared_namespace(address: Address) -> None:
         namespace.close()
 
 
-def is_typed(address: Address, log: str) -> bool | None:
-    """Return whether `log` is typed; None if it does not exist."""
-    found = open_shared_logs(address).get_schemas([log])
-    return None if log not in found else found[log] is not None
+def find_schemas(address: Address, logs: Iterable[str]) -> dict[str, pa.Schema | None]:
+    """Return the schemas of those of `logs` that exist, None of one of bytes."""
+    wanted = sorted(logs)
+    return open_shared_logs(address).get_schemas(wanted) if wanted else {}
 
 
 def require_logs(
@@ -113,15 +113,14 @@ def require_logs(
     deleted, or created again as one of the other kind, while this process lives.
     """
     wanted = sorted(logs)
-    namespace = open_shared_logs(address)
-    found = namespace.get_schemas(wanted) if wanted else {}
+    found = find_schemas(address, wanted)
     for log in wanted:
         if log in found:
             continue
         if not create:
             raise LogNotFoundError(describe_missing(log, address))
         with contextlib.suppress(LogExistsError):  # another was quicker
-            namespace.create_log(log, schema=schema)
+            open_shared_logs(address).create_log(log, schema=schema)
             logger.info("log=%s created, for the option createLog is true", log)
 
 

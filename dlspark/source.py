@@ -133,18 +133,19 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
             "to overwrite, name the log with the option log: which logs the rows of a column log "
             "leave out cannot be told; use append, or write log by log"
         )
-    from dlspark.sessions import require_logs
+    from dlspark.sessions import find_schemas, require_logs
     from dlspark.typed_write import prepare_typed, writes_typed
     from dlspark.workers import freeze_imports
 
     freeze_imports()
-    if writes_typed(options, schema.fieldNames()):
-        return prepare_typed(options, schema)
+    found = {} if options.log is None else find_schemas(options.address, [options.log])
+    if writes_typed(options, schema.fieldNames(), found):
+        return prepare_typed(options, schema, found)
     if options.merge_schema:
         raise ConfigurationError(
             "option mergeSchema=true: logs of bytes have no schema to add to; leave it out"
         )
     columns = check_write_schema(schema, needs_log=options.log is None)
-    if options.log is not None:
+    if options.log is not None and options.log not in found:
         require_logs(options.address, [options.log], create=options.create_log)
     return columns

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlspark.schema import WriteColumns
-from dlspark.sessions import is_typed, merge_schema, open_shared_logs, require_logs
+from dlspark.sessions import find_schemas, merge_schema, require_logs
 from dlspark.typed import log_schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 _LOG = "_log"
 
 
-def writes_typed(options: WriteOptions, names: Sequence[str]) -> bool:
+def writes_typed(
+    options: WriteOptions, names: Sequence[str], found: Mapping[str, pa.Schema | None]
+) -> bool:
     """Return whether a DataFrame with columns of these names goes to typed logs.
+
+    `found` has the schema of the log, if that exists.
 
     A log that exists is what it is.  One that is to be created is typed if that is said, or if
     there is no column ``value``.
@@ -31,18 +35,20 @@ def writes_typed(options: WriteOptions, names: Sequence[str]) -> bool:
     """
     if options.log is None:
         return options.typed or _LOG in names
-    found = is_typed(options.address, options.log)
-    if found is None:
+    if options.log not in found:
         return options.typed or (options.create_log and "value" not in names)
-    if options.typed and not found:
+    is_typed = found[options.log] is not None
+    if options.typed and not is_typed:
         raise SchemaMismatchError(
             f"option typed=true: log {options.log!r} exists, and is one of bytes: leave the option "
             "out, or write to another log"
         )
-    return found
+    return is_typed
 
 
-def prepare_typed(options: WriteOptions, schema: StructType) -> WriteColumns:
+def prepare_typed(
+    options: WriteOptions, schema: StructType, found: Mapping[str, pa.Schema | None]
+) -> WriteColumns:
     """Check the columns of a DataFrame for typed logs; create the log, or add to its columns.
 
     Raises:
@@ -56,8 +62,10 @@ def prepare_typed(options: WriteOptions, schema: StructType) -> WriteColumns:
         raise ConfigurationError(f"the column {twice!r} occurs more than once")
     wanted = log_schema_of(schema)
     if options.log is not None:
-        require_logs(options.address, [options.log], create=options.create_log, schema=wanted)
-        _fit_log(options, options.log, wanted)
+        if options.log not in found:
+            require_logs(options.address, [options.log], create=options.create_log, schema=wanted)
+            found = find_schemas(options.address, [options.log])  # another may have been quicker
+        _fit_log(options, options.log, wanted, found.get(options.log))
     elif _LOG not in names:
         raise ConfigurationError(
             'the log to write to is missing: give .option("log", NAME) or a string column _log'
@@ -67,11 +75,10 @@ def prepare_typed(options: WriteOptions, schema: StructType) -> WriteColumns:
     return WriteColumns(has_txid="_txid" in names, has_log=_LOG in names, typed=schema)
 
 
-def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema) -> None:
+def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema, known: pa.Schema | None) -> None:
     if options.merge_schema:
         merge_schema(options.address, log, wanted)
         return
-    known = open_shared_logs(options.address).get_schemas([log])[log]
     if known is None:
         return
     both = f"it has ({_text(known)}), the DataFrame has ({_text(wanted)})"

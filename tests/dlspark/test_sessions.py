@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from dlcore import SharedStaging
 from dlcore.errors import LogNotFoundError, WriteError
@@ -21,10 +22,11 @@ from dlspark.options import Address
 from dlspark.sessions import (
     WRITER_IDLE_NS_MAX,
     close_shared_namespace,
-    is_typed,
+    find_schemas,
     require_logs,
     staging_writer,
 )
+from dlspark.source import DistributedLogDataSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,15 +162,26 @@ def test_logs_are_looked_up_whenever_they_are_needed(namespace: NotedNamespace) 
     """All at once; one that was deleted or is of the other kind by now is not taken for the old."""
     require_logs(ADDRESS, ["clicks", "clicks/a"])
     assert namespace.looked_up == 1
-    assert is_typed(ADDRESS, "clicks") is False
-    namespace.kinds["clicks"] = pa.schema([("id", pa.int64())])
-    assert is_typed(ADDRESS, "clicks") is True
+    assert find_schemas(ADDRESS, ["clicks"]) == {"clicks": None}
+    namespace.kinds["clicks"] = typed = pa.schema([("id", pa.int64())])
+    assert find_schemas(ADDRESS, ["clicks"]) == {"clicks": typed}
     del namespace.kinds["clicks"]
-    assert is_typed(ADDRESS, "clicks") is None
+    assert find_schemas(ADDRESS, ["clicks"]) == {}
     with pytest.raises(LogNotFoundError, match=r"'clicks'.*dlog log create clicks"):
         require_logs(ADDRESS, ["clicks", "clicks/a"])
     require_logs(ADDRESS, ["clicks", "clicks/a"], create=True)
     assert namespace.kinds["clicks"] is None
+
+
+@pytest.mark.parametrize("column", ["value", "id"])
+def test_a_writer_looks_its_log_up_once(namespace: NotedNamespace, column: str) -> None:
+    """Spark makes one for each micro-batch."""
+    namespace.kinds["clicks"] = None if column == "value" else pa.schema([("id", pa.string())])
+    source = DistributedLogDataSource({"uri": ADDRESS.uri, "log": "clicks"})
+    columns = StructType([StructField(column, StringType())])
+    written = source.streamWriter(columns, overwrite=False)._columns
+    assert (written.typed is None) == (column == "value")
+    assert namespace.looked_up == 1
 
 
 @pytest.mark.usefixtures("namespace")

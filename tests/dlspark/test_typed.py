@@ -22,7 +22,6 @@ from dlspark.schema import WriteColumns, is_of_typed
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import commit_staged, stage_rows
 from dlspark.typed import arrow_type, log_schema_of, read_schema, shape_of, spark_type
-from dlspark.typed_write import prepare_typed, writes_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,8 +144,9 @@ class Bench:
     def stage(self, options: dict[str, str], schema: T.StructType, batch: pa.RecordBatch) -> None:
         """Write a batch as a task and its driver do."""
         parsed = WriteOptions.parse({"uri": self.uri, **options}, Mode.BATCH)
-        assert writes_typed(parsed, schema.fieldNames())
-        columns = prepare_typed(parsed, schema)
+        source = DistributedLogDataSource({"uri": self.uri, **options})
+        columns = source.writer(schema, overwrite=False)._columns
+        assert columns.typed == schema
         append = AppendIdentity(identity=f"write:{uuid4().hex}", version=0, is_unique=True)
         task = stage_rows([batch], options=parsed, columns=columns, append=append, partition_id=0)
         commit_staged([task], options=parsed)
@@ -283,9 +283,8 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
             bench.stage(options, schema, rows)
     bytes_log = bench.log + "/bytes"
     bench.namespace.create_log(bytes_log)
-    parsed = WriteOptions.parse({"uri": bench.uri, "log": bytes_log, "typed": "true"}, Mode.BATCH)
     with pytest.raises(SchemaMismatchError, match="exists, and is one of bytes"):
-        writes_typed(parsed, ["id"])
+        bench.source(log=bytes_log, typed="true").writer(ids, overwrite=False)
     source = bench.source(log=bench.log + "/third", createLog="true")
     assert source.writer(ids, overwrite=False)._columns.typed == ids
     assert source.streamWriter(ids, overwrite=False)._columns.typed == ids
