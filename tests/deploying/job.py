@@ -2,7 +2,8 @@
 
     spark-submit … job.py '{"uri": …, "log": …, "checkpoint": …, "artifacts": […]}'
 
-It prints one line of JSON: what each part came to, and how many executors ran it.
+It prints one line of JSON: what each part came to, how many executors ran it, and a setting that
+only the files of settings have.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main(work: dict[str, Any]) -> None:
             told[name] = str(error)
     status: Any = spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
     told["executors"] = status.size() - 1
+    told["pushes_filters"] = spark.conf.get("spark.sql.python.filterPushdown.enabled")
     print(json.dumps(told), flush=True)
     spark.stop()
 

@@ -44,7 +44,7 @@ SUBMIT_S = 280.0
 CONF = ROOT / "spark-conf" / "standalone"
 JOB = ROOT / "tests" / "deploying" / "job.py"
 HOSTS = 2
-BOTH = {"batch": [1000, 999], "stream": 1000, "executors": HOSTS}
+BOTH = {"batch": [1000, 999], "stream": 1000, "executors": HOSTS, "pushes_filters": "true"}
 MISSING = "No module named 'dlspark'"
 
 
@@ -162,6 +162,14 @@ def test_shipped_as_a_zip_file(standalone: Standalone) -> None:
         standalone.without_dlog, "--py-files", str(shipped), PYTHONPATH=str(shipped)
     )
     assert told == BOTH
+
+
+def test_shipped_by_py_files_alone(standalone: Standalone) -> None:
+    """As an artifact: for batch jobs that register it, and not for the planners of a stream."""
+    shipped = make_zip(standalone.folder / "alone.zip")
+    told = standalone.run(standalone.without_dlog, "--py-files", str(shipped), registers=True)
+    assert told["batch"] == BOTH["batch"]
+    assert MISSING in told["stream"]
 
 
 def test_shipped_as_an_archive_of_an_environment(standalone: Standalone) -> None:
