@@ -160,7 +160,10 @@ async def _named_logs(context: LogContext, report: Report) -> set[str]:
 
 
 async def _segment_nodes(context: LogContext, log: LogKey) -> dict[int, bool]:
-    """Return the numbers of the segments that have a node, and whether it has their end."""
+    """Return the numbers of the segments that have a node, and whether it has their end.
+
+    Their names come in one answer: a MB for 100,000 segments.
+    """
     paths = context.logs.paths_of(log)
     names = await persistently(lambda: context.store.get_children(paths.head)) or []
     numbers = sorted(int(name) for name in names if name.isdecimal())
