@@ -75,7 +75,7 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     machine.add_batch(batch_of([4, 5], [b"b", b"c"]), "c")
     machine.add_record(5, b"d", "d")
     assert machine.next_step(now_ms=0) is None
-    assert (machine.end,) == (None,)
+    assert (machine.end, machine.last_txid) == (None, 5)
     assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
     assert machine.end == DLSN(1, 1, 0)
     assert sent(machine) == 3

@@ -323,6 +323,7 @@ def test_a_crashed_writer_is_recovered() -> None:
         assert (await log.get_log_segments())[0].state is SegmentState.IN_PROGRESS
         async with await (await other(cluster)).open_writer() as writer:
             assert (await log.get_log_segments())[0].state is SegmentState.COMPLETED
+            assert writer.last_txid == 1
             await writer.write(record(2))
         assert [r.payload for r in await read_all(log)] == [b"kept", b"x"]
 
@@ -338,7 +339,7 @@ def test_an_empty_segment_of_a_crashed_writer_vanishes() -> None:
         crashed = await log.open_writer()
         for bookie in cluster.bookies:
             bookie.stop()
-        doomed = crashed.write(record(1))
+        doomed = crashed.write(record(7))
         for _ in range(1000):
             if await log.get_log_segments():
                 break
@@ -349,6 +350,7 @@ def test_an_empty_segment_of_a_crashed_writer_vanishes() -> None:
             bookie.start()
         async with await (await other(cluster)).open_writer() as writer:
             assert await log.get_log_segments() == []
+            assert writer.last_txid == -1
             assert await writer.write(record(1)) == DLSN(1, 0, 0)
         ledgers = [path for path in cluster.tree.dump() if path.startswith("/dlog/ledgers/0/0000/")]
         assert len(ledgers) == 1
