@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.portal import close_at_exit, fail_exit, forget
 from dlcore.blocking.twin import Blocking
-from dlcore.errors import DLError, LogNotReadyError
+from dlcore.errors import AlreadyClosedError, DLError, LogNotReadyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,6 +124,12 @@ class BufferingWriter(Blocking):
                 self._hand_over(waits=True)
         finally:
             super().close()
+
+    def _require_usable(self) -> None:
+        """Raise where nobody would hand over what is buffered: closed, or in a forked child."""
+        self._portal.check_process()
+        if self._closed:
+            raise AlreadyClosedError(f"the writer of log {self._writer.log_name!r} is closed")
 
     def _hand_over(self, *, waits: bool = False) -> None:
         self._buffer_to_outbox()

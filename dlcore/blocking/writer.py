@@ -88,7 +88,7 @@ class LogWriter(BufferingWriter):
             self._hand_over_taken()
 
     def _next_lowest_txid(self) -> int:
-        looks_closer = self._typed is not None or self._outbox
+        looks_closer = self._typed is not None or self._outbox or self._closed
         return TXID_MAX + 1 if looks_closer else max(0, self._last_txid)
 
     def _hand_over_taken(self) -> None:
@@ -107,7 +107,7 @@ class LogWriter(BufferingWriter):
     def _checked(self, record: LogRecord) -> bytes:
         from dlcore.log.writing.transmit import checked_payload
 
-        self._portal.check_process()
+        self._require_usable()
         if self._typed is not None:
             raise self._typed.refusal()
         self._hand_over_left()
@@ -123,7 +123,7 @@ class LogWriter(BufferingWriter):
         For a typed log it has columns of the log's schema, and `_txid` where rows have their own;
         else they get the present time in epoch milliseconds, or the one before, if that is higher.
         """
-        self._portal.check_process()
+        self._require_usable()
         self._buffer_to_outbox()
         self._hand_over_left()
         if batch.num_rows:
@@ -153,6 +153,21 @@ class LogWriter(BufferingWriter):
         """
         truncating = self._writer.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return self._call(truncating)
+
+    def abort(self) -> None:
+        """Give up without flushing, as a crash would; what was acknowledged stays."""
+        super().abort()
+        self._lowest_txid = self._next_lowest_txid()
+
+    def close(self) -> None:
+        """Flush, complete the segment, release the lock; harmless when it is closed.
+
+        Raises: as `flush`: records failed; what was acknowledged is durable.
+        """
+        try:
+            super().close()
+        finally:
+            self._lowest_txid = self._next_lowest_txid()
 
     def _accept(self, waiting: Any) -> None:
         self._writer.write_fitted(waiting)

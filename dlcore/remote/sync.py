@@ -317,7 +317,7 @@ class RemoteWriter(BufferingWriter):
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
-        self._portal.check_process()
+        self._require_usable()
         payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
         self._last_txid = record.txid
         self._txids.append(record.txid)
@@ -328,7 +328,7 @@ class RemoteWriter(BufferingWriter):
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; the async twin says which columns it has."""
-        self._portal.check_process()
+        self._require_usable()
         self._buffer_to_outbox()
         if batch.num_rows:
             self._outbox.append(batch)

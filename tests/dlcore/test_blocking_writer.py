@@ -17,13 +17,18 @@ import pytest
 
 from dlcore.blocking.portal import Portal
 from dlcore.blocking.writer import LogWriter, TimedLogWriter
-from dlcore.errors import DLError, LogNotReadyError, TransactionIdOutOfOrderError
+from dlcore.errors import (
+    AlreadyClosedError,
+    DLError,
+    LogNotReadyError,
+    TransactionIdOutOfOrderError,
+)
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, read_all
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dlcore.config import LogConfig
 
@@ -145,6 +150,27 @@ def test_a_writer_that_closes_waits_until_it_is_taken(log: Refusing) -> None:
     log.error = None
     closing.join(30)
     assert not closing.is_alive()
+    assert log.txids() == [1]
+
+
+@pytest.mark.parametrize("flush_interval_s", [0.0, 60.0])
+@pytest.mark.parametrize("end", [LogWriter.close, LogWriter.abort])
+def test_a_writer_that_has_ended_takes_nothing(
+    log: Refusing, end: Callable[[LogWriter], None], flush_interval_s: float
+) -> None:
+    """Nobody would hand it over, nor tell that it was lost."""
+    writer = log.open(replace(CONFIG, flush_interval_s=flush_interval_s))
+    writer.write(LogRecord(1, b"x"))
+    writer.flush()
+    end(writer)
+    with pytest.raises(AlreadyClosedError, match="the writer of log 'clicks' is closed"):
+        writer.write(LogRecord(2, b"x"))
+    with pytest.raises(AlreadyClosedError):
+        writer.write_bulk([LogRecord(2, b"x")])
+    with pytest.raises(AlreadyClosedError):
+        writer.write_batch(pa.record_batch({"txid": [2], "payload": [b"x"]}))
+    with pytest.raises(AlreadyClosedError):
+        writer.flush()
     assert log.txids() == [1]
 
 

@@ -174,6 +174,8 @@ def test_the_blocking_writer(sandbox: Sandbox) -> None:
             writer.write(LogRecord(2**60, bytes(MESSAGE_BYTES)))
             assert direct.name in repr(writer)
         writer.close()
+        with pytest.raises(AlreadyClosedError):
+            writer.write(LogRecord(2**60, b"lost"))
         left = log.open_writer()
         left.write(LogRecord(2**60, b"left"))
         left.abort()
