@@ -21,7 +21,7 @@ from dlcore.log.metadata.changes import require_unsealed
 from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
-from dlcore.log.reading.reader import AsyncLogReader, ReadStart
+from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, take_last
 from dlcore.log.reading.subscriptions import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.reading.ranges import Bound, LogRange
+    from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus
     from dlcore.log.typed.schema import LogSchema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ _OPTIONS = [
     # A log that is followed may be silent for long, and so is a proxy that was cut off.
     *KEEPALIVE_OPTIONS,
 ]
-_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
+_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _TOO_LARGE = "larger than max"
 """What gRPC says of a message; for nothing else than that would it be of no use to try again."""
 
@@ -94,34 +95,43 @@ def error_of(status: grpc.StatusCode, details: str) -> DLError:
     return errors.UnexpectedError(f"a proxy answered {status.name}: {details}")
 
 
-class _Retries:
-    """When and where a call is made again that has failed."""
+class Retries:
+    """When something is tried again that has failed: after a pause, or at once where we are sent.
+
+    Pauses are of no certain length, so that many who have lost one proxy do not come together.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._clock = asyncio.get_running_loop().time
-        self.location: str | None = None
-        """Where the proxy serves that we were sent to."""
-        self._asked: set[str] = set()  # such locations
-        self.succeeded()
+        self._failed_at: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
+        self._asked: set[str] = set()  # where we were sent to
+        self._failed_at = None
 
     def succeeded(self) -> None:
         """Forget the failures."""
-        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
-        self._failed_at: float | None = None
+        if self._failed_at is not None:
+            self._forget()
 
-    def failed(self, error: DLError, location: str | None) -> float:
-        """Return after how long the call is to be made again.  Raises: what ends it for good."""
+    def failed(
+        self, error: DLError, location: str | None, *, again: bool, retry_after_s: float = 0.0
+    ) -> float:
+        """Return after how long to try again.  Raises: `error`, not `again` or once too late."""
         now = self._clock()
         self._failed_at = now if self._failed_at is None else self._failed_at
-        if not error.retriable or now - self._failed_at >= self._patience_s:
+        left_s = self._failed_at + self._patience_s - now
+        if not again or left_s <= 0:
             raise error
-        self.location = location
         if location is not None and location not in self._asked:
             self._asked.add(location)
             return 0.0
-        left_s = self._failed_at + self._patience_s - now  # then once more, to tell why
-        return max(0.0, min(self._backoff.failed(now), left_s))
+        pause_s = self._backoff.failed(now)
+        # At the end of the patience once more, to tell why.
+        return min(retry_after_s + random.uniform(pause_s / 2, pause_s), left_s)
 
 
 class Endpoint(AsyncClosing):
@@ -159,10 +169,11 @@ class Endpoint(AsyncClosing):
     async def _messages(
         self, kind: str, method: str, request: Callable[[], Message]
     ) -> AsyncGenerator[bytes, None]:
-        retries = _Retries(self.patience_s)
+        retries = Retries(self.patience_s)
+        location: str | None = None
         while True:
             self._require_open()
-            stub = getattr(self._channel_at(retries.location), kind)(f"{_METHOD}{method}")
+            stub = getattr(self._channel_at(location), kind)(f"{_METHOD}{method}")
             call = stub(request().SerializeToString())
             try:
                 if kind == "unary_unary":
@@ -182,7 +193,7 @@ class Endpoint(AsyncClosing):
                 location = dict(failure.trailing_metadata() or ()).get(LOCATION_KEY)
                 self.is_reached |= location is not None
                 error = await self.explained(error_of(failure.code(), failure.details() or ""))
-                pause_s = retries.failed(error, location)
+                pause_s = retries.failed(error, location, again=error.retriable)
             else:
                 return
             finally:

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dlcore.backoff import Backoff
 from dlcore.errors import EndOfStreamError, LedgerReadError
 from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
@@ -33,7 +32,7 @@ from dlcore.proxy.reading.planning import (
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import RecordField, RecordPlace
-from dlcore.remote.endpoint import path_of
+from dlcore.remote.endpoint import Retries, path_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from dlcore.records import NotLessThan
     from dlcore.remote.endpoint import Endpoint
 
-_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PREFIX = struct.Struct("<iI")
 """Of an Arrow message: a marker, and the length of its header."""
@@ -206,8 +204,7 @@ async def scan(
         LedgerReadError: no proxy came to know of them for `patience_s`.
         ProxyUnavailableError: none answered for as long as the namespace waits.
     """
-    position, clock = part.start, asyncio.get_running_loop().time
-    backoff, advanced_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), clock()
+    position, retries = part.start, Retries(patience_s)
     columns = _columns_of(part)
 
     while position < part.end:
@@ -226,14 +223,13 @@ async def scan(
                     for each in _entries_of(message.batch):
                         yield each
         if position > before:
-            backoff, advanced_s = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S), clock()
-        elif clock() - advanced_s > patience_s:
-            raise LedgerReadError(
+            retries.succeeded()
+        else:
+            error = LedgerReadError(
                 f"log {part.log!r}: records up to {part.end} were readable when they were asked "
                 f"for, and for {patience_s:g} s proxies know of none after {position}"
             )
-        else:
-            await asyncio.sleep(backoff.failed(clock()))
+            await asyncio.sleep(retries.failed(error, None, again=True))
 
 
 def _columns_of(part: ScanRange) -> list[str]:

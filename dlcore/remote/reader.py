@@ -16,9 +16,8 @@ import pyarrow as pa
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
 from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
-from dlcore.log.reading.reader import ReadStart
 from dlcore.log.reading.rows import Rows
-from dlcore.log.reading.rows_reader import RowsReader
+from dlcore.log.reading.rows_reader import ReadStart, RowsReader
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
@@ -166,32 +165,19 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         state = "CLOSED" if self._closed else "OPEN"
         return f"<RemoteReader {self.log_name!r} at {self.position} {state}>"
 
-    async def seek(
-        self,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> None:
-        """Read on at another position, forward or back; arguments are those of `open_reader`.
-
-        It waits for reads that were called before.
-
-        Raises: as `RemoteLog.open_reader`.
-        """
-        place = _place_of(ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms))
-        async with self._turn:
-            await self._require_usable()
-            found = await self._look(place)
-            await self._leave()
-            self._drop_rows()
-            self._has_ended = False
-            if found.first is not None:
-                self._position = DLSN.parse(found.first)
-                place = None if place is None else Place(dlsn=found.first)
-            else:  # a transaction id or a time is of a record to come
-                self._position = dlsn or DLSN.parse(found.end)
-            self._place = place
+    async def _move(self, start: ReadStart) -> None:
+        await self._require_usable()
+        place = _place_of(start)
+        found = await self._look(place)
+        await self._leave()
+        self._drop_rows()
+        self._has_ended = False
+        if found.first is not None:
+            self._position = DLSN.parse(found.first)
+            place = None if place is None else Place(dlsn=found.first)
+        else:  # a transaction id or a time is of a record to come
+            self._position = start.dlsn or DLSN.parse(found.end)
+        self._place = place
 
     async def _look(self, start: Place | None) -> LogInfo:
         """Return what is readable from there on, and learn whether that is records."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import msgspec
 
-from dlcore.backoff import Backoff
 from dlcore.errors import (
     ConditionFailedError,
     ConfigurationError,
@@ -25,7 +23,7 @@ from dlcore.log.entries.stamp import Claim
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import framed
 from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
-from dlcore.remote.endpoint import error_of, is_cancelled
+from dlcore.remote.endpoint import Retries, error_of, is_cancelled
 from dlcore.remote.outbox import End
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
 """Statuses after which the same may succeed, which costs nothing: records are taken once."""
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
@@ -130,38 +127,27 @@ class Attempts:
     def __init__(self, calls: Endpoint, log: str, patience_s: float) -> None:
         self._calls = calls
         self._log = log
-        self._patience_s = patience_s
-        self._clock = asyncio.get_running_loop().time
-        self.succeeded()
-
-    def succeeded(self) -> None:
-        """Forget all failures."""
-        self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
-        self._asked: set[str] = set()  # where we were sent to
-        self._failing_since: float | None = None
+        self._retries = Retries(patience_s)
+        self.succeeded = self._retries.succeeded
 
     async def failed(self, end: EndedError) -> None:
         """Wait until it is to be tried again.  Raises: what ended it for good."""
-        now = self._clock()
-        if end.again:
-            end.error = await self._calls.explained(end.error)
-            end.again = not isinstance(end.error, ConfigurationError)
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        if not end.again or now - self._failing_since >= self._patience_s:
-            raise end.error from end
-        logger.info("log=%s: its stream ended: %s", self._log, end.error)
-        if isinstance(end.error, OverCapacityError):
+        error, location, again = end.error, end.location, end.again
+        if again:
+            error = await self._calls.explained(error)
+            again = not isinstance(error, ConfigurationError)
+        pause_s = self._retries.failed(
+            error, location, again=again, retry_after_s=end.retry_after_s
+        )
+        logger.info("log=%s: its stream ended: %s", self._log, error)
+        if isinstance(error, OverCapacityError):
             pass  # it is the one who serves the log
-        elif end.location is None:
-            reached = not isinstance(end.error, ProxyUnavailableError)
+        elif location is None:
+            reached = not isinstance(error, ProxyUnavailableError)
             self._calls.failed(self._log, reached=reached)
         else:
-            self._calls.is_owned_by(self._log, end.location)
-        if end.location is None or end.location in self._asked:
-            pause_s = self._backoff.failed(now)
-            await asyncio.sleep(end.retry_after_s + random.uniform(pause_s / 2, pause_s))
-        else:
-            self._asked.add(end.location)
+            self._calls.is_owned_by(self._log, location)
+        await asyncio.sleep(pause_s)
 
 
 def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes:

@@ -335,7 +335,7 @@ class RemoteWriter(BufferingWriter):
         self._hand_over()
 
     def _accept(self, waiting: Any) -> None:
-        self._writer.write_for_later_calls(waiting)
+        self._writer.write_batch(waiting)
 
     def _unwritten(self) -> str | None:
         count = self._writer.lost + self._waiting

@@ -18,7 +18,6 @@ import msgspec
 
 from dlcore.background import refuse
 from dlcore.clock import SystemClock
-from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -30,11 +29,11 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import batches_from
 from dlcore.log.entries.body import byte_log_schema
 from dlcore.log.entries.stamp import GENERATED_PREFIX, Claim
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.producers import GENERATED_KEPT_MS, KEPT_MS
+from dlcore.log.writing.records_writer import RecordsWriter
 from dlcore.log.writing.transmit import checked_payload
 from dlcore.proxy.flight.put import Numbered, PutTarget
 from dlcore.proxy.flight.sending import framed
@@ -70,7 +69,7 @@ def _new_name() -> str:
     return f"{GENERATED_PREFIX}{SystemClock().new_token()}"
 
 
-class RemoteWriter(AsyncClosing):
+class RemoteWriter(RecordsWriter[DLSN | None]):
     """Appends to one log through the proxies of an endpoint.  Use `RemoteLog.open_writer`.
 
     Any number of writers may be open to a log; their records share its order.  Positions follow the
@@ -151,21 +150,6 @@ class RemoteWriter(AsyncClosing):
         self._wake.set()
         return future
 
-    def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN | None]]:
-        """Write `records`; those after one that is refused are cancelled.  Raises: by futures."""
-        futures: list[asyncio.Future[DLSN | None]] = []
-        refusal: DLError | None = None
-        for record in records:
-            try:
-                if refusal is not None:
-                    raise WriteCancelledError(f"an earlier record of the bulk failed: {refusal}")
-                futures.append(self.write(record))
-            except DLError as error:
-                refusal = refusal or error
-                futures.append(self._loop.create_future())
-                refuse(futures[-1], error)
-        return futures
-
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN | None]:
         """Accept the rows of a batch; return the future of its last position.
 
@@ -182,24 +166,6 @@ class RemoteWriter(AsyncClosing):
         self._outbox.add_batch(batch, future)
         self._wake.set()
         return future
-
-    async def submit_table(self, table: Any) -> None:
-        """Write what an Arrow table, a frame or a stream holds.  Raises: as `submit_batch`."""
-        for batch in batches_from(table):
-            await self.submit_batch(batch)
-
-    async def submit_batch(self, batch: pa.RecordBatch) -> None:
-        """Wait for capacity and write `batch`; later calls tell if that failed.
-
-        Raises: as `write_batch`.
-        """
-        if batch.num_rows:
-            await self.wait_for_capacity()
-            self.write_for_later_calls(batch)
-
-    def write_for_later_calls(self, batch: pa.RecordBatch) -> None:
-        """Write `batch`; later calls tell if that failed.  Raises: as `write_batch`."""
-        self.write_batch(batch).add_done_callback(_leave_to_later_calls)
 
     async def wait_for_capacity(self) -> None:
         """Wait until a quarter or less is pending of what may be, or it failed.  Raises nothing."""
@@ -465,11 +431,6 @@ class RemoteWriter(AsyncClosing):
 def counted(records: int) -> str:
     """Return a number of records, for a message."""
     return "1 record" if records == 1 else f"{records} records"
-
-
-def _leave_to_later_calls(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()  # else asyncio would log it as never retrieved
 
 
 async def append_if(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +16,7 @@ from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
-from dlcore.log.reading.rows_reader import RowsReader
+from dlcore.log.reading.rows_reader import ReadStart, RowsReader
 from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
@@ -33,20 +32,6 @@ if TYPE_CHECKING:
     from dlcore.log.reading.subscriptions import SubscriptionHold
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadStart:
-    """Where a reader begins: at a position, a transaction id or a time; at the first record."""
-
-    dlsn: DLSN | None = None
-    txid: int | None = None
-    timestamp_ms: int | None = None
-
-    def __post_init__(self) -> None:
-        given = (self.dlsn, self.txid, self.timestamp_ms)
-        if sum(value is not None for value in given) > 1:
-            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
 
 
 class Fetching(NamedTuple):
@@ -130,31 +115,17 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
         await self._hold.commit(position)
         return position
 
-    async def seek(
-        self,
-        *,
-        dlsn: DLSN | None = None,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> None:
-        """Read on at another position, forward or back; arguments are those of `open_reader`.
-
-        It waits for reads that were called before.  A reader that failed is usable again.
-
-        Raises: as `DistributedLogManager.open_reader`.
-        """
-        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
-        async with self._turn:
+    async def _move(self, start: ReadStart) -> None:
+        self._require_open()
+        fetching = await self._fetch_from(start)
+        if self._closed:  # meanwhile
+            await fetching.fetcher.aclose()
             self._require_open()
-            fetching = await self._fetch_from(start)
-            if self._closed:  # meanwhile
-                await fetching.fetcher.aclose()
-                self._require_open()
-            left = self._fetcher
-            self._fetcher, self._position = fetching
-            self._start = start
-            self._drop_rows()
-            await left.aclose()
+        left = self._fetcher
+        self._fetcher, self._position = fetching
+        self._start = start
+        self._drop_rows()
+        await left.aclose()
 
     def _require_open(self) -> None:
         if self._closed:

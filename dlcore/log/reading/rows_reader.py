@@ -9,6 +9,7 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 from dlcore.closing import AsyncClosing
@@ -28,6 +29,20 @@ _TAKEN_BYTES = 4 * 1024 * 1024
 
 _Rows = TypeVar("_Rows", bound="Rows[Any]")
 _Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadStart:
+    """Where a reader begins: at a position, a transaction id or a time; at the first record."""
+
+    dlsn: DLSN | None = None
+    txid: int | None = None
+    timestamp_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.dlsn, self.txid, self.timestamp_ms)
+        if sum(value is not None for value in given) > 1:
+            raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
 
 
 class RowsWanted(TypedDict, total=False):
@@ -61,6 +76,27 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     @abstractmethod
     def is_typed(self) -> bool:
         """Whether the log is typed: there are batches of it then, and no records."""
+
+    async def seek(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Read on at another position, forward or back; arguments are those of `open_reader`.
+
+        It waits for reads that were called before.  A reader that failed is usable again.
+
+        Raises: as `open_reader` of the log.
+        """
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        async with self._turn:
+            await self._move(start)
+
+    @abstractmethod
+    async def _move(self, start: ReadStart) -> None:
+        """Read on there, with no rows left of where it was."""
 
     @abstractmethod
     async def _require_usable(self) -> None:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.background import refuse
-from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     ConfigurationError,
     DLError,
@@ -26,7 +25,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import batches_from, byte_log_batch
+from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
@@ -34,6 +33,7 @@ from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.place import NextPlace
+from dlcore.log.writing.records_writer import RecordsWriter
 from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.steps import (
     Acknowledge,
@@ -76,7 +76,7 @@ _AGE_LOOKS_EVERY_S_MIN = 0.01
 _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
-class AsyncLogWriter(AsyncClosing):
+class AsyncLogWriter(RecordsWriter[DLSN]):
     """Appends to one log, as its only writer.
 
     Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
@@ -190,21 +190,6 @@ class AsyncLogWriter(AsyncClosing):
             self._wake.set()
         return future
 
-    def write_bulk(self, records: Iterable[LogRecord]) -> list[asyncio.Future[DLSN]]:
-        """Write `records`; those after one that is refused are cancelled.  Raises: by futures."""
-        futures: list[asyncio.Future[DLSN]] = []
-        refusal: DLError | None = None
-        for record in records:
-            try:
-                if refusal is not None:
-                    raise WriteCancelledError(f"an earlier record of the bulk failed: {refusal}")
-                futures.append(self.write(record))
-            except DLError as error:
-                refusal = refusal or error
-                futures.append(self._loop.create_future())
-                refuse(futures[-1], error)
-        return futures
-
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
         """Accept the rows of `batch` (txid, payload); return the future of its last position.
 
@@ -229,21 +214,6 @@ class AsyncLogWriter(AsyncClosing):
         self._machine.add_batch(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
-
-    async def submit_table(self, table: Any) -> None:
-        """Write what an Arrow table, a frame or a stream holds.  Raises: as `submit_batch`."""
-        for batch in batches_from(table):
-            await self.submit_batch(batch)
-
-    async def submit_batch(self, batch: pa.RecordBatch) -> None:
-        """Wait for capacity and write `batch`; later calls tell if that failed.
-
-        Raises: as `write_batch`.
-        """
-        if batch.num_rows == 0:
-            return
-        await self.wait_for_capacity()
-        self.write_batch(batch)
 
     async def wait_for_capacity(self) -> None:
         """Wait until a quarter of the limits or less is pending, or it failed.  Raises nothing."""
