@@ -2,8 +2,9 @@
 
 Theory of operation.  A log may hold a quarter of what is free: so one that stands still leaves four
 fifths to the others, and each further one four fifths of the rest.  Who waits for the share of his
-log, or for what he may hold himself, holds up nobody else; who waits for memory itself does, or
-others would always pass him.
+log, or for what he may hold himself, holds up nobody else here; who waits for memory itself does,
+or others would always pass him.  What somebody waits for may become another thing meanwhile: when
+it becomes what he may hold himself, he is woken, and waits anew.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlcore.errors import LogNotReadyError, OverCapacityError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 _SHARE = 4
 RETRY_AFTER_S = 1.0
@@ -27,6 +29,14 @@ class Holder(NamedTuple):
 
     log: str
     principal: str | None = None
+
+
+class _Turn(NamedTuple):
+    """One who waits.  It is answered with whether he has what he wants, or is to wait anew."""
+
+    size_bytes: int
+    is_due_to_principal: bool
+    answer: asyncio.Future[bool]
 
 
 class ByteBudget:
@@ -44,7 +54,7 @@ class ByteBudget:
         self._taken = 0
         self._taken_by: Counter[str] = Counter()  # by log, of those that hold something
         self._taken_by_principal: Counter[str] = Counter()
-        self._waiting: dict[Holder, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._waiting: dict[Holder, deque[_Turn]] = {}
 
     def take_now(self, holder: Holder, size_bytes: int) -> bool:
         """Take so much, if nobody waits and it is free; return whether it is taken."""
@@ -53,20 +63,37 @@ class ByteBudget:
         self._add(holder, size_bytes)
         return True
 
-    async def take(self, holder: Holder, size_bytes: int) -> None:
-        """Take so much; wait until one may, behind those of the same who waited before."""
-        if self.take_now(holder, size_bytes):
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(holder, deque()).append((size_bytes, turn))
-        self._let_in()
+    async def take(
+        self,
+        holder: Holder,
+        size_bytes: int,
+        holding_up: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        """Take so much; wait until one may, behind those of the same who waited before.
+
+        `holding_up` is open while others who write to the log would have to wait likewise: not
+        while it is what the principal holds himself that is too much.
+        """
+        is_taken = self.take_now(holder, size_bytes)
+        while not is_taken:
+            queue = self._waiting.setdefault(holder, deque())
+            is_alone = self.is_due_to_principal(holder, size_bytes) or (
+                bool(queue) and queue[0].is_due_to_principal  # who is behind him waits for that too
+            )
+            turn = _Turn(size_bytes, is_alone, asyncio.get_running_loop().create_future())
+            queue.append(turn)
+            self._let_in()
+            with contextlib.nullcontext() if is_alone else holding_up():
+                is_taken = await self._answer(holder, turn)
+
+    async def _answer(self, holder: Holder, turn: _Turn) -> bool:
         try:
-            await turn
+            return await turn.answer
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give(holder, size_bytes)  # it was our turn already
-            else:
+            if turn.answer.cancelled():
                 self._let_in()
+            elif turn.answer.result():
+                self.give(holder, turn.size_bytes)  # it was our turn already
             raise
 
     def give(self, holder: Holder, size_bytes: int) -> None:
@@ -105,14 +132,16 @@ class ByteBudget:
     def _let_in(self) -> None:
         for holder, queue in list(self._waiting.items()):
             while queue:
-                size_bytes, turn = queue[0]
-                if not turn.cancelled():
+                size_bytes, was_alone, answer = queue[0]
+                if not answer.cancelled():
                     if not self._fits(size_bytes):
                         return
-                    if not self._may(holder, size_bytes):
+                    may = self._may(holder, size_bytes)
+                    if not may and was_alone >= self.is_due_to_principal(holder, size_bytes):
                         break
-                    self._add(holder, size_bytes)
-                    turn.set_result(None)
+                    if may:
+                        self._add(holder, size_bytes)
+                    answer.set_result(may)
                 queue.popleft()
             else:
                 del self._waiting[holder]

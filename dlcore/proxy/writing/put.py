@@ -401,15 +401,13 @@ class _Stream:
     async def _take_memory(self, size_bytes: int) -> None:
         """Wait for the log first: what it cannot take now holds nothing that others need."""
         log, holder = self._log, self._holder
-        # Others who write to the log need not wait for what one of them may hold.
-        is_alone = self._budget.is_due_to_principal(holder, size_bytes)
-        with contextlib.nullcontext() if is_alone else log.waiting():
-            while True:
+        while True:
+            with log.waiting():
                 await log.writer.wait_for_capacity()
-                await self._budget.take(holder, size_bytes)
-                if log.writer.has_capacity:
-                    return
-                self._budget.give(holder, size_bytes)
+            await self._budget.take(holder, size_bytes, log.waiting)
+            if log.writer.has_capacity:
+                return
+            self._budget.give(holder, size_bytes)
 
     def _answered(self, size_bytes: int, future: asyncio.Future[Any]) -> None:
         """Note that a batch is durable, or failed; also when the client has gone meanwhile."""

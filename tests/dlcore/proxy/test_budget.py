@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dlcore.proxy.writing.budget import ByteBudget, Holder
 from tests.fixtures.aio import run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 async def turns() -> None:
@@ -88,6 +94,47 @@ def test_a_log_and_a_principal_hold_no_more_than_they_may() -> None:
         for other in (Holder("a", "modest"), Holder("a")):
             budget.give(other, 30)
         assert not budget._taken_by | budget._taken_by_principal
+
+    run(scenario())
+
+
+def test_who_comes_to_wait_for_himself_holds_up_nobody_any_more() -> None:
+    """He was held up by others first; then by what he himself took meanwhile, for another log."""
+    holding_up: list[str] = []
+
+    @contextlib.contextmanager
+    def hold_up(what: str) -> Iterator[None]:
+        holding_up.append(what)
+        yield
+        holding_up.remove(what)
+
+    async def scenario() -> None:
+        budget = ByteBudget(1000, principal_bytes_max=100)
+        mine, mine_elsewhere, other = Holder("a", "me"), Holder("b", "me"), Holder("c")
+        await budget.take(other, 1000)
+        elsewhere = asyncio.create_task(budget.take(mine_elsewhere, 90))
+        first, second = (
+            asyncio.create_task(budget.take(mine, size_bytes, partial(hold_up, name)))
+            for name, size_bytes in (("first", 20), ("second", 5))
+        )
+        await turns()
+        assert holding_up == ["first", "second"]
+        budget.give(other, 1000)
+        await turns()
+        assert elsewhere.done()
+        assert second.done(), "it has room"
+        assert not first.done()
+        behind = asyncio.create_task(budget.take(mine, 1, partial(hold_up, "behind")))
+        await turns()
+        assert not behind.done()
+        assert not holding_up
+        first.cancel()
+        await turns()
+        assert behind.done()
+        for holder, size_bytes in ((mine_elsewhere, 90), (mine, 5), (mine, 1)):
+            budget.give(holder, size_bytes)
+        assert not budget._taken
+        assert not budget._waiting
 
     run(scenario())
 
