@@ -79,8 +79,9 @@ def batches_are_answered_with_their_first_position() -> Iterator[None]:
 
     def first(self: Transmitter[Any], batch: Any, ticket: Any = None, **more: Any) -> None:
         add_batch(self, batch, ticket, **more)
-        if ticket is not None and batch.num_rows > 1 and self._open is not None:
-            self._open.slots[-1] -= batch.num_rows - 1
+        row_count = getattr(batch, "num_rows", 1)
+        if ticket is not None and row_count > 1 and self._open is not None:
+            self._open.slots[-1] -= row_count - 1
 
     with patch.object(Transmitter, "add_batch", first):
         yield

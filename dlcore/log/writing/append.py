@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from dlcore.log.typed.rows import TypedRows
     from dlcore.log.writing.producers import Mark, Producers
     from dlcore.log.writing.transmit import Group
+    from dlcore.records import LogRecord
     from dlcore.wire.digest import BytesLike
 
 _Ticket = TypeVar("_Ticket")
@@ -233,7 +234,7 @@ class LogAppender(Generic[_Ticket]):
 
     def add_batch(
         self,
-        batch: pa.RecordBatch,
+        batch: pa.RecordBatch | LogRecord,
         ticket: _Ticket,
         *,
         mark: Mark | None = None,

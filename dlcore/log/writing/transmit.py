@@ -36,6 +36,7 @@ from dlcore.log.entries.batches import (
 )
 from dlcore.log.entries.body import BYTES_SCHEMA_ID
 from dlcore.log.writing.producers import Mark, MarkedRows
+from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -292,7 +293,7 @@ class Transmitter(Generic[_Ticket]):
 
     def add_batch(
         self,
-        batch: pa.RecordBatch,
+        batch: pa.RecordBatch | LogRecord,
         ticket: _Ticket | None = None,
         *,
         mark: Mark | None = None,
@@ -300,21 +301,25 @@ class Transmitter(Generic[_Ticket]):
     ) -> None:
         """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.
 
+        One row with a ticket is a record, and may be given as that: it costs a small part of what
+        a batch does.
         With a `mark` its rows are those of a producer; `whole`, it becomes part of one entry.
 
         Raises (nothing of it is accepted):
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
         """
-        if batch.num_rows == 1 and ticket is not None:
+        if ticket is not None and not isinstance(batch, LogRecord) and batch.num_rows == 1:
+            batch = LogRecord(batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
+        if isinstance(batch, LogRecord):
+            assert ticket is not None
             self._add_row(batch, ticket, mark)
             return
         check_txids(batch, last_txid=self.last_txid)
         parts = cut(batch, entry_bytes=WHOLE_BYTES_MAX if whole else self.entry_bytes)
         self._add_parts(_whole(parts) if whole else parts, ticket, BYTES_SCHEMA_ID, mark)
 
-    def _add_row(self, batch: pa.RecordBatch, ticket: _Ticket, mark: Mark | None) -> None:
-        """Accept a batch of one row as a record, which costs a small part of what a batch does."""
-        self.add_record(batch.column(0)[0].as_py(), batch.column(1)[0].as_py(), ticket)
+    def _add_row(self, record: LogRecord, ticket: _Ticket, mark: Mark | None) -> None:
+        self.add_record(record.txid, record.payload, ticket)
         if mark is not None:
             self._count()
             assert self._open is not None

@@ -209,7 +209,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     def write_fitted(
         self, rows: Any, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
-        """Accept rows that `fitted` returned; `whole`, in one entry.  Raises: as `write_batch`."""
+        """Accept a record, or what `fitted` returned; `whole`, in one entry; as `write_batch`."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_batch(rows, future, mark=mark, whole=whole)
         self._wake.set()

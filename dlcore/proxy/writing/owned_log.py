@@ -26,6 +26,7 @@ from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
 from dlcore.log.writing.typed import AsyncTypedLogWriter
+from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -307,12 +308,17 @@ class OwnedLog:
             return self._fitted_bytes(batch)
         return await writer.fitted_latest(batch)
 
-    def _fitted_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _fitted_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch | LogRecord:
+        txid = present_txid(now_ms=self._clock.now_ms(), last_txid=self.writer.last_txid)
+        if batch.num_rows == batch.num_columns == 1:
+            # What many small clients send costs a small part of what a batch does.
+            payload = batch.column(0)[0].as_py()
+            if isinstance(payload, bytes):
+                return LogRecord(txid, payload)
         names = batch.schema.names
         if "value" in names:
             batch = batch.rename_columns(["payload" if name == "value" else name for name in names])
-        now_ms, last_txid = self._clock.now_ms(), self.writer.last_txid
-        return byte_log_batch(batch, assigned_txid=present_txid(now_ms=now_ms, last_txid=last_txid))
+        return byte_log_batch(batch, assigned_txid=txid)
 
 
 def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:

@@ -18,6 +18,7 @@ from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark, MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten, checked_payload
+from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,7 +86,7 @@ def test_a_batch_of_one_row_is_a_record() -> None:
     assert (first.slots, first.tickets) == ([0], ["alone"])
     assert first.marked == [MarkedRows(Mark(claim, 7), 1, 0)]
     transmitter.add_batch(batch_of([5, 5], [b"b", b"c"]), "two")
-    transmitter.add_batch(batch_of([6], [b"d"]), "row", mark=Mark(claim, 8), whole=True)
+    transmitter.add_batch(LogRecord(6, b"d"), "row", mark=Mark(claim, 8), whole=True)
     transmitter.add_batch(batch_of([6], [b"e"]), "another")
     with pytest.raises(TransactionIdOutOfOrderError, match="5 is lower than 6"):
         transmitter.add_batch(batch_of([5], [b"x"]), "low")
