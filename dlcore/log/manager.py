@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     AlreadyClosedError,
-    EndOfStreamError,
     LogEmptyError,
     LogNotFoundError,
     LogRenamedError,
@@ -21,6 +18,7 @@ from dlcore.log.metadata.changes import require_unsealed
 from dlcore.log.reading.cursor import TruncationRule
 from dlcore.log.reading.inspecting import SegmentWatch, take_status
 from dlcore.log.reading.opening import ReaderOpener
+from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, take_last
@@ -37,6 +35,7 @@ from dlcore.log.writing.ending import delete_log, seal_log
 from dlcore.log.writing.lock import WriterLock
 from dlcore.log.writing.renaming import rename_log
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
+from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,12 +54,12 @@ if TYPE_CHECKING:
     from dlcore.log.typed.schema import LogSchema
     from dlcore.log.writing.producers import Producers
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.records import LogRecordWithDLSN, NotLessThan, RecordPlace
+    from dlcore.records import NotLessThan, RecordPlace
 
 logger = logging.getLogger(__name__)
 
 
-class DistributedLogManager(AsyncClosing):
+class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     """One log.  Use `Namespace.open_log`."""
 
     def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
@@ -362,36 +361,6 @@ class DistributedLogManager(AsyncClosing):
         self._require_records(snapshot)
         return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
 
-    async def get_first_record(self) -> LogRecordWithDLSN:
-        """Return the first record that is not truncated, or raise `LogEmptyError`.
-
-        Raises: LogEmptyError, and as `AsyncLogReader.read_next`.
-        """
-        return await self._record_at(None)
-
-    async def get_last_record(self) -> LogRecordWithDLSN:
-        """Return the last readable record, or raise `LogEmptyError`.
-
-        Raises: LogEmptyError, and as `AsyncLogReader.read_next`.
-        """
-        return await self._record_at(await self.get_last_dlsn())
-
-    async def _record_at(self, dlsn: DLSN | None) -> LogRecordWithDLSN:
-        record = None
-        async with await self.open_reader(dlsn=dlsn) as reader:
-            with contextlib.suppress(EndOfStreamError):
-                record = await reader.read_next(until_caught_up=True)
-        if record is None:
-            raise LogEmptyError(f"log {self.name!r} holds no record")
-        return record
-
-    async def get_first_txid(self) -> int:
-        """Return the transaction id of the first record, or raise `LogEmptyError`.
-
-        Raises: LogEmptyError, and as `AsyncLogReader.read_next`.
-        """
-        return (await self.get_first_record()).txid
-
     async def status(self) -> LogStatus:
         """Return what the log holds, how it is stored, and who writes it.
 
@@ -539,16 +508,6 @@ class DistributedLogManager(AsyncClosing):
             self._log = await rename_log(self._context, lock, self._log, name)
         finally:
             await lock.release()
-
-    async def purge_logs_older_than(self, txid: int) -> bool:
-        """Drop the segments whose records all have a transaction id below `txid`, but for the last.
-
-        Returns: whether any was dropped that was not before.
-
-        Raises: as `get_snapshot` and `truncate`.
-        """
-        position = await self.get_dlsn_not_less_than_txid(txid)
-        return await self.truncate(DLSN(position.lssn, 0, 0))
 
     async def mark_end_of_stream(self) -> None:
         """Seal a log that nobody writes to: no record can follow, readers learn that they are done.

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from dlcore.remote.endpoint import Endpoint
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MAX_MS = 253_402_300_799_999
+"""The last one that has a date, in the year 9999; no record is younger."""
 _PREFIX = struct.Struct("<iI")
 """Of an Arrow message: a marker, and the length of its header."""
 _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
@@ -188,7 +190,7 @@ def place_of(what: DLSN | NotLessThan) -> Place:
         return Place(txid=what.value)
     if what.field is RecordField.SEQUENCE_ID:
         return Place(sequence_id=what.value)
-    return Place(time=_EPOCH + timedelta(milliseconds=what.value))
+    return Place(time=_EPOCH + timedelta(milliseconds=min(what.value, _TIME_MAX_MS)))
 
 
 async def scan(

@@ -22,6 +22,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.merged import AsyncMergedReader
+from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.proto import flight_pb2 as pb
@@ -36,6 +37,7 @@ from dlcore.proxy.actions import (
     TruncateRequest,
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint, path_of
 from dlcore.remote.planning import LogInfo, received
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
-    from dlcore.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.records import LogRecord, RecordPlace
     from dlcore.tls import TlsFiles
 
 PATIENCE_S = 60.0
@@ -235,7 +237,7 @@ class RemoteNamespace(AsyncClosing):
         await self._calls.aclose()
 
 
-class RemoteLog(AsyncClosing):
+class RemoteLog(LogQueries[RemoteRecord]):
     """One log.  Use `RemoteNamespace.open_log`."""
 
     def __init__(self, calls: Endpoint, name: str) -> None:
@@ -254,9 +256,64 @@ class RemoteLog(AsyncClosing):
         answer = await self._calls.ask("GetSchema", path_of(self.name), pb.SchemaResult)
         return pa.ipc.read_schema(pa.py_buffer(answer.schema))
 
-    async def get_log_record_count(self) -> int:
-        """Return the exact number of readable records.  Raises: as `get_info`."""
-        return (await self.get_info()).records
+    async def get_snapshot(self) -> LogSnapshot:
+        """Return what is readable now, with all that scans need.  Raises: as `get_info`."""
+        found = (await planning.RemoteSnapshots(self._calls).take([self.name]))[self.name]
+        if found is None:
+            raise LogNotFoundError(f"log {self.name!r} does not exist")
+        return found
+
+    async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
+        """Return the place of the first readable record that is wanted, or of the end.
+
+        Raises: as `get_info`.
+        """
+        return (await self._places(await self.get_snapshot(), wanted))[0]
+
+    async def _places(
+        self, snapshot: LogSnapshot, *wanted: DLSN | NotLessThan
+    ) -> list[RecordPlace]:
+        return await planning.find_places(self._calls, [(snapshot, each) for each in wanted])
+
+    async def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+        """Return the position of the first record with `txid` or more, or the end of the log.
+
+        Raises: as `get_info`.
+        """
+        return (await self.find_place(NotLessThan(RecordField.TXID, txid))).dlsn
+
+    async def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        """Return the position of the first record not older than `timestamp_ms`, or the end.
+
+        Raises: as `get_info`.
+        """
+        return (await self.find_place(NotLessThan(RecordField.TIMESTAMP_MS, timestamp_ms))).dlsn
+
+    async def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
+        """Return the exact number of readable records, or of those in [start, end).
+
+        Raises: as `get_info`.
+        """
+        if start is None and end is None:
+            return (await self.get_info()).records
+        snapshot = await self.get_snapshot()
+        low = snapshot.first if start is None else max(start, snapshot.first)
+        high = snapshot.end if end is None else min(end, snapshot.end)
+        if low >= high:
+            return 0
+        before, after = await self._places(snapshot, low, high)
+        return after.sequence_id - before.sequence_id
+
+    async def get_last_txid(self) -> int:
+        """Return the transaction id of the last readable record, or raise `LogEmptyError`.
+
+        Raises: LogEmptyError, and as `get_info`.
+        """
+        segments = (await self.get_snapshot()).segments
+        ends = [segment.extents[-1].last_txid for segment in segments if segment.extents]
+        if not ends:
+            raise LogEmptyError(f"log {self.name!r} holds no record")
+        return ends[-1]
 
     async def get_first_dlsn(self) -> DLSN:
         """Return the position of the first record, or raise `LogEmptyError`.
@@ -288,19 +345,9 @@ class RemoteLog(AsyncClosing):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> bool:
-        """Drop the records below a position, a transaction id or a time, beside a live writer.
+        """Drop records, beside a live writer; arguments, result and errors are the core's.
 
-        Args:
-            dlsn: the first position to keep; that after the last record drops all there are.
-            txid: the first record with this transaction id or a higher one is kept.
-            timestamp_ms: the first record written at that time or later is kept.
-
-        Returns: whether anything was dropped that was not before.
-
-        Raises:
-            ConfigurationError: `dlsn` lies past the end of what is readable, which is named; not
-                one of the three is given.
-            LogNotFoundError, MetadataError, ProxyUnavailableError.
+        Raises: ProxyUnavailableError: it may be done, or not.
         """
         first = None if dlsn is None else str(dlsn)
         request = TruncateRequest(self.name, first, txid, timestamp_ms)

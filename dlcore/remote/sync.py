@@ -171,9 +171,50 @@ class RemoteLog(Blocking):
         """Return the columns of its rows.  Raises: as `get_info`."""
         return self._call(self._log.get_schema())
 
-    def get_log_record_count(self) -> int:
-        """Return the exact number of readable records.  Raises: as `get_info`."""
-        return self._call(self._log.get_log_record_count())
+    def get_snapshot(self) -> LogSnapshot:
+        """Return what is readable now, with all that scans need.  Raises: as `get_info`."""
+        return self._call(self._log.get_snapshot())
+
+    def get_log_record_count(self, start: DLSN | None = None, end: DLSN | None = None) -> int:
+        """Return the exact number of readable records, or of those in [start, end).
+
+        Raises: as `get_info`.
+        """
+        return self._call(self._log.get_log_record_count(start, end))
+
+    def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
+        """Return the position of the first record with `txid` or more, or the end of the log.
+
+        Raises: as `get_info`.
+        """
+        return self._call(self._log.get_dlsn_not_less_than_txid(txid))
+
+    def get_dlsn_not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
+        """Return the position of the first record not older than `timestamp_ms`, or the end.
+
+        Raises: as `get_info`.
+        """
+        return self._call(self._log.get_dlsn_not_less_than_timestamp(timestamp_ms))
+
+    def get_first_record(self) -> RemoteRecord:
+        """Return the first record, or raise `LogEmptyError`.  Raises: as the async twin."""
+        return self._call(self._log.get_first_record())
+
+    def get_last_record(self) -> RemoteRecord:
+        """Return the last readable record, or raise `LogEmptyError`.  Raises: as the async twin."""
+        return self._call(self._log.get_last_record())
+
+    def get_first_txid(self) -> int:
+        """Return the transaction id of the first record.  Raises: as the async twin."""
+        return self._call(self._log.get_first_txid())
+
+    def get_last_txid(self) -> int:
+        """Return the transaction id of the last readable record.  Raises: as the async twin."""
+        return self._call(self._log.get_last_txid())
+
+    def purge_logs_older_than(self, txid: int) -> bool:
+        """Drop the segments that lie wholly below a transaction id.  Raises: as the async twin."""
+        return self._call(self._log.purge_logs_older_than(txid))
 
     def get_first_dlsn(self) -> DLSN:
         """Return the position of the first record.  Raises: LogEmptyError, and as `get_info`."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from dlcore.config import LogSettings
 from dlcore.errors import (
     ConfigurationError,
     EndOfStreamError,
+    LogEmptyError,
     LogExistsError,
     LogNotFoundError,
     OwnershipAcquireFailedError,
 )
 from dlcore.ids import DLSN
+from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import open_namespace
+from dlcore.remote.sync import open_namespace as open_blocking
 from tests.dlcore.remote.test_writing import numbered
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -102,5 +107,62 @@ def test_a_direct_writer_keeps_its_log() -> None:
                 with pytest.raises(OwnershipAcquireFailedError, match="is owned by direct"):
                     await namespace.rename_log("clicks", "other")
             assert await namespace.get_logs() == ["clicks"]
+
+    with_proxies("clicks")(scenario)
+
+
+def ask_blocking(endpoint: str) -> None:
+    """Ask the same of the blocking face, of a log that holds 12 records."""
+    with open_blocking(endpoint) as namespace:
+        log = namespace.open_log("clicks")
+        assert (log.get_first_txid(), log.get_last_txid()) == (0, 11)
+        assert log.get_first_record().payload == b"0"
+        assert log.get_last_record().dlsn == log.get_last_dlsn()
+        position = log.get_dlsn_not_less_than_txid(4)
+        assert log.get_log_record_count(end=position) == 4
+        assert log.get_dlsn_not_less_than_timestamp(0) == log.get_snapshot().first
+        assert not log.purge_logs_older_than(4)
+
+
+def test_what_is_asked_of_a_log_is_what_the_core_tells() -> None:
+    """By positions, transaction ids and times; of records and of ranges."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        async with await open_namespace(served.servers[0].location) as namespace:
+            log = await namespace.open_log("clicks")
+            for asked in (log.get_last_txid, log.get_first_record, log.get_last_record):
+                with pytest.raises(LogEmptyError):
+                    await asked()
+            async with await direct.open_writer() as writer:
+                for first in range(0, 12, 3):
+                    writer.write_bulk(numbered(first, 3))
+                    await writer.flush()
+            assert await log.get_first_txid() == await direct.get_first_txid() == 0
+            assert await log.get_last_txid() == await direct.get_last_txid() == 11
+            assert (await log.get_last_record()).payload == b"11"
+            for txid in (0, 4, 11, 12):
+                place = NotLessThan(RecordField.TXID, txid)
+                assert await log.find_place(place) == await direct.find_place(place)
+                position = await log.get_dlsn_not_less_than_txid(txid)
+                assert position == await direct.get_dlsn_not_less_than_txid(txid)
+                assert await log.get_log_record_count(position) == 12 - txid
+                assert await log.get_log_record_count(end=position) == txid
+            for time_ms in (0, 2**50):
+                found = await log.get_dlsn_not_less_than_timestamp(time_ms)
+                assert found == await direct.get_dlsn_not_less_than_timestamp(time_ms)
+            assert await log.get_log_record_count() == 12
+            assert await log.get_log_record_count(DLSN(9, 0, 0)) == 0
+            assert (await log.get_snapshot()).end == (await direct.get_snapshot()).end
+            await asyncio.to_thread(ask_blocking, served.servers[0].location)
+            assert not await log.purge_logs_older_than(11)
+            async with await direct.open_writer() as writer:
+                writer.write_bulk(numbered(12, 1))
+            assert await log.purge_logs_older_than(12)
+            assert await log.get_first_txid() == 12
+            await namespace.delete_log("clicks")
+            with pytest.raises(LogNotFoundError):
+                await log.get_snapshot()
 
     with_proxies("clicks")(scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
@@ -266,5 +266,28 @@ def test_a_typed_log_has_batches_only() -> None:
             assert batch is not None
             assert batch.column("km").to_pylist() == [1, 2]
             assert (reader.schema, reader.is_typed) == (batch.schema, True)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_readers_that_stand_still_hold_nobody_up() -> None:
+    """Though what they do not take comes on the connection that all calls of a client share."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            for _ in range(12):
+                await writer.submit_batch(pa.record_batch({"value": [bytes(500_000)] * 2}))
+            await writer.commit()
+        async with AsyncExitStack() as opened:
+            for _ in range(16):
+                reader = await opened.enter_async_context(await log.open_reader())
+                assert await reader.read_next() is not None
+            async with asyncio.timeout(10), await log.open_reader() as other:
+                assert len(await other.read_bulk(100, until_caught_up=True)) == 24
+                assert await log.get_log_record_count() == 24
+                async with await log.open_writer() as writer:
+                    writer.write_bulk(numbered(2**60, 1))
 
     with_proxies("clicks")(scenario)
