@@ -64,5 +64,5 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
             assert shell.stdout is not None
             shell.stdout.read()  # until the last of them has ended
     assert lines[-3:] == ["6", "5", "done"]
-    for shown in (" b'1'", "12.5"):  # of a reader, and of a typed log
-        assert any(shown in line for line in lines), lines
+    for shown in (" b'1'", "Paris"):  # of a reader, and of a typed log
+        assert any(shown in line for line in lines), "\n".join(lines)
