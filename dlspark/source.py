@@ -90,9 +90,12 @@ class DistributedLogDataSource(DataSource):
     ) -> DlogStreamWriter:
         """Return the writer of a stream."""
         from dlspark.stream import DlogStreamWriter
+        from dlspark.workers import only_commits
 
         options = WriteOptions.parse(self.options, Mode.STREAM)
-        columns = _check_write(options, schema, overwrite=overwrite)
+        # Spark makes a writer to plan each micro-batch, and another one to commit it: what was
+        # found out then is not asked for again, which would make each trigger longer.
+        columns = None if only_commits() else _check_write(options, schema, overwrite=overwrite)
         return DlogStreamWriter(options, columns, overwrite=overwrite)
 
 

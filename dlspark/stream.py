@@ -374,8 +374,9 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(
-        self, options: WriteOptions, columns: WriteColumns, *, overwrite: bool = False
+        self, options: WriteOptions, columns: WriteColumns | None, *, overwrite: bool = False
     ) -> None:
+        """`columns` are None where nothing is written, only committed."""
         self._options = options
         self._columns = columns
         self._overwrite = overwrite
@@ -384,6 +385,7 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of a task."""
         context = TaskContext.get()
         assert context is not None, "Spark calls write in a task"
+        assert self._columns is not None, "who plans a batch makes the writer of its tasks"
         return stage_rows(
             iterator,
             options=self._options,

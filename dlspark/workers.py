@@ -1,4 +1,4 @@
-"""The memory of Spark's Python workers between tasks, which garbage collections pass over.
+"""Spark's Python workers: what each is for, and its memory, which garbage collections pass over.
 
 Spark's daemon collects all garbage after each task of a worker.  That looks at everything which
 the worker has imported, a hundred thousand objects: far more work than a task with few rows, and
@@ -12,7 +12,14 @@ import sys
 
 _DAEMON = "pyspark.daemon"
 """The program that workers which serve many tasks are forked from."""
+_COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
+"""What a worker runs that ends micro-batches; each such program has workers of its own."""
 _frozen_modules = 0
+
+
+def only_commits() -> bool:
+    """Return whether this process ends micro-batches, and neither plans nor writes them."""
+    return _COMMITTER in sys.modules
 
 
 def freeze_imports() -> None:

@@ -7,7 +7,9 @@ away.  Method: a namespace that only notes what is asked of its writers.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -180,8 +182,21 @@ def test_a_writer_looks_its_log_up_once(namespace: NotedNamespace, column: str) 
     source = DistributedLogDataSource({"uri": ADDRESS.uri, "log": "clicks"})
     columns = StructType([StructField(column, StringType())])
     written = source.streamWriter(columns, overwrite=False)._columns
+    assert written is not None
     assert (written.typed is None) == (column == "value")
     assert namespace.looked_up == 1
+
+
+def test_who_commits_micro_batches_looks_no_log_up(
+    namespace: NotedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark makes a writer there too, for each of them; the one that planned it did."""
+    runner = "pyspark.sql.worker.python_streaming_sink_runner"
+    monkeypatch.setitem(sys.modules, runner, ModuleType(runner))
+    source = DistributedLogDataSource({"uri": ADDRESS.uri, "log": "clicks"})
+    columns = StructType([StructField("value", StringType())])
+    source.streamWriter(columns, overwrite=False).commit([], 0)
+    assert namespace.looked_up == 0
 
 
 @pytest.mark.usefixtures("namespace")

@@ -287,7 +287,9 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
         bench.source(log=bytes_log, typed="true").writer(ids, overwrite=False)
     source = bench.source(log=bench.log + "/third", createLog="true")
     assert source.writer(ids, overwrite=False)._columns.typed == ids
-    assert source.streamWriter(ids, overwrite=False)._columns.typed == ids
+    columns = source.streamWriter(ids, overwrite=False)._columns
+    assert columns is not None
+    assert columns.typed == ids
 
 
 def test_transaction_ids_that_are_all_null() -> None:
