@@ -217,9 +217,9 @@ class LedgerClientConfig(ShownFields):
     bookie of their write set; with more a writer waits, in turn, unless it has none in flight."""
     pending_entries_max: int = 10_000
     """Likewise by the number of entries."""
-    read_chunk_bytes: int = 3 * MIB // 2 + MIB // 8
-    """Size of one message of a range read, as a hint to the bookie: three full entries of a log,
-    with their headers, or many small ones."""
+    read_chunk_bytes: int = 3 * MIB + MIB // 4
+    """Size of one message of a range read, as a hint to the bookie: six full entries of a log, with
+    their headers, or many small ones."""
     placement: PlacementConfig = PlacementConfig()
     """How ensembles are spread over racks."""
     quarantine: QuarantineConfig = QuarantineConfig()

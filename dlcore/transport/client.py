@@ -59,9 +59,8 @@ if TYPE_CHECKING:
 
     Resolve = Callable[[BookieId], Awaitable[str]]
 
-_WINDOW_CHUNKS = 3
-"""Chunks of a range read that a bookie sends ahead: some are used while the next ones come, and one
-CREDIT, which costs as much as a chunk in wake-ups, is for two."""
+_WINDOW_CHUNKS = 2
+"""Chunks of a range read that a bookie sends ahead: one is used while the next one comes."""
 _FOLLOW_WINDOW_BYTES = 1024 * 1024
 _RECONNECT_S = 0.05
 _RECONNECT_S_MAX = 1.0

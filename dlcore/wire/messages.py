@@ -43,7 +43,7 @@ ADD_FRAMES_MAX = 256
 """Entries in one ADD: so many, refused or stored, delay no other client for long."""
 ADD_BYTES_MAX = ENTRY_SIZE_BYTES_MAX + MIB
 """Payload of one ADD: one entry of any allowed size, or a batch of smaller ones."""
-CHUNK_BYTES_MAX = 2 * MIB
+CHUNK_BYTES_MAX = 4 * MIB
 """Most that a bookie puts into one CHUNK or UPDATE, unless a single entry is larger."""
 CHUNK_FRAMES_MAX = CHUNK_BYTES_MAX // ENTRY_BYTES_MIN
 DURABLE_IDS_MAX = 1024
