@@ -39,6 +39,18 @@ def require(*, condition: bool, key: str, value: object, rule: str) -> None:
         raise ConfigurationError(f"{key}={value!r}: {rule}")
 
 
+def require_kind(key: str, value: object, kind: type) -> None:
+    """Raise `ConfigurationError` naming `key` and `value` unless that is of `kind`."""
+    expected, name = _KINDS.get(kind, (kind, f"a {kind.__name__}"))
+    require(condition=_is_of(value, expected), key=key, value=value, rule=f"expected {name}")
+
+
+def require_count(count: int) -> None:
+    """Raise `ConfigurationError` unless so many records can be asked for."""
+    require_kind("count", count, int)
+    require(condition=count > 0, key="count", value=count, rule="expected a number > 0")
+
+
 def require_positive(config: object, *keys: str) -> None:
     """Raise `ConfigurationError` naming the first of these values that is not above 0."""
     for key in keys:

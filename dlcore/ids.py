@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INVALID_ENTRY_ID = -1
 """The entry before the first one; a last add confirmed of -1 means "nothing yet"."""
@@ -51,7 +54,12 @@ class DLSN(msgspec.Struct, frozen=True, order=True, gc=False):
 
     def __post_init__(self) -> None:
         # One step for all three, since every acknowledged record gets one.
-        if (self.lssn | self.entry_id | self.slot_id) >> 63:
+        try:
+            is_bad = (self.lssn | self.entry_id | self.slot_id) >> 63
+        except TypeError as error:
+            parts = f"{self.lssn!r}, {self.entry_id!r}, {self.slot_id!r}"
+            raise ConfigurationError(f"DLSN parts are whole numbers, not {parts}") from error
+        if is_bad:
             bad = next(n for n in (self.lssn, self.entry_id, self.slot_id) if n >> 63)
             raise ConfigurationError(f"DLSN parts are in 0 … 2**63-1, not {bad}")
 
@@ -86,11 +94,35 @@ def validate_log_name(name: str) -> str:
     control or private characters, ``<`` or ``>``; a name does not start with ``.``.
     Source: distributedlog.md section 1.4.
     """
+    if not isinstance(name, str):
+        raise InvalidLogNameError(f"invalid log name {name!r}: expected text")
     stripped = name.removeprefix("/")
     problem = _log_name_problem(stripped)
     if problem:
         raise InvalidLogNameError(f"invalid log name {name!r}: {problem}")
     return stripped
+
+
+def validate_log_names(names: Sequence[str]) -> list[str]:
+    """Return each of `names` as `validate_log_name` does.
+
+    Raises:
+        ConfigurationError: it is one name, which is no list of its letters.
+        InvalidLogNameError: one of them is none.
+    """
+    if isinstance(names, str):
+        raise ConfigurationError(f"names={names!r}: expected a list of names")
+    return [validate_log_name(name) for name in names]
+
+
+def name_prefix(prefix: str | None) -> str:
+    """Return the start of names that is meant, which may have a leading slash as they may.
+
+    Raises: InvalidLogNameError: it is no text.
+    """
+    if not isinstance(prefix, str | None):
+        raise InvalidLogNameError(f"prefix={prefix!r}: expected the start of log names")
+    return (prefix or "").removeprefix("/")
 
 
 def _log_name_problem(name: str) -> str:

@@ -20,7 +20,7 @@ from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import DLError, LogExistsError, LogNotFoundError
-from dlcore.ids import DLSN, validate_log_name
+from dlcore.ids import DLSN, name_prefix, validate_log_name, validate_log_names
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
@@ -250,7 +250,7 @@ class Namespace(AsyncClosing):
         return list_pages(
             self._store,
             self._context.paths,
-            (prefix or "").removeprefix("/"),
+            name_prefix(prefix),
             after=None if after is None else validate_log_name(after),
             page_size=page_size,
         )
@@ -261,7 +261,7 @@ class Namespace(AsyncClosing):
         It tells which logs are created, deleted and renamed, beginning with those there are.
         """
         self._require_open()
-        return LogWatch(self._context, (prefix or "").removeprefix("/"))
+        return LogWatch(self._context, name_prefix(prefix))
 
     async def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
@@ -342,7 +342,7 @@ class Namespace(AsyncClosing):
 
     async def _take_snapshots(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
         self._require_open()
-        return await self._followers.take([validate_log_name(name) for name in names], fresh=fresh)
+        return await self._followers.take(validate_log_names(names), fresh=fresh)
 
     async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
         """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""

@@ -6,7 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from dlcore.blocking.twin import Blocking
-from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
+from dlcore.config import require_count
+from dlcore.errors import DLError, EndOfStreamError
 from dlcore.log.reading.taking import drop_taken, no_records, take_records
 from dlcore.records import LogRecordWithDLSN
 
@@ -110,8 +111,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
             ConfigurationError: `count` is below 1.
             SchemaMismatchError: the log is typed; else as `read_next`.
         """
-        if count < 1:
-            raise ConfigurationError(f"count={count}: expected a number > 0")
+        require_count(count)
         if self._reader.is_typed:
             raise no_records()
         missing = count - sum(rows.rows_left for rows in self._rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
 from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import DLError, LogNotReadyError, SchemaMismatchError
+from dlcore.errors import ConfigurationError, DLError, LogNotReadyError, SchemaMismatchError
 from dlcore.ids import TXID_MAX
 
 if TYPE_CHECKING:
@@ -71,7 +71,10 @@ class LogWriter(BufferingWriter):
 
         Raises: as the async `write`.
         """
-        txid, payload = record.txid, record.payload
+        try:
+            txid, payload = record.txid, record.payload
+        except AttributeError as error:
+            raise ConfigurationError(f"{record!r:.100}: expected a LogRecord") from error
         # In this order each step may be taken; nearly every record passes all of them.
         if (
             type(txid) is not int

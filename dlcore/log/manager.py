@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlcore.config import LogConfig, require_kind
 from dlcore.errors import (
     AlreadyClosedError,
     LogEmptyError,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from dlcore.config import LogConfig, LogSettings
+    from dlcore.config import LogSettings
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -63,6 +64,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     """One log.  Use `Namespace.open_log`."""
 
     def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
+        require_kind("config", config, LogConfig)
         self._context = context
         self._config = config
         self._log = log

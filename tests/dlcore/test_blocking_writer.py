@@ -19,6 +19,7 @@ from dlcore.blocking.portal import Portal
 from dlcore.blocking.writer import LogWriter, TimedLogWriter
 from dlcore.errors import (
     AlreadyClosedError,
+    ConfigurationError,
     DLError,
     LogNotReadyError,
     TransactionIdOutOfOrderError,
@@ -161,6 +162,8 @@ def test_a_writer_that_has_ended_takes_nothing(
     """Nobody would hand it over, nor tell that it was lost."""
     writer = log.open(replace(CONFIG, flush_interval_s=flush_interval_s))
     writer.write(LogRecord(1, b"x"))
+    with pytest.raises(ConfigurationError, match="'x': expected a LogRecord"):
+        writer.write("x")  # type: ignore[arg-type]
     writer.flush()
     end(writer)
     with pytest.raises(AlreadyClosedError, match="the writer of log 'clicks' is closed"):

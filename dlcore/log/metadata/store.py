@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
-from dlcore.config import LogSettings
+from dlcore.config import LogSettings, require_kind
 from dlcore.errors import (
     CorruptMetadataError,
     LogExistsError,
@@ -22,7 +22,7 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ids import validate_log_name
+from dlcore.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.values import (
     LockHolder,
@@ -82,6 +82,7 @@ class LogStore:
         Raises:
             LogExistsError: there is one of that name, with another id.
         """
+        require_kind("settings", settings, LogSettings)
         path = self._paths.log(log.name)
         try:
             await self._store.multi(plan_create(self._paths, log, settings, schema))
@@ -147,7 +148,7 @@ class LogStore:
 
     async def find_existing(self, names: Sequence[str]) -> list[LogMetadata]:
         """Return what is fixed of those of the logs that exist, in their order."""
-        paths = [self._paths.log(validate_log_name(name)) for name in names]
+        paths = [self._paths.log(name) for name in validate_log_names(names)]
         nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
         return [
             decode(LogMetadata, node.value, source=path)

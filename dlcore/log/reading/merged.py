@@ -11,8 +11,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from dlcore.closing import AsyncClosing
-from dlcore.config import MIB
+from dlcore.config import MIB, require_count
 from dlcore.errors import ConfigurationError, EndOfStreamError, SchemaMismatchError
+from dlcore.ids import DLSN, validate_log_names
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     )
     from typing import Self
 
-    from dlcore.ids import DLSN
     from dlcore.log.reading.rows import Rows
     from dlcore.log.reading.rows_reader import RowsReader
 
@@ -106,6 +106,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             SchemaMismatchError: a log is typed: its rows are no records of bytes.
             What opening a log or a reader raises; nothing stays open then.
         """
+        validate_log_names(names)
         known = dict(positions or {})
         if len(set(names)) != len(names) or not names or set(known) - set(names):
             raise ConfigurationError(
@@ -157,8 +158,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
         For callers who may not get a result though it was there, as one in another thread who is
         interrupted.  Raises: as `read_bulk`.
         """
-        if count < 1:
-            raise ConfigurationError(f"count={count}: expected a number > 0")
+        require_count(count)
         async with self._turn:
             caught_up: set[int] = set()
             while not self._ready:

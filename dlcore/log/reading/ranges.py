@@ -48,6 +48,10 @@ async def position_of(finder: Finder, bound: Bound) -> DLSN:
         return await finder.not_less_than_timestamp(timestamp_ms_of(bound))
     if isinstance(bound, int):
         return await finder.not_less_than_txid(bound)
+    if not isinstance(bound, DLSN):
+        raise ConfigurationError(
+            f"{bound!r}: expected a DLSN, a transaction id, or a time with a time zone"
+        )
     return finder.snapshot.canonical(bound)
 
 

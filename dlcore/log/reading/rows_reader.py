@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 
 from dlcore.closing import AsyncClosing
+from dlcore.config import require_count, require_kind
 from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
+from dlcore.ids import DLSN
 from dlcore.log.reading.taking import drop_taken, no_records, take_records
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.ids import DLSN
     from dlcore.log.reading.rows import Rows
 
 _TAKEN_BYTES = 4 * 1024 * 1024
@@ -43,6 +44,9 @@ class ReadStart:
         given = (self.dlsn, self.txid, self.timestamp_ms)
         if sum(value is not None for value in given) > 1:
             raise ConfigurationError("expected one of dlsn, txid and timestamp_ms, not several")
+        for field, kind in (("dlsn", DLSN), ("txid", int), ("timestamp_ms", int)):
+            if (value := getattr(self, field)) is not None:
+                require_kind(field, value, kind)
 
 
 class RowsWanted(TypedDict, total=False):
@@ -172,7 +176,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
             ConfigurationError: `count` is below 1.
             SchemaMismatchError: the log is typed; else as `read_next`.
         """
-        _require_count(count)
+        require_count(count)
         if self.is_typed:
             raise no_records()
         async with self._turn:
@@ -237,6 +241,8 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         timeout_s: float | None,
     ) -> None:
         """Gather what is here, up to `records_max` or `bytes_max`; wait for `records_min`."""
+        if timeout_s is not None:
+            require_kind("timeout_s", timeout_s, float)
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         await self._require_usable()
         drop_taken(self._rows)
@@ -283,8 +289,3 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         rows, self._rows = self._rows, deque()
         for each in rows:
             each.drop()
-
-
-def _require_count(count: int) -> None:
-    if count < 1:
-        raise ConfigurationError(f"count={count}: expected a number > 0")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.config import require_kind
 from dlcore.errors import LedgerNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
@@ -322,6 +323,7 @@ class Finder:
 
     async def not_less_than_txid(self, txid: int) -> DLSN:
         """Return the position of the first record with `txid` or more, or the end."""
+        require_kind("txid", txid, int)
         for segment, view in self._extents():
             if view.last_txid < txid:
                 continue
@@ -340,6 +342,7 @@ class Finder:
 
     async def not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:
         """Return the position of the first record not older than `timestamp_ms`, or the end."""
+        require_kind("timestamp_ms", timestamp_ms, int)
         for segment, view in self._extents():
             if view.last_timestamp_ms < timestamp_ms:
                 continue

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlcore.config import require_kind
 from dlcore.errors import (
     ConfigurationError,
     DLError,
@@ -81,6 +82,7 @@ class SubscriptionHold:
     """A subscription of a log, from `take` to `release` for this holder alone."""
 
     def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
+        require_kind("subscriber", subscriber, str)
         if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
             raise ConfigurationError(
                 f"subscriber={subscriber!r}: expected 1 … {_ID_BYTES_MAX} bytes of text"

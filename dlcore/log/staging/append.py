@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec.structs import replace
 
 from dlcore.closing import AsyncClosing
+from dlcore.config import require_kind
 from dlcore.errors import (
     AppendAbortedError,
     AppendMismatchError,
@@ -140,6 +141,7 @@ class StagedAppend(AsyncClosing):
         check_identity(identity)
         staged_as = identity if shared is None else shared.identity
         check_identity(staged_as)
+        require_kind("version", version, int)
         if not 0 <= version < 2**63:
             raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
         self._context = context
@@ -535,6 +537,7 @@ def _clock_of(run: AppendRun | None, now_s: float) -> int:
 
 def check_identity(identity: str) -> None:
     """Raise `ConfigurationError` unless `identity` can name appends."""
+    require_kind("identity", identity, str)
     size = len(identity.encode())
     if not 0 < size <= IDENTITY_BYTES_MAX:
         raise ConfigurationError(

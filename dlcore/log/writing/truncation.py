@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlcore.config import require_kind
 from dlcore.errors import ConfigurationError, MetadataVersionError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.changes import plan_truncate
@@ -42,6 +43,7 @@ async def first_to_keep(
     if len(named) != 1:
         raise ConfigurationError(f"expected one of {', '.join(given)}, not {named or 'none'}")
     if dlsn is not None:
+        require_kind("dlsn", dlsn, DLSN)
         return dlsn
     finder = Finder(context, await snapshot())
     if txid is not None:
