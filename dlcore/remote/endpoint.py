@@ -17,7 +17,7 @@ from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, Proxy
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
 from dlcore.proxy.flight.put import UNREACHABLE_MAX
-from dlcore.proxy.flight.statuses import LOCATION_KEY
+from dlcore.proxy.flight.statuses import LOCATION_KEY, RETRY_KEY
 from dlcore.remote.tls_reasons import tls_reason
 
 if TYPE_CHECKING:
@@ -190,10 +190,13 @@ class Endpoint(AsyncClosing):
                     self._require_open()  # which ended the call
                 raise
             except grpc.aio.AioRpcError as failure:
-                location = dict(failure.trailing_metadata() or ()).get(LOCATION_KEY)
+                told = dict(failure.trailing_metadata() or ())
+                location = told.get(LOCATION_KEY)
                 self.is_reached |= location is not None
                 error = await self.explained(error_of(failure.code(), failure.details() or ""))
-                pause_s = retries.failed(error, location, again=error.retriable)
+                after_s = int(told.get(RETRY_KEY, 0)) / 1000
+                again = error.retriable
+                pause_s = retries.failed(error, location, again=again, retry_after_s=after_s)
             else:
                 return
             finally:

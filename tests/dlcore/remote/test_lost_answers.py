@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from dlcore.errors import (
     LogNotFoundError,
     LogRenamedError,
     MetadataConnectionError,
+    OverCapacityError,
 )
 from dlcore.proxy.actions import Actions
 from dlcore.remote import open_namespace
@@ -111,6 +113,27 @@ def test_another_log_of_the_name_is_left_alone() -> None:
                 pytest.raises(LogNotFoundError, match="'newest' was deleted"),
             ):
                 await namespace.rename_log("newest", "newer")
+
+    with_proxies()(scenario)
+
+
+def test_who_is_told_when_to_come_again_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not before."""
+    perform, asked_s = Actions.perform, []
+
+    async def refuse_once(self: Actions, name: str, body: bytes) -> bytes:
+        asked_s.append(asyncio.get_running_loop().time())
+        if len(asked_s) == 1:
+            raise OverCapacityError("not now", retry_after_s=0.3)
+        return await perform(self, name, body)
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await open_namespace(served.servers[0].location) as namespace:
+            monkeypatch.setattr(Actions, "perform", refuse_once)
+            await namespace.create_log("clicks")
+        first_s, second_s = asked_s
+        assert second_s - first_s >= 0.3
 
     with_proxies()(scenario)
 
