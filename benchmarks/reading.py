@@ -15,7 +15,7 @@ import uvloop
 
 from benchmarks.counted_client import counted_client
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.limits import MIB, bare_server, file_read_rate
+from benchmarks.limits import MIB, bare_server, file_read_rate, summed_read_rate
 from benchmarks.logs import (
     CONFIG,
     WRITE_BYTES,
@@ -111,7 +111,8 @@ def _rate(found: int, count: int, started: float) -> float:
 def read_ahead(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """One reader, Arrow batches of 1 KB records, over a segment boundary every 16 MB.
 
-    Beside bare framed reads of as many bytes of a file, also from the page cache.
+    Beside bare framed reads of as many bytes of a file, also from the page cache, and beside such
+    reads that sum each chunk at both ends, as is promised.
     """
     config = replace(CONFIG, segment_bytes_max=_SEGMENT_BYTES)
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=1024)
@@ -125,15 +126,24 @@ def read_ahead(sandbox: Sandbox, folder: Path) -> list[Figure]:
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
     with bare_server(folder) as server:
-        figure = measure(
-            name="read_ahead",
-            unit="MB/s",
-            target=Target(ratio=0.6, is_rate=True),
-            value=value,
-            limit=lambda: run(file_read_rate(server.address)),
-        )
+        figures = [
+            measure(
+                name=name,
+                unit="MB/s",
+                target=Target(ratio=0.6, is_rate=True),
+                value=value,
+                limit=limit,
+            )
+            for name, limit in (
+                ("read_ahead", lambda: run(file_read_rate(server.address))),
+                (
+                    "read_ahead_summed",
+                    lambda: run(summed_read_rate(server.address, is_summed=True)),
+                ),
+            )
+        ]
     drop_log(sandbox.uri, log)
-    return [figure]
+    return figures
 
 
 def tail_rate(sandbox: Sandbox, _folder: Path) -> list[Figure]:
