@@ -270,9 +270,9 @@ class Connection(asyncio.BufferedProtocol):
                     self._loop.call_soon(self._read_on)
                     break
                 event = self._end.next_event()
-                if self._room.is_waiting:
-                    break
                 if event is None:
+                    if self._room.is_waiting:
+                        break
                     if not self._is_reading:
                         self._resume_reading()
                     return
