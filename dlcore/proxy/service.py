@@ -15,7 +15,7 @@ import grpc
 
 from dlcore.errors import DLError, ReaderStalledError
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import close_connection, send
+from dlcore.proxy.flight.calls import close_connection, drop_the_rest, send
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ class FlightService:
         try:
             await self._puts.serve(context)
         except DLError as error:
+            if code_of(error) != "UNAVAILABLE":  # else why matters little, and when does
+                await drop_the_rest(context)
             await refuse(context, error)
 
     async def _do_action(self, request: pb.Action) -> AsyncIterator[pb.Result]:

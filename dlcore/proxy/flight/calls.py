@@ -11,12 +11,16 @@ from urllib.parse import unquote
 
 import grpc
 
+from dlcore.config import MIB
+
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+_DROPPED_S, _QUIET_S = 1.0, 0.05
+_DROPPED_BYTES = 16 * MIB
 _SILENCE_MS = 20_000
 KEEPALIVE_OPTIONS = [
     ("grpc.keepalive_time_ms", _SILENCE_MS),
@@ -61,6 +65,22 @@ def _peer_of(connection: socket.socket) -> str | None:
     if connection.family in (socket.AF_INET, socket.AF_INET6):
         return f"ipv4:{address[0].removeprefix('::ffff:')}:{address[1]}"
     return None
+
+
+async def drop_the_rest(context: Context) -> None:
+    """Take what a client still sends before it is refused: for a while, until it sends nothing.
+
+    A client of grpc.aio that is refused while it sends is told of an internal error, and not why.
+    """
+    left_bytes = _DROPPED_BYTES
+    with suppress(TimeoutError, grpc.aio.InternalError):  # a message is being read already
+        async with asyncio.timeout(_DROPPED_S):
+            while left_bytes > 0:
+                async with asyncio.timeout(_QUIET_S):
+                    data = await context.read()
+                if not isinstance(data, bytes):
+                    return
+                left_bytes -= len(data)
 
 
 async def send(context: Context, message: Any) -> None:

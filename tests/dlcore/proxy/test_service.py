@@ -10,6 +10,7 @@ import pytest
 
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.service import FlightService
+from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,3 +39,21 @@ def test_a_call_that_ended_is_no_defect() -> None:
     service = FlightService(cast("Any", None), cast("Any", None), cast("Any", Reads()))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(service._do_get(pb.Ticket(ticket=b"{}"), cast("Any", EndedCall())))
+
+
+def test_who_is_refused_while_he_sends_is_told_why() -> None:
+    """Also if more is on its way than gRPC takes of a stream that nobody reads."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        for _ in range(3):
+            stream = await client.opened("clicks")
+            await stream.call.write(pb.FlightData(data_header=b"no Arrow"))
+            for _ in range(8):
+                await stream.send(bytes(2**20))
+            assert await stream.told() is None
+            code, message, metadata = await stream.status()
+            assert (code, message[:19]) == ("INVALID_ARGUMENT", "ConfigurationError:")
+            assert "dlog-error" in metadata
+
+    with_proxies("clicks")(scenario)
