@@ -157,14 +157,16 @@ class LedgerFollower:
                     await self._refresh()
                 if entries is None:
                     continue
-                async for step in self._deliver(entries):
-                    self._is_first = False
-                    yield step
+                async with aclosing(self._deliver(entries)) as delivered:
+                    async for step in delivered:
+                        self._is_first = False
+                        yield step
                 if self._is_first:
                     self._is_first = False
                     yield FollowStep((), self._last_add_confirmed, closed=False)
-            async for step in self._finish():
-                yield step
+            async with aclosing(self._finish()) as rest:
+                async for step in rest:
+                    yield step
         finally:
             if unsubscribe is not None:
                 unsubscribe()
@@ -363,8 +365,9 @@ class LedgerFollower:
                 yield FollowStep(run, lac, closed=False)
                 continue
             gap_end = pushed[taken].entry_id - 1 if taken < len(pushed) else lac
-            async for chunk in self._read(gap_end):
-                yield FollowStep(chunk, lac, closed=False)
+            async with aclosing(self._read(gap_end)) as chunks:
+                async for chunk in chunks:
+                    yield FollowStep(chunk, lac, closed=False)
 
     async def _read(self, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
         chunks = self._reader.read(self._next, last)
@@ -382,8 +385,9 @@ class LedgerFollower:
         if self._next > last:
             yield FollowStep((), last, closed=True)
             return
-        async for chunk in self._read(last):
-            yield FollowStep(chunk, last, closed=self._next > last)
+        async with aclosing(self._read(last)) as chunks:
+            async for chunk in chunks:
+                yield FollowStep(chunk, last, closed=self._next > last)
 
 
 async def _end(task: asyncio.Task[Any]) -> None:

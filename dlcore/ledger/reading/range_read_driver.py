@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.errors import (
@@ -66,9 +67,10 @@ class _Stream:
         self.task = self._fetch()
 
     async def aclose(self) -> None:
-        """End the request."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        """End the request.  It ends with its task also if whoever waits here is cancelled."""
+        if not self.task.done():
+            self.task.cancel()
+            await asyncio.wait([self.task])
         close = getattr(self._chunks, "aclose", None)
         if close is not None:
             await close()
@@ -190,11 +192,9 @@ class RangeRead:
                 self._on_chunk(lane, stream, now)
         for lane in waiting:
             self._on_time(lane, now)
-        closing = [stream for lane in self._lanes for stream in lane.closing]
         for lane in self._lanes:
-            lane.closing.clear()
-        for stream in closing:
-            await stream.aclose()
+            while lane.closing:
+                await lane.closing.pop().aclose()
 
     def _next_deadline(self, lanes: Sequence[_Lane]) -> float:
         return min(
@@ -306,8 +306,9 @@ class RangeRead:
         lane.streams[effect.bookie] = _Stream(effect.bookie, effect.first_entry_id, chunks, now)
 
     async def _aclose(self) -> None:
-        for lane in self._lanes:
-            for stream in (*lane.streams.values(), *lane.closing):
-                await stream.aclose()
-            lane.streams.clear()
-            lane.closing.clear()
+        async with AsyncExitStack() as ends:  # each is ended, also if this is cancelled meanwhile
+            for lane in self._lanes:
+                for stream in (*lane.streams.values(), *lane.closing):
+                    ends.push_async_callback(stream.aclose)
+                lane.streams.clear()
+                lane.closing.clear()

@@ -36,7 +36,9 @@ class OpenedExtent:
             yield frames
 
     async def aclose(self) -> None:
-        """Fetch nothing more."""
+        """Fetch nothing more, also if whoever waits here is cancelled."""
         self._first.cancel()
-        await asyncio.gather(self._first, return_exceptions=True)
-        await self._chunks.aclose()
+        try:
+            await asyncio.gather(self._first, return_exceptions=True)
+        finally:
+            await self._chunks.aclose()

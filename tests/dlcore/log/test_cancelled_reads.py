@@ -9,7 +9,9 @@ before its result is known.
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -467,3 +469,31 @@ def test_an_interrupted_watch_tells_all_that_it_found(
         watch.take()
     assert [each.name for each in watch.take(timeout_s=5)] == ["clicks"]
     watch.close()
+
+
+@pytest.mark.parametrize("again", range(4))
+def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: int) -> None:
+    """It would end them in no order, and one that waits for another's end raises an error."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await fill(log)
+        left: list[str] = []
+        sys.set_asyncgen_hooks(finalizer=lambda each: left.append(repr(each)))
+        narrow = await tight(cluster, log)
+
+        async def read() -> None:
+            async with await narrow.open_reader() as reader:
+                while await reader.read_bulk(20, until_caught_up=True):
+                    pass
+
+        for turns in TURNS:
+            reading = asyncio.create_task(read())
+            for count in (turns, again):
+                for _ in range(count):
+                    await asyncio.sleep(0)
+                reading.cancel()
+            await asyncio.wait([reading])
+        gc.collect()
+        assert not left
+
+    on_log(body)
