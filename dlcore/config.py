@@ -262,8 +262,10 @@ class LogConfig(ShownFields):
     """A segment that reaches this size is completed and the next one started."""
     segment_age_max_s: float = 2 * 3600.0
     """Likewise by age; whichever comes first (docs/differences.md)."""
-    compression: str = "none"
-    """Arrow IPC buffer compression of entries: none, lz4 or zstd."""
+    compression: str = "auto"
+    """How Arrow's buffers in entries are compressed: none, lz4 or zstd; auto: of typed logs by lz4,
+    in entries from 32 KiB on, of logs of bytes not at all.  An entry that this makes less than an
+    eighth smaller is stored as it is."""
     lock_enabled: bool = True
     """Without the writer lock fencing alone keeps two writers apart."""
     lock_timeout_s: float = 20.0
@@ -300,10 +302,10 @@ class LogConfig(ShownFields):
 
     def __post_init__(self) -> None:
         require(
-            condition=self.compression in ("none", "lz4", "zstd"),
+            condition=self.compression in ("auto", "none", "lz4", "zstd"),
             key="compression",
             value=self.compression,
-            rule="expected none, lz4 or zstd",
+            rule="expected auto, none, lz4 or zstd",
         )
         require(
             condition=1 <= self.entry_bytes <= MIB,

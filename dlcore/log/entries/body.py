@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Set
 
+    from dlcore.log.entries.compression import Compressor
     from dlcore.log.typed.arrow import EntrySchemas
     from dlcore.wire.digest import BytesLike
 
@@ -37,18 +38,12 @@ _HEADER = struct.Struct(">BBHIqqqqQ")
 _VERSION = 1
 _TXID_ASSIGNED, _COMPRESSED = 1, 2
 BYTES_SCHEMA_ID = 0
-_END_BYTES = 8  # the end-of-stream marker of Arrow's IPC streaming format
 
 
 @cache
 def byte_log_schema() -> pa.Schema:
     """Return the schema of the entries of a byte log."""
     return pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
-
-
-@cache
-def _schema_message_bytes() -> int:
-    return int(byte_log_schema().serialize().size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +61,6 @@ class EntryHeader:
     stamp_bytes: int = 0
 
 
-def ipc_options(compression: str) -> pa.ipc.IpcWriteOptions:
-    """Return Arrow's write options for ``none``, ``lz4`` or ``zstd``."""
-    return pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
-
-
 def encode_entry(
     batch: pa.RecordBatch,
     *,
@@ -78,7 +68,7 @@ def encode_entry(
     last_txid: int,
     records_before: int,
     write_time_ms: int,
-    options: pa.ipc.IpcWriteOptions,
+    compressor: Compressor,
     schema_id: int = BYTES_SCHEMA_ID,
     stamp: bytes = b"",
 ) -> list[BytesLike]:
@@ -87,6 +77,7 @@ def encode_entry(
     `batch` has the schema of that id, and at least one record.
     """
     assert batch.num_rows > 0
+    message, is_compressed = compressor.message(batch, typed=schema_id != BYTES_SCHEMA_ID)
     header = encode_entry_header(
         record_count=batch.num_rows,
         first_txid=first_txid,
@@ -94,10 +85,10 @@ def encode_entry(
         records_before=records_before,
         write_time_ms=write_time_ms,
         schema_id=schema_id,
-        compressed=options.compression is not None,
+        compressed=is_compressed,
         stamp=stamp,
     )
-    return [header, memoryview(_encapsulate(batch, options, schema_id))]
+    return [header, memoryview(message)]
 
 
 def encode_entry_header(
@@ -124,22 +115,6 @@ def encode_entry_header(
         len(stamp),
     )
     return header + stamp
-
-
-def _encapsulate(
-    batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions, schema_id: int
-) -> pa.Buffer:
-    # `RecordBatch.serialize` takes no options; a stream does, and its batch message stands between
-    # the schema message and the end marker.
-    if options.compression is None:
-        return batch.serialize()
-    is_bytes = schema_id == BYTES_SCHEMA_ID
-    schema_bytes = _schema_message_bytes() if is_bytes else batch.schema.serialize().size
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    stream = sink.getvalue()
-    return stream.slice(schema_bytes, stream.size - schema_bytes - _END_BYTES)
 
 
 def decode_entry_header(body: BytesLike) -> EntryHeader:
@@ -246,8 +221,8 @@ def decode_entry_batch(
         raise InvalidEntryError("an entry of a typed log has no schema")
     view = batch_message_of(body, header)
     try:
-        if header.compressed and columns is not None and not columns >= set(schema.names[1:]):
-            batch = _read_columns(view, schema, columns)
+        if header.compressed:
+            batch = _decompressed(view, schema, columns)
         else:
             batch = pa.ipc.read_record_batch(pa.py_buffer(view), schema)
     except (pa.ArrowInvalid, OSError, StopIteration) as error:
@@ -259,9 +234,14 @@ def decode_entry_batch(
     return with_txid(batch, header.first_txid) if header.txid_assigned else batch
 
 
-def _read_columns(message: memoryview, schema: pa.Schema, columns: Set[str]) -> pa.RecordBatch:
-    # Only a stream can be told which columns to read, so that the message is copied into one.
-    wanted = [0, *(n for n, name in enumerate(schema.names) if n and name in columns)]
+def _decompressed(
+    message: memoryview, schema: pa.Schema, columns: Set[str] | None
+) -> pa.RecordBatch:
+    # Only a stream can be told which columns to read, and to start no threads, which would cost
+    # more than an entry's columns take; so the message is copied into one.
+    wanted = None
+    if columns is not None:
+        wanted = [0, *(n for n, name in enumerate(schema.names) if n and name in columns)]
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
     stream = b"".join((_serialized(schema), message))
     return pa.ipc.open_stream(stream, options=options).read_next_batch()

@@ -26,7 +26,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.log.entries.batches import byte_log_batch
-from dlcore.log.entries.body import ipc_options
+from dlcore.log.entries.compression import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.metadata.store import UNANSWERED
@@ -72,7 +72,7 @@ class _Part:
     def __init__(self, log: LogMetadata, config: LogConfig, *, has_txids: bool) -> None:
         self.log = log
         self.has_txids = has_txids
-        self.options = ipc_options(config.compression)
+        self.compressor = Compressor(config.compression)
         self.transmitter: Transmitter[None] = Transmitter(entry_bytes=config.entry_bytes)
         self.run: Run | None = None
         self.extents: list[StagedExtent] = []
@@ -243,7 +243,7 @@ class StagingWriter(AsyncClosing):
             run = part.run = Run(first_entry_id=first_entry_id, timestamp_ms=lane.timestamp_ms)
         group = part.transmitter.next_group()
         self._queued_bytes -= group.size_bytes
-        body = run.encode(group, now_ms=self._context.clock.now_ms(), options=part.options)
+        body = run.encode(group, now_ms=self._context.clock.now_ms(), compressor=part.compressor)
         lane.timestamp_ms = run.timestamp_ms
         ledger.append(body).add_done_callback(partial(self._answered, part))
 

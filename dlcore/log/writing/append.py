@@ -69,7 +69,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import RECORD_OVERHEAD_BYTES, txid_out_of_order
-from dlcore.log.entries.body import ipc_options
+from dlcore.log.entries.compression import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.steps import (
@@ -166,7 +166,7 @@ class LogAppender(Generic[_Ticket]):
         """Fill entries and segments as this says, from the next ones on."""
         self._transmitter.revoke()
         self._limits = SegmentLimits.of(config)
-        self._options = ipc_options(config.compression)
+        self._compressor = Compressor(config.compression)
         self._pending_bytes_max = config.pending_bytes_max
         self._pending_records_max = config.pending_records_max
         self._fails_while_rolling = config.fail_while_rolling
@@ -417,7 +417,7 @@ class LogAppender(Generic[_Ticket]):
                 is_first=not run.entry_count,
                 is_last=self.is_closing and not self._transmitter.has_sealed,
             )
-        return run.encode(group, now_ms=now_ms, options=self._options, stamp=stamp)
+        return run.encode(group, now_ms=now_ms, compressor=self._compressor, stamp=stamp)
 
     def ledger_closed(self, *, last_entry_id: int, size_bytes: int) -> None:
         """Take over the end of the segment's ledger."""

@@ -10,8 +10,7 @@ from dlcore.log.entries.plain_records import plain_format
 from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
+    from dlcore.log.entries.compression import Compressor
     from dlcore.log.metadata.values import LogHead
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
@@ -57,12 +56,12 @@ class Run:
         group: Group[Any],
         *,
         now_ms: int,
-        options: pa.ipc.IpcWriteOptions,
+        compressor: Compressor,
         stamp: bytes = b"",
     ) -> list[BytesLike]:
         """Return the parts of the next entry's body, which holds `group`, and count it."""
         self.timestamp_ms = max(self.timestamp_ms, now_ms)
-        body = self._encode(group, options, stamp)
+        body = self._encode(group, compressor, stamp)
         if not self.entry_count:
             self.first_txid = group.first_txid
         self.last_txid = group.last_txid
@@ -72,11 +71,9 @@ class Run:
         self.size_bytes += sum(memoryview(part).nbytes for part in body)
         return body
 
-    def _encode(
-        self, group: Group[Any], options: pa.ipc.IpcWriteOptions, stamp: bytes
-    ) -> list[BytesLike]:
+    def _encode(self, group: Group[Any], compressor: Compressor, stamp: bytes) -> list[BytesLike]:
         plain, form = group.plain_records(), plain_format()
-        if plain is not None and form is not None and options.compression is None:
+        if plain is not None and form is not None and compressor.leaves_bytes:
             header = encode_entry_header(
                 record_count=group.record_count,
                 first_txid=group.first_txid,
@@ -92,7 +89,7 @@ class Run:
             last_txid=group.last_txid,
             records_before=self.record_count,
             write_time_ms=self.timestamp_ms,
-            options=options,
+            compressor=compressor,
             schema_id=group.schema_id,
             stamp=stamp,
         )

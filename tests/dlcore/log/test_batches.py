@@ -34,8 +34,8 @@ from dlcore.log.entries.body import (
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
-    ipc_options,
 )
+from dlcore.log.entries.compression import Compressor
 from dlcore.log.reading.rows import EntryRows
 from dlcore.log.reading.taking import take_records
 from dlcore.records import EntryPlace
@@ -60,7 +60,7 @@ def test_a_byte_log_loads_no_pandas() -> None:
 import sys
 from dlcore.log.entries.batches import batch_of, check_txids, cut, read_batch, records_of
 from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, encode_entry
-from dlcore.log.entries.body import ipc_options
+from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.stream import bytes_of
 from dlcore.records import EntryPlace
 for count in (1, 2, 1000):
@@ -75,7 +75,7 @@ for count in (1, 2, 1000):
                 last_txid=part.num_rows,
                 records_before=0,
                 write_time_ms=0,
-                options=ipc_options(compression),
+                compressor=Compressor(compression),
             )
         )
         decoded = decode_entry_batch(body, decode_entry_header(body))
@@ -140,12 +140,13 @@ def test_a_slice_survives_an_entry(compression: str) -> None:
             last_txid=499,
             records_before=7,
             write_time_ms=5,
-            options=ipc_options(compression),
+            compressor=Compressor(compression),
         )
     )
     assert len(body) < 10_000
     header = decode_entry_header(body)
     assert (header.record_count, header.records_before) == (100, 7)
+    assert header.compressed is (compression != "none")
     assert decode_entry_batch(body, header).equals(part)
 
 

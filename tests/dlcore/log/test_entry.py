@@ -15,14 +15,14 @@ from dlcore.log.entries.body import (
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
-    ipc_options,
     move_entry,
 )
+from dlcore.log.entries.compression import Compressor
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BATCH = batch_of([5, 5, 7], [b"a", b"", b"c"])
+BATCH = batch_of([5, 5, 7], [b"a", b"", b"c" * 1000])
 HEADER = EntryHeader(
     record_count=3, first_txid=5, last_txid=7, records_before=40, write_time_ms=1_000
 )
@@ -36,7 +36,7 @@ def entry(compression: str = "none") -> bytes:
         last_txid=7,
         records_before=40,
         write_time_ms=1_000,
-        options=ipc_options(compression),
+        compressor=Compressor(compression),
     )
     return b"".join(parts)
 
@@ -95,7 +95,7 @@ def test_what_an_extent_said_of_its_entries_they_say_themselves() -> None:
             write_time_ms=5_000,
             txid_assigned=True,
         )
-        assert batch.equals(batch_of([9, 9, 9], [b"a", b"", b"c"]))
+        assert batch.equals(batch_of([9, 9, 9], [b"a", b"", b"c" * 1000]))
 
 
 def test_flags_that_are_not_known_are_refused() -> None:

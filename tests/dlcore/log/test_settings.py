@@ -41,7 +41,7 @@ def test_settings_are_changed_by_name() -> None:
         settings.changed({"entry_bytes": 0})
     with pytest.raises(ConfigurationError, match="expected a whole number or None"):
         settings.changed({"entry_bytes": "many"})
-    with pytest.raises(ConfigurationError, match="compression='zip': expected none, lz4 or zstd"):
+    with pytest.raises(ConfigurationError, match="'zip': expected auto, none, lz4 or zstd"):
         LogSettings(compression="zip")
 
 

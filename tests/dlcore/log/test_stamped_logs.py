@@ -21,10 +21,10 @@ from dlcore.log.entries.body import (
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
-    ipc_options,
     move_entry,
     stamp_of,
 )
+from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, Claim
 from dlcore.log.writing.producers import Mark, Producers
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
@@ -242,7 +242,7 @@ def test_entries_that_move_meanwhile_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_merging_keeps_stamps() -> None:
     """An entry that is moved to another ledger says the same."""
-    batch = batch_of([1, 2], [b"a", b"b"])
+    batch = batch_of([1, 2], [b"a", b"b" * 1000])
     body = b"".join(
         map(
             bytes,
@@ -252,13 +252,14 @@ def test_merging_keeps_stamps() -> None:
                 last_txid=2,
                 records_before=0,
                 write_time_ms=5,
-                options=ipc_options("lz4"),
+                compressor=Compressor("lz4"),
                 stamp=b"12345678",
             ),
         )
     )
     moved = b"".join(map(bytes, move_entry(body, records_before=9, floor_ms=0, assigned_txid=None)))
     header = decode_entry_header(moved)
+    assert header.compressed
     assert bytes(stamp_of(moved, header)) == b"12345678"
     assert decode_entry_batch(moved, header).equals(batch)
     with pytest.raises(InvalidEntryError, match="says that its stamp has"):

@@ -29,9 +29,9 @@ from dlcore.log.entries.body import (
     decode_entry_batch,
     decode_entry_header,
     encode_entry,
-    ipc_options,
     move_entry,
 )
+from dlcore.log.entries.compression import Compressor
 from dlcore.log.typed.arrow import (
     EntrySchemas,
     columns_of,
@@ -114,7 +114,8 @@ def test_entries_keep_every_value(compression: str) -> None:
     wider[ALL_TYPES.get_field_index("i8")] = pa.field("i8", pa.int16())
     schemas = schemas_of(ALL_TYPES, pa.schema(wider))
     first = schemas_of(ALL_TYPES)
-    batch, has_txids = first.fit("trips", batch_of_all())
+    rows = pa.concat_batches([batch_of_all()] * 40)
+    batch, has_txids = first.fit("trips", rows)
     assert not has_txids
     parts = encode_entry(
         batch.slice(1),
@@ -122,19 +123,20 @@ def test_entries_keep_every_value(compression: str) -> None:
         last_txid=0,
         records_before=0,
         write_time_ms=5,
-        options=ipc_options(compression),
+        compressor=Compressor(compression),
         schema_id=1,
     )
     body = b"".join(move_entry(b"".join(parts), records_before=9, floor_ms=0, assigned_txid=7))
     header = decode_entry_header(body)
-    assert (header.schema_id, header.records_before, header.record_count) == (1, 9, 2)
+    assert (header.schema_id, header.records_before, header.record_count) == (1, 9, 119)
+    assert header.compressed is (compression != "none")
     found = decode_entry_batch(body, header, schemas)
-    assert found.column("_txid").to_pylist() == [7, 7]
-    assert found.drop_columns(["_txid"]).equals(batch_of_all().slice(1))
+    assert found.column("_txid").to_pylist() == [7] * 119
+    assert found.drop_columns(["_txid"]).equals(rows.slice(1))
     latest = schemas.promote(found, 1)
     assert latest.schema == schemas.latest
-    assert latest.column("more").to_pylist() == [None, None]
-    assert latest.column("i8").to_pylist() == [None, -128]
+    assert latest.column("more").null_count == 119
+    assert latest.column("i8").slice(0, 2).to_pylist() == [None, -128]
     assert latest.column("where").equals(found.column("where"))
     assert schemas.promote(latest, 2) is latest
 
@@ -142,13 +144,13 @@ def test_entries_keep_every_value(compression: str) -> None:
 def test_an_entry_of_another_schema() -> None:
     """It is never read by a schema that it does not have."""
     schemas = schemas_of(pa.schema([("a", pa.int8())]))
-    options = ipc_options("none")
+    compressor = Compressor("none")
     batch, _ = schemas.fit("trips", pa.record_batch({"a": pa.array([1], pa.int8())}))
 
     def body(schema_id: int) -> bytes:
         parts = encode_entry(
             batch, first_txid=0, last_txid=0, records_before=0, write_time_ms=0,
-            options=options, schema_id=schema_id,
+            compressor=compressor, schema_id=schema_id,
         )  # fmt: skip
         return b"".join(parts)
 
