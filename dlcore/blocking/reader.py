@@ -51,6 +51,24 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         position: DLSN = self._rows[0].position if self._rows else self._reader.position
         return position
 
+    @property
+    def committed(self) -> DLSN | None:
+        """The position stored for its subscriber; None if it reads for none."""
+        committed: DLSN | None = self._reader.committed
+        return committed
+
+    def commit(self, position: DLSN | None = None) -> DLSN:
+        """Store where its subscriber goes on, the reader's position if none is given; return it.
+
+        Raises:
+            SubscriptionMovedError: another reader took the subscription over.
+            ConfigurationError: it was opened without a subscriber.
+        """
+        if position is None:
+            position = self.position
+        stored: DLSN = self._call(self._reader.commit(position))
+        return stored
+
     def seek(
         self,
         *,
@@ -168,17 +186,3 @@ class LogReader(RowsTwin["EntryRows", LogRecordWithDLSN]):
     def broken_entries(self) -> int:
         """How many entries were left out because they are broken, if that was asked for."""
         return self._reader.broken_entries
-
-    @property
-    def committed(self) -> DLSN | None:
-        """The position stored for its subscriber; None if it reads for none."""
-        return self._reader.committed
-
-    def commit(self, position: DLSN | None = None) -> DLSN:
-        """Store where its subscriber goes on, the reader's position if none is given; return it.
-
-        Raises:
-            SubscriptionMovedError: another reader took the subscription over.
-            ConfigurationError: it was opened without a subscriber.
-        """
-        return self._call(self._reader.commit(position or self.position))

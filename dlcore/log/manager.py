@@ -182,7 +182,8 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         Raises: LogNotFoundError, MetadataError.
         """
         self._require_open()
-        return await list_subscriptions(self._context, self._log)
+        found = await list_subscriptions(self._context, self._log)
+        return {subscriber: seen.position for subscriber, seen in found.items()}
 
     async def move_subscription(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,6 +25,13 @@ from dlcore.proxy.reading.planning import (
     PositionsRequest,
     SnapshotsRequest,
 )
+from dlcore.proxy.reading.subscriptions import (
+    ForgetRequest,
+    MoveRequest,
+    Subscriptions,
+    SubscriptionsRequest,
+)
+from dlcore.proxy.reading.tickets import LogId  # msgspec reads it
 from dlcore.proxy.writing.appends import AppendRequest, Appends
 
 if TYPE_CHECKING:
@@ -38,8 +45,6 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = dict[str, object]
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
-LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z-]{1,64}$")]
-"""Of a log, as clients tell it: part of a path in the metadata store."""
 
 
 class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,6 +182,26 @@ class Actions:
         )
         self._add(
             "places", "Find records of logs, likewise: {searches}.", PlacesRequest, planning.places
+        )
+        subscriptions = Subscriptions(namespace)
+        self._add(
+            "subscriptions",
+            "Tell the positions that a log keeps: {log, log_id, subscriber}.",
+            SubscriptionsRequest,
+            subscriptions.show,
+        )
+        self._add(
+            "move_subscription",
+            "Keep a position, compared and set: "
+            "{log, log_id, subscriber, dlsn, token, mark, waits}.",
+            MoveRequest,
+            subscriptions.move,
+        )
+        self._add(
+            "delete_subscription",
+            "Forget a position: {log, log_id, subscriber, mark}.",
+            ForgetRequest,
+            subscriptions.forget,
         )
         self._add("health", "Tell whether this proxy takes logs: {}.", NoRequest, self._health)
         self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)

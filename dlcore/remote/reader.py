@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from dlcore.remote.endpoint import Endpoint
     from dlcore.remote.planning import Received
+    from dlcore.remote.subscriptions import RemoteHold
 
 _DLSN_COLUMNS = ("dlsn", "_dlsn")
 _RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
@@ -150,8 +151,15 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
     namespace waits; it may be called again.
     """
 
-    def __init__(self, calls: Endpoint, name: str, columns: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        calls: Endpoint,
+        name: str,
+        columns: Sequence[str] | None,
+        hold: RemoteHold | None = None,
+    ) -> None:
         super().__init__(DLSN.INITIAL)
+        self._hold = hold
         self._calls = calls
         self._columns = None if columns is None else list(columns)
         self._place: Place | None = None  # what to ask for

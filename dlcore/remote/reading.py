@@ -21,9 +21,11 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
+from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.ranges import timestamp_ms_of
+from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import (
@@ -38,11 +40,12 @@ from dlcore.proxy.actions import (
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
-from dlcore.remote import planning
+from dlcore.remote import planning, subscriptions
 from dlcore.remote.endpoint import Endpoint, path_of
 from dlcore.remote.planning import LogInfo, received
 from dlcore.remote.reader import BytesReader, RemoteReader, RemoteRecord
 from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
+from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
 
 if TYPE_CHECKING:
@@ -215,9 +218,8 @@ class RemoteNamespace(AsyncClosing):
         if create_if_missing and not await self.log_exists(name):
             with suppress(LogExistsError):
                 await self.create_log(name)
-        log = RemoteLog(self._calls, validate_log_name(name))
-        await log.get_info()
-        return log
+        info = await planning.get_info(self._calls, validate_log_name(name))
+        return RemoteLog(self._calls, LogKey(name=name, log_id=info.log_id))
 
     async def open_merged_reader(
         self,
@@ -240,12 +242,22 @@ class RemoteNamespace(AsyncClosing):
 class RemoteLog(LogQueries[RemoteRecord]):
     """One log.  Use `RemoteNamespace.open_log`."""
 
-    def __init__(self, calls: Endpoint, name: str) -> None:
+    def __init__(self, calls: Endpoint, log: LogKey) -> None:
         self._calls = calls
-        self.name = name
+        self._log = log
 
     def __repr__(self) -> str:
         return f"<RemoteLog {self.name!r}>"
+
+    @property
+    def name(self) -> str:
+        """The log's name."""
+        return self._log.name
+
+    @property
+    def log_id(self) -> str:
+        """The log's identity; a log that is deleted and created again has another one."""
+        return self._log.log_id
 
     async def get_info(self) -> LogInfo:
         """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
@@ -452,6 +464,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         dlsn: DLSN | None = None,
         txid: int | None = None,
         timestamp_ms: int | None = None,
+        subscriber: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> RemoteReader:
         """Open a reader; at the first record that is not truncated, unless one of these is given.
@@ -460,16 +473,71 @@ class RemoteLog(LogQueries[RemoteRecord]):
             dlsn: the position of the first record wanted; one beyond the end waits for its record.
             txid: the first record with this transaction id or a higher one.
             timestamp_ms: the first record written at that time or later, in epoch milliseconds.
+            subscriber: for whom it reads: it starts at the position that is stored for him, unless
+                another is given, and stores one with `commit`.  Another reader over an endpoint
+                that had him before learns by its next `commit` that it has not any more; one of the
+                core is waited for.
             columns: which ones, by name.
 
         Raises:
             ConfigurationError: several positions are given.
-            AlreadyTruncatedError: `dlsn` was truncated away.
+            AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away.
+            OwnershipAcquireFailedError: the subscriber had a reader of the core for as long as the
+                proxy's `lock_timeout_s`.
+            OverCapacityError: the log keeps as many positions as it may.
             LogNotFoundError, ProxyUnavailableError.
         """
-        reader = RemoteReader(self._calls, self.name, columns)
+        start, hold = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms), None
+        if subscriber is not None:
+            hold = RemoteHold(self._calls, self._log, subscriber)
+            await hold.take(waits=True)
+            dlsn = hold.position if start == ReadStart() else dlsn
+        reader = RemoteReader(self._calls, self.name, columns, hold)
         await reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return reader
+
+    async def get_subscriptions(self) -> dict[str, DLSN]:
+        """Return the positions that are stored for subscribers: of the next record each reads.
+
+        Raises: LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        found = await subscriptions.show(self._calls, self._log)
+        return {subscriber: DLSN.parse(seen.dlsn) for subscriber, seen in found.items()}
+
+    async def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        """Store where a subscriber goes on, forward or back, and return it.
+
+        A reader over an endpoint that he has commits nothing any more.
+
+        Raises:
+            OwnershipAcquireFailedError: he has a reader of the core.
+            OverCapacityError, LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        position = start.dlsn or DLSN.INITIAL
+        if start.txid is not None:
+            position = await self.get_dlsn_not_less_than_txid(start.txid)
+        elif start.timestamp_ms is not None:
+            position = await self.get_dlsn_not_less_than_timestamp(start.timestamp_ms)
+        await RemoteHold(self._calls, self._log, subscriber).take(position, waits=False)
+        return position
+
+    async def delete_subscription(self, subscriber: str) -> bool:
+        """Forget a subscriber; return whether there was one.
+
+        Raises:
+            OwnershipAcquireFailedError: he has a reader of the core.
+            SubscriptionMovedError: one over an endpoint moved it meanwhile.
+            LogNotFoundError, MetadataError, ProxyUnavailableError.
+        """
+        return await subscriptions.forget(self._calls, self._log, subscriber)
 
     async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
         """Open a writer of the log's bytes, which begins where they end.

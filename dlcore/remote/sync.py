@@ -163,6 +163,11 @@ class RemoteLog(Blocking):
         """The log's name."""
         return self._log.name
 
+    @property
+    def log_id(self) -> str:
+        """The log's identity; a log that is deleted and created again has another one."""
+        return self._log.log_id
+
     def get_info(self) -> LogInfo:
         """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
         return self._call(self._log.get_info())
@@ -290,6 +295,7 @@ class RemoteLog(Blocking):
         dlsn: DLSN | None = None,
         txid: int | None = None,
         timestamp_ms: int | None = None,
+        subscriber: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> RemoteReader:
         """Open a reader; at the first record that is not truncated, unless one of these is given.
@@ -297,9 +303,38 @@ class RemoteLog(Blocking):
         Raises: as the async twin.
         """
         opening = self._log.open_reader(
-            dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms, columns=columns
+            dlsn=dlsn,
+            txid=txid,
+            timestamp_ms=timestamp_ms,
+            subscriber=subscriber,
+            columns=columns,
         )
         return RemoteReader(self._portal, self._call(opening))
+
+    def get_subscriptions(self) -> dict[str, DLSN]:
+        """Return the positions that are stored for subscribers.  Raises: as the async twin."""
+        return self._call(self._log.get_subscriptions())
+
+    def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        """Store where a subscriber goes on, forward or back, and return it.
+
+        Raises: as the async twin.
+        """
+        moving = self._log.move_subscription(
+            subscriber, dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms
+        )
+        return self._call(moving)
+
+    def delete_subscription(self, subscriber: str) -> bool:
+        """Forget a subscriber; return whether there was one.  Raises: as the async twin."""
+        return self._call(self._log.delete_subscription(subscriber))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
         """Open a writer of the log's bytes, as a file is; it is the only one.

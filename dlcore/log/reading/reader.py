@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.errors import (
     AlreadyClosedError,
-    ConfigurationError,
     EndOfStreamError,
     InvalidEntryError,
 )
@@ -50,6 +49,8 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
     `batches` can also follow the log.
     """
 
+    _hold: SubscriptionHold | None
+
     def __init__(
         self,
         context: LogContext,
@@ -62,7 +63,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
         schemas: KnownSchemas | None = None,
     ) -> None:
         self._context = context
-        self._name = name
+        self.log_name = name
         self._fetch_from = fetch_from
         self._broken = broken
         self._hold = hold
@@ -76,12 +77,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
-        return f"<AsyncLogReader {self._name!r} at {self.position} {state}>"
-
-    @property
-    def log_name(self) -> str:
-        """The log's name."""
-        return self._name
+        return f"<AsyncLogReader {self.log_name!r} at {self.position} {state}>"
 
     @property
     def is_typed(self) -> bool:
@@ -92,28 +88,6 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
     def broken_entries(self) -> int:
         """How many entries were left out because they are broken, if that was asked for."""
         return self._broken.count
-
-    @property
-    def committed(self) -> DLSN | None:
-        """The position stored for its subscriber; None if it reads for none."""
-        return None if self._hold is None else self._hold.position
-
-    async def commit(self, position: DLSN | None = None) -> DLSN:
-        """Store where its subscriber goes on, the reader's position if none is given; return it.
-
-        Raises:
-            SubscriptionMovedError: another reader took the subscription over.
-            ConfigurationError: it was opened without a subscriber.
-        """
-        self._require_open()
-        if self._hold is None:
-            raise ConfigurationError(
-                f"the reader of log {self._name!r} has no subscriber: open_reader(subscriber=…)"
-            )
-        position = position or self.position
-        await self._hold.ensure_locked()
-        await self._hold.commit(position)
-        return position
 
     async def _move(self, start: ReadStart) -> None:
         self._require_open()
@@ -129,7 +103,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise AlreadyClosedError(f"the reader of log {self._name!r} is closed")
+            raise AlreadyClosedError(f"the reader of log {self.log_name!r} is closed")
 
     async def _require_usable(self) -> None:
         self._require_open()
@@ -159,7 +133,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
             if self._fetcher.error is not None:
                 raise self._fetcher.error.with_traceback(None)  # else it grows with each call
             if self._fetcher.has_ended:
-                raise EndOfStreamError(f"log {self._name!r} is sealed and was read to its end")
+                raise EndOfStreamError(f"log {self.log_name!r} is sealed and was read to its end")
             if non_blocking or (until_caught_up and not await self._fetcher.has_more()):
                 return None
             await self._fetcher.wait()
@@ -217,7 +191,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
 
     async def abandon(self, reason: str) -> None:
         """Stop reading, by which nothing is lost."""
-        logger.debug("reader of log=%s left: %s", self._name, reason)
+        logger.debug("reader of log=%s left: %s", self.log_name, reason)
         await self.aclose()
 
 

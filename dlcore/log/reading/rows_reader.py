@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
 from dlcore.closing import AsyncClosing
 from dlcore.config import require_count, require_kind
@@ -59,11 +59,26 @@ class RowsWanted(TypedDict, total=False):
     timeout_s: float | None
 
 
+class PositionHold(Protocol):
+    """The position that a log keeps for a subscriber, which this reader may move."""
+
+    @property
+    def position(self) -> DLSN:
+        """The stored position."""
+
+    async def commit(self, position: DLSN) -> None:
+        """Store another one."""
+
+
 class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     """A reader at a position.  Requests are served in order.
 
     A read that is cancelled, or fails, takes nothing: the next one returns it.
     """
+
+    _hold: PositionHold | None = None
+    log_name: str
+    """The log's name."""
 
     def __init__(self, position: DLSN) -> None:
         self._position = position  # behind the rows that are here
@@ -80,6 +95,29 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     @abstractmethod
     def is_typed(self) -> bool:
         """Whether the log is typed: there are batches of it then, and no records."""
+
+    @property
+    def committed(self) -> DLSN | None:
+        """The position stored for its subscriber; None if it reads for none."""
+        return None if self._hold is None else self._hold.position
+
+    async def commit(self, position: DLSN | None = None) -> DLSN:
+        """Store where its subscriber goes on, the reader's position if none is given; return it.
+
+        Raises:
+            SubscriptionMovedError: another reader took the subscription over.
+            ConfigurationError: it was opened without a subscriber.
+        """
+        if position is None:
+            position = self.position
+        require_kind("position", position, DLSN)
+        await self._require_usable()
+        if self._hold is None:
+            raise ConfigurationError(
+                f"the reader of log {self.log_name!r} has no subscriber: open_reader(subscriber=…)"
+            )
+        await self._hold.commit(position)
+        return position
 
     async def seek(
         self,

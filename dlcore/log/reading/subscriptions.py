@@ -3,13 +3,16 @@
 A subscription is a node below the log's head: a position, and the token of whoever may move it.  A
 reader takes its lock, and writes its own token into it, so that whoever held it before finds its
 compare-and-set lost, also if its session, and with it the lock, is gone and it does not know yet.
+
+Who has no session of his own, as a client of proxies, takes the lock only to write his token.  From
+then on that alone says that the subscription is his, until somebody else takes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -62,35 +65,69 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
         return DLSN(*self.position)
 
 
-async def list_subscriptions(context: LogContext, log: LogKey) -> dict[str, DLSN]:
-    """Return the stored positions by subscriber, sorted."""
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which state of a subscription somebody has seen, and whose it was."""
+
+    version: Count
+    token: str
+
+
+_MADE = Mark(0, "")
+"""Of one that nobody has taken."""
+
+
+class Seen(NamedTuple):
+    """A position, and the state of the subscription that has it."""
+
+    position: DLSN
+    mark: Mark
+
+
+def require_subscriber(subscriber: str) -> str:
+    """Return the name of a subscriber, or raise ConfigurationError."""
+    require_kind("subscriber", subscriber, str)
+    if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
+        raise ConfigurationError(
+            f"subscriber={subscriber!r}: expected 1 … {_ID_BYTES_MAX} bytes of text"
+        )
+    return subscriber
+
+
+async def list_subscriptions(
+    context: LogContext, log: LogKey, subscriber: str | None = None
+) -> dict[str, Seen]:
+    """Return the stored positions by subscriber, sorted; of one alone if he is named."""
     await context.logs.read(log)  # raises if it is gone
     paths = context.logs.paths_of(log)
-    names = await persistently(lambda: context.store.get_children(paths.subscribers, fresh=True))
-    subscribers = sorted(map(unescape, names or []))
+    if subscriber is None:
+        parent = paths.subscribers
+        names = await persistently(lambda: context.store.get_children(parent, fresh=True))
+        subscribers = sorted(map(unescape, names or []))
+    else:
+        subscribers = [require_subscriber(subscriber)]
     nodes = await persistently(
         lambda: context.store.get_many([paths.subscriber(each) for each in subscribers])
     )
     return {
-        subscriber: decode(Subscription, node.value, source=paths.subscriber(subscriber)).dlsn
-        for subscriber, node in zip(subscribers, nodes, strict=True)
+        name: _seen(node, paths.subscriber(name))
+        for name, node in zip(subscribers, nodes, strict=True)
         if node is not None
     }
+
+
+def _seen(node: Versioned, path: str) -> Seen:
+    stored = decode(Subscription, node.value, source=path)
+    return Seen(stored.dlsn, Mark(node.version, stored.token))
 
 
 class SubscriptionHold:
     """A subscription of a log, from `take` to `release` for this holder alone."""
 
     def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
-        require_kind("subscriber", subscriber, str)
-        if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
-            raise ConfigurationError(
-                f"subscriber={subscriber!r}: expected 1 … {_ID_BYTES_MAX} bytes of text"
-            )
         self._context = context
         self._store = context.store
         self._log = log
-        self._subscriber = subscriber
+        self._subscriber = require_subscriber(subscriber)
         paths = context.logs.paths_of(log)
         self._parent, self._path = paths.subscribers, paths.subscriber(subscriber)
         self._lock_path = paths.subscriber_lock(subscriber)
@@ -151,12 +188,7 @@ class SubscriptionHold:
             SubscriptionMovedError: somebody has.
             MetadataConnectionError: there is no answer; it may be tried again.
         """
-        stored = Subscription(
-            position=(position.lssn, position.entry_id, position.slot_id),
-            reader=self._context.client_id,
-            token=self._token,
-            moved_ms=self._context.clock.now_ms(),
-        )
+        stored = self._at(position, self._token)
         for _ in range(_TRIES_MAX):
             try:
                 version = await self._store.put(self._path, encode(stored), version=self._version)
@@ -172,10 +204,67 @@ class SubscriptionHold:
                 raise self._moved() from error
             self._stored, self._version = stored, version
             return
-        raise MetadataConnectionError(
-            f"log {self._log.name!r}: the metadata store did not answer to the position of "
-            f"subscriber {self._subscriber!r}"
+        raise self._unanswered()
+
+    def _at(self, position: DLSN, token: str) -> Subscription:
+        return Subscription(
+            position=(position.lssn, position.entry_id, position.slot_id),
+            reader=self._context.client_id,
+            token=token,
+            moved_ms=self._context.clock.now_ms(),
         )
+
+    async def look(self) -> Seen | None:
+        """Return what is stored; None if there is no such subscription."""
+        node = await self._read()
+        return None if node is None else _seen(node, self._path)
+
+    async def move(
+        self, position: DLSN, *, token: str, mark: Mark | None, timeout_s: float
+    ) -> Mark:
+        """Store a position for somebody known by a token alone, and return the mark of that.
+
+        The subscription is to be as he saw it, `mark`; None: there was none.  One that is not his
+        yet is locked meanwhile, so nobody reads by it who has the lock.  Asked for again, since the
+        answer was lost, it is done once.
+
+        Raises: as `take`; SubscriptionMovedError: it is not as he saw it.
+        """
+        if mark is None:
+            await self._make()
+            mark = _MADE
+        if mark.token != token:
+            await self._lock(timeout_s=timeout_s)
+        value = encode(self._at(position, token))
+        for _ in range(_TRIES_MAX):
+            seen = await self.look()
+            if seen == Seen(position, Mark(mark.version + 1, token)):
+                return seen.mark
+            if seen is None or seen.mark != mark:
+                raise self._moved()
+            try:
+                version = await self._store.put(self._path, value, version=mark.version)
+            except UNANSWERED:
+                await asyncio.sleep(_RETRY_S)
+            except (MetadataVersionError, NoNodeError):
+                continue  # the next look tells whose it is
+            else:
+                return Mark(version, token)
+        raise self._unanswered()
+
+    async def forget(self, mark: Mark) -> None:
+        """Remove the subscription, if it is as somebody saw it; harmless when there is none.
+
+        Raises: as `move`.
+        """
+        if await self.look() is None:
+            return
+        await self._lock(timeout_s=0)
+        seen = await self.look()
+        if seen is None or seen.mark != mark:
+            raise self._moved()
+        self._version = mark.version
+        await self.delete()
 
     async def delete(self) -> None:
         """Remove the subscription; it must be locked."""
@@ -277,6 +366,12 @@ class SubscriptionHold:
                 continue  # by one that had it before
             return
 
+    def _unanswered(self) -> MetadataConnectionError:
+        return MetadataConnectionError(
+            f"log {self._log.name!r}: the metadata store did not answer to the position of "
+            f"subscriber {self._subscriber!r}"
+        )
+
     def _moved(self) -> SubscriptionMovedError:
         return SubscriptionMovedError(
             f"log {self._log.name!r}: subscriber {self._subscriber!r} was taken over, moved or "
@@ -298,7 +393,7 @@ async def move_subscription(
 
 async def delete_subscription(context: LogContext, log: LogKey, subscriber: str) -> bool:
     """Remove a subscription that nobody reads by; return whether there was one."""
-    if subscriber not in await list_subscriptions(context, log):
+    if not await list_subscriptions(context, log, subscriber):
         return False
     hold = SubscriptionHold(context, log, subscriber)
     await hold.take(timeout_s=0)

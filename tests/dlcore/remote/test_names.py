@@ -43,11 +43,11 @@ PAIRS: list[tuple[Any, Any, str]] = [
         DistributedLogManager,
         remote.RemoteLog,
         (
-            "delete delete_subscription get_first_active_dlsn get_log_segments get_subscriptions "
-            "move_subscription recover rename status update_schema watch_segments"
+            "delete get_first_active_dlsn get_log_segments recover rename status update_schema "
+            "watch_segments"
         ),
     ),
-    (AsyncLogReader, remote.RemoteReader, "broken_entries commit committed"),
+    (AsyncLogReader, remote.RemoteReader, "broken_entries"),
     (AsyncLogWriter, remote.RemoteWriter, "config last_txid truncate"),
 ]
 """The core's face, the one over an endpoint, and what that lacks on purpose."""
@@ -63,7 +63,7 @@ ARGUMENTS = {
     "create_log": "config settings",
     "delete_log": "damaged",
     "open_log": "config",
-    "open_reader": "subscriber skip_broken_entries ignore_truncation",
+    "open_reader": "skip_broken_entries ignore_truncation",
     "open_writer": "ledger_metadata",
     "read": "where",
 }

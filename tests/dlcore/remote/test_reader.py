@@ -19,6 +19,8 @@ from dlcore.errors import (
     SchemaMismatchError,
 )
 from dlcore.ids import DLSN
+from dlcore.log.metadata.values import LogKey
+from dlcore.remote import RemoteLog
 from dlcore.remote.reader import RemoteReader, RemoteRows
 from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.aio import until_async
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.remote import RemoteLog
 
     Log: TypeAlias = DistributedLogManager | RemoteLog
     Reader: TypeAlias = AsyncLogReader | RemoteReader
@@ -227,8 +228,7 @@ def test_a_reader_that_failed_goes_on_where_it_was() -> None:
             await served.start(port=int(served.servers[0].address.rpartition(":")[2]))
             log._calls.patience_s = 60.0
             assert await txids(reader, 100) == list(range(5, 10))
-        none = await remote(served)
-        none.name = "none"
+        none = RemoteLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):
             await none.open_reader()
 
@@ -256,8 +256,7 @@ def test_a_typed_log_has_batches_only() -> None:
         await served.start()
         async with await (await direct.open_log("trips")).open_writer() as writer:
             await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
-        log = await remote(served)
-        log.name = "trips"
+        log = await remote(served, "trips")
         async with await log.open_reader() as reader:
             for _ in range(2):
                 with pytest.raises(SchemaMismatchError, match="use read_batch"):

@@ -22,10 +22,11 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN
+from dlcore.log.metadata.values import LogKey
 from dlcore.metadata.memory import MemoryStore
 from dlcore.proxy.writing import put
 from dlcore.records import LogRecord
-from dlcore.remote import open_namespace, writing
+from dlcore.remote import RemoteLog, open_namespace, writing
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -33,15 +34,15 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dlcore.remote import RemoteLog, RemoteWriter
+    from dlcore.remote import RemoteWriter
 
 
-async def remote(served: Proxies, *, patience_s: float = 60.0) -> RemoteLog:
-    """Return the log over all proxies that were started."""
+async def remote(served: Proxies, name: str = "clicks", *, patience_s: float = 60.0) -> RemoteLog:
+    """Return a log over all proxies that were started."""
     hosts = [each.location.removeprefix("grpc://") for each in served.servers]
     namespace = await open_namespace(f"grpc://{','.join(hosts)}", patience_s=patience_s)
     served.steps.push_async_callback(namespace.aclose)
-    return await namespace.open_log("clicks")
+    return await namespace.open_log(name)
 
 
 def numbered(first: int, count: int) -> list[LogRecord]:
@@ -129,8 +130,7 @@ def test_what_the_proxy_refuses_ends_the_writer() -> None:
         await asyncio.wait([untold._task])
         with pytest.raises(WriteError, match="is of bytes"):
             await untold.aclose()
-        gone = await remote(served)
-        gone.name = "none"
+        gone = RemoteLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):
             await gone.open_writer()
         with pytest.raises(ConfigurationError, match="expected a name of 1 to 100 bytes"):
@@ -296,8 +296,7 @@ def test_a_typed_log() -> None:
     async def scenario(served: Proxies) -> None:
         await served.cluster.namespaces[0].create_log("trips", schema=pa.schema({"km": pa.int32()}))
         await served.start()
-        log = await remote(served)
-        log.name = "trips"
+        log = await remote(served, "trips")
         async with await log.open_writer() as writer:
             await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
         refused = await log.open_writer()

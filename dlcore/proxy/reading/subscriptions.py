@@ -1,0 +1,108 @@
+"""Positions that logs keep for clients, who are known by tokens, for they have no sessions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from dlcore.ids import DLSN
+from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.subscriptions import Mark, SubscriptionHold, list_subscriptions
+from dlcore.proxy.reading.tickets import LogId
+
+if TYPE_CHECKING:
+    from dlcore.namespace import Namespace
+
+
+class SubscriptionsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A log, and for whom it keeps a position: one, or all for whom it does."""
+
+    log: str
+    log_id: LogId | None = None
+    subscriber: str | None = None
+
+
+class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where a subscriber goes on, who is `token` from then on, and was seen at `mark` before.
+
+    One that somebody holds by a lock is waited for, if that is said.
+    """
+
+    log: str
+    log_id: LogId | None = None
+    subscriber: str
+    dlsn: str
+    token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    mark: Mark | None = None
+    waits: bool = False
+
+
+class ForgetRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A subscriber to forget, as he was seen."""
+
+    log: str
+    log_id: LogId | None = None
+    subscriber: str
+    mark: Mark
+
+
+class SeenPosition(msgspec.Struct, frozen=True):
+    """A position that is kept, and the mark of its state."""
+
+    dlsn: str
+    mark: Mark
+
+
+class Subscriptions:
+    """Keeps positions, for one proxy."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._context = namespace.log_context
+
+    async def show(self, request: SubscriptionsRequest) -> dict[str, object]:
+        """Return the positions of a log by subscriber.  Raises: LogNotFoundError, MetadataError."""
+        log = await self._key_of(request)
+        found = await list_subscriptions(self._context, log, request.subscriber)
+        return {
+            "subscriptions": {
+                subscriber: SeenPosition(str(seen.position), seen.mark)
+                for subscriber, seen in found.items()
+            }
+        }
+
+    async def _key_of(self, request: SubscriptionsRequest | MoveRequest | ForgetRequest) -> LogKey:
+        """Return which log is meant, by its id whatever its name is by now."""
+        if request.log_id is None:
+            return await self._context.logs.find(request.log)
+        return LogKey(name=request.log, log_id=request.log_id)
+
+    async def move(self, request: MoveRequest) -> dict[str, object]:
+        """Store a position by compare-and-set; return the new mark.
+
+        Raises:
+            SubscriptionMovedError: it is not as it was seen.
+            OwnershipAcquireFailedError: somebody reads by it who has the lock.
+            OverCapacityError: the log keeps as many positions as it may.
+            LogNotFoundError, ConfigurationError, MetadataError.
+        """
+        position = DLSN.parse(request.dlsn)
+        hold = SubscriptionHold(self._context, await self._key_of(request), request.subscriber)
+        timeout_s = self._context.config.lock_timeout_s if request.waits else 0
+        try:
+            mark = await hold.move(
+                position, token=request.token, mark=request.mark, timeout_s=timeout_s
+            )
+        finally:
+            await hold.release()
+        return {"mark": mark}
+
+    async def forget(self, request: ForgetRequest) -> dict[str, object]:
+        """Remove a subscription that nobody reads by.  Raises: as `move`."""
+        hold = SubscriptionHold(self._context, await self._key_of(request), request.subscriber)
+        try:
+            await hold.forget(request.mark)
+        finally:
+            await hold.release()
+        return {}

@@ -1,0 +1,112 @@
+"""A position that a log keeps, held by a client of proxies: by a token, for it has no session.
+
+Each change is a compare-and-set by a mark, which says what was seen before.  So what is asked for
+again, since the answer was lost, is done once, and whoever takes the subscription later ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from dlcore.clock import SystemClock
+from dlcore.errors import SubscriptionMovedError
+from dlcore.ids import DLSN
+from dlcore.log.reading.subscriptions import Mark
+from dlcore.proxy.reading.subscriptions import (
+    ForgetRequest,
+    MoveRequest,
+    SeenPosition,
+    SubscriptionsRequest,
+)
+from dlcore.remote.planning import act
+
+if TYPE_CHECKING:
+    from dlcore.log.metadata.values import LogKey
+    from dlcore.remote.endpoint import Endpoint
+
+
+class _Shown(msgspec.Struct):
+    subscriptions: dict[str, SeenPosition]
+
+
+class _Moved(msgspec.Struct):
+    mark: Mark
+
+
+async def show(
+    calls: Endpoint, log: LogKey, subscriber: str | None = None
+) -> dict[str, SeenPosition]:
+    """Return what is kept, by subscriber; of one alone if he is named."""
+    request = SubscriptionsRequest(log=log.name, log_id=log.log_id, subscriber=subscriber)
+    shown: _Shown = await act(calls, "subscriptions", request, _Shown)
+    return shown.subscriptions
+
+
+async def forget(calls: Endpoint, log: LogKey, subscriber: str) -> bool:
+    """Remove a subscription; return whether there was one."""
+    seen = (await show(calls, log, subscriber)).get(subscriber)
+    if seen is None:
+        return False
+    request = ForgetRequest(log=log.name, log_id=log.log_id, subscriber=subscriber, mark=seen.mark)
+    await act(calls, "delete_subscription", request, Any)
+    return True
+
+
+class RemoteHold:
+    """A subscription of a log, from `take` until somebody else takes it."""
+
+    def __init__(self, calls: Endpoint, log: LogKey, subscriber: str) -> None:
+        self._calls = calls
+        self._log = log
+        self._subscriber = subscriber
+        self._token = SystemClock().new_token()
+        self._mark: Mark | None = None
+        self._position = DLSN.INITIAL
+        self._asked: DLSN | None = None  # to be stored, by an attempt whose end is not known
+        self._turn = asyncio.Lock()
+
+    @property
+    def position(self) -> DLSN:
+        """The stored position."""
+        return self._position
+
+    async def take(self, position: DLSN | None = None, *, waits: bool) -> None:
+        """Make it ours, at a position if one is given, and else where it is."""
+        while True:
+            seen = (await show(self._calls, self._log, self._subscriber)).get(self._subscriber)
+            at = DLSN.INITIAL if seen is None else DLSN.parse(seen.dlsn)
+            self._mark = None if seen is None else seen.mark
+            try:
+                await self._move(at if position is None else position, waits=waits)
+            except SubscriptionMovedError:
+                continue  # by somebody else, since it was looked at
+            return
+
+    async def commit(self, position: DLSN) -> None:
+        """Store a position, unless somebody else has taken the subscription.
+
+        Raises:
+            SubscriptionMovedError: somebody has.
+            ProxyUnavailableError: no proxy answers; it may be tried again.
+        """
+        async with self._turn:
+            if self._asked is not None:
+                await self._move(self._asked)
+            await self._move(position)
+
+    async def _move(self, position: DLSN, *, waits: bool = False) -> None:
+        request = MoveRequest(
+            log=self._log.name,
+            log_id=self._log.log_id,
+            subscriber=self._subscriber,
+            dlsn=str(position),
+            token=self._token,
+            mark=self._mark,
+            waits=waits,
+        )
+        self._asked = position
+        moved: _Moved = await act(self._calls, "move_subscription", request, _Moved)
+        self._mark, self._position, self._asked = moved.mark, position, None
