@@ -21,7 +21,7 @@ from dlcore.settings import Option, configuration_file, read_settings
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace as AsyncNamespace
-    from dlcore.remote.reading import RemoteNamespace
+    from dlcore.remote.namespace import RemoteNamespace
     from dlcore.remote.sync import RemoteNamespace as RemoteLogs
     from dlcore.sync import Namespace
     from dlcore.tls import TlsFiles
@@ -254,7 +254,7 @@ def run_async(
     """
     endpoint, tls = namespace_endpoint(), namespace_tls()
     if endpoint is not None and remote is not None:
-        from dlcore.remote.reading import open_namespace as open_remote
+        from dlcore.remote.namespace import open_namespace as open_remote
 
         async def ask_proxies() -> _Result:
             # Less than all of it, so that who refused is told, and not only that it took too long.

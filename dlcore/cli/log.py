@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.reading.status import LogStatus
     from dlcore.namespace import Namespace
-    from dlcore.remote.reading import RemoteNamespace
+    from dlcore.remote.namespace import RemoteNamespace
 
 
 @click.group("log")

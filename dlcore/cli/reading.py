@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanRange
     from dlcore.namespace import Namespace
     from dlcore.records import LogRecordWithDLSN
+    from dlcore.remote.log import RemoteLog
+    from dlcore.remote.namespace import RemoteNamespace
     from dlcore.remote.reader import RemoteReader, RemoteRecord
-    from dlcore.remote.reading import RemoteLog, RemoteNamespace
 
     _Log: TypeAlias = DistributedLogManager | RemoteLog
     _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dlcore.ids import DLSN
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import NotLessThan
-    from dlcore.remote.reading import RemoteNamespace
+    from dlcore.remote.namespace import RemoteNamespace
 
 
 async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:

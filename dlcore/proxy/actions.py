@@ -164,6 +164,11 @@ class Actions:
             appends.commit,
         )
         self._add("abort_append", "Drop what was staged: likewise.", AppendRequest, appends.abort)
+        self._add_those_of_readers(namespace)
+        self._add("health", "Tell whether this proxy takes logs: {}.", NoRequest, self._health)
+        self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
+
+    def _add_those_of_readers(self, namespace: Namespace) -> None:
         planning = Planning(namespace)
         self._add(
             "positions",
@@ -203,8 +208,6 @@ class Actions:
             ForgetRequest,
             subscriptions.forget,
         )
-        self._add("health", "Tell whether this proxy takes logs: {}.", NoRequest, self._health)
-        self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
 
     def _add_those_on_logs(self) -> None:
         self._add(

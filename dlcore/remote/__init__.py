@@ -15,8 +15,9 @@ it was, so that it returns each record once, and what a writer accepts is in the
 
 from __future__ import annotations
 
+from dlcore.remote.log import RemoteLog, RemoteRange
+from dlcore.remote.namespace import RemoteNamespace, open_namespace
 from dlcore.remote.reader import RemoteReader, RemoteRecord
-from dlcore.remote.reading import RemoteLog, RemoteNamespace, RemoteRange, open_namespace
 from dlcore.remote.writing import RemoteWriter
 
 __all__ = [

@@ -12,11 +12,11 @@ from dlcore.blocking.staging import StagedAppend, StagingWriter
 from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore.blocking.twin import Blocking, iterate
 from dlcore.log.writing.transmit import checked_payload
-from dlcore.remote import reading, writing
+from dlcore.remote import log as async_log, namespace as async_namespace, writing
+from dlcore.remote.namespace import PATIENCE_S
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.planning import LogInfo
 from dlcore.remote.reader import RemoteRecord, RemoteRows
-from dlcore.remote.reading import PATIENCE_S
 from dlcore.remote.writing import counted
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def open_namespace(
 ) -> RemoteNamespace:
     """Open the logs that proxies serve.  Arguments and errors: `dlcore.remote.open_namespace`."""
     portal = shared_portal()
-    opening = reading.open_namespace(endpoint, patience_s=patience_s, tls=tls)
+    opening = async_namespace.open_namespace(endpoint, patience_s=patience_s, tls=tls)
     return RemoteNamespace(portal, portal.call(opening))
 
 
 class RemoteNamespace(WritersNamespace):
     """A collection of logs."""
 
-    def __init__(self, portal: Portal, namespace: reading.RemoteNamespace) -> None:
+    def __init__(self, portal: Portal, namespace: async_namespace.RemoteNamespace) -> None:
         super().__init__(portal, namespace)
         self._namespace = namespace
 
@@ -149,7 +149,7 @@ class RemoteLog(Blocking):
     """One log.  Each method is that of the async twin, with its errors."""
 
     def __init__(
-        self, portal: Portal, log: reading.RemoteLog, writers: dict[BufferingWriter, None]
+        self, portal: Portal, log: async_log.RemoteLog, writers: dict[BufferingWriter, None]
     ) -> None:
         super().__init__(portal, log.aclose)
         self._log = log
@@ -434,7 +434,7 @@ class RemoteReader(RowsTwin[RemoteRows, RemoteRecord]):
 class RemoteRange:
     """The records of a log in [start, end)."""
 
-    def __init__(self, portal: Portal, found: reading.RemoteRange) -> None:
+    def __init__(self, portal: Portal, found: async_log.RemoteRange) -> None:
         self._portal = portal
         self._range = found
 

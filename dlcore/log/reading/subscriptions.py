@@ -393,7 +393,7 @@ async def move_subscription(
 
 async def delete_subscription(context: LogContext, log: LogKey, subscriber: str) -> bool:
     """Remove a subscription that nobody reads by; return whether there was one."""
-    if not await list_subscriptions(context, log, subscriber):
+    if subscriber not in await list_subscriptions(context, log):
         return False
     hold = SubscriptionHold(context, log, subscriber)
     await hold.take(timeout_s=0)

@@ -1,39 +1,29 @@
-"""Namespaces, logs, ranges and readers over an endpoint: async."""
+"""A log and its ranges over an endpoint: async."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence  # noqa: TC003  # for those who ask at run time
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
+from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.clock import SystemClock
-from dlcore.closing import AsyncClosing
-from dlcore.config import LogSettings, require_positive
+from dlcore.config import LogSettings
 from dlcore.errors import (
     ConfigurationError,
     LogEmptyError,
-    LogExistsError,
     LogNotFoundError,
     SchemaMismatchError,
 )
-from dlcore.ids import DLSN, validate_log_name
+from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import (
-    ChangeRequest,
-    CreateRequest,
-    LogRequest,
-    RenameRequest,
-    SchemaRequest,
     SettingsRequest,
     StreamRequest,
     TruncateRequest,
@@ -44,199 +34,17 @@ from dlcore.remote import planning, subscriptions
 from dlcore.remote.endpoint import Endpoint, path_of
 from dlcore.remote.planning import LogInfo, received
 from dlcore.remote.reader import BytesReader, RemoteReader, RemoteRecord
-from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from dlcore.log.metadata.commits import AppendRun, SharedStaging
+    from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.ranges import Bound
-    from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import LogRecord, RecordPlace
-    from dlcore.tls import TlsFiles
 
-PATIENCE_S = 60.0
 _STREAM_PRODUCER = "dlog-byte-stream"
 """Under this name bytes are written, so that one who begins to write them ends whoever did."""
-
-
-async def open_namespace(
-    endpoint: str, *, patience_s: float = PATIENCE_S, tls: TlsFiles | None = None
-) -> RemoteNamespace:
-    """Open the logs that the proxies at ``grpc://host:port,host:port`` serve.
-
-    With ``grpc+tls://`` connections are encrypted, and `tls` says whom to trust, and who we are;
-    without it whom the system trusts.  An outage of them all is an error after `patience_s`.
-
-    Raises: ConfigurationError: it is no such endpoint, or `tls` does not fit it.
-    """
-    return RemoteNamespace(endpoint, patience_s=patience_s, tls=tls)
-
-
-class RemoteNamespace(AsyncClosing):
-    """A collection of logs; used on one event loop.  Use `open_namespace`."""
-
-    def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
-        self.patience_s = patience_s
-        require_positive(self, "patience_s")
-        self.endpoint = endpoint
-        self._calls = Endpoint(endpoint, patience_s=patience_s, tls=tls)
-        self._snapshots = planning.RemoteSnapshots(self._calls)
-
-    def __repr__(self) -> str:
-        return f"<RemoteNamespace {self.endpoint}>"
-
-    async def get_logs(self, prefix: str | None = None) -> list[str]:
-        """Return the sorted names of all logs, or of those that start with `prefix`.
-
-        Raises: ProxyUnavailableError, MetadataError.
-        """
-        found: dict[str, None] = {}  # a stream that is made again tells what it told before
-        criteria = pb.Criteria(expression=(prefix or "").encode())
-        async with self._calls.stream("ListFlights", lambda: criteria) as messages:
-            async for data in messages:
-                found["/".join(pb.FlightInfo.FromString(data).flight_descriptor.path)] = None
-        return sorted(found)
-
-    async def get_snapshots(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that are not there.
-
-        Raises: LedgerReadError, MetadataError, ProxyUnavailableError.
-        """
-        return await self._snapshots.take(names)
-
-    async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return each existing log's schema, None if of bytes.  Raises: as `get_snapshots`."""
-        return await planning.get_schemas(self._calls, names)
-
-    async def find_places(
-        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
-    ) -> list[RecordPlace]:
-        """Return the place of each first record that is wanted, in its snapshot.
-
-        Raises: LogNotFoundError: a log is gone; and as `get_snapshots`.
-        """
-        return await planning.find_places(self._calls, wanted)
-
-    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
-        """Yield the records of a range of a snapshot.
-
-        Raises: AlreadyTruncatedError, LogNotFoundError; and as `get_snapshots`.
-        """
-        return planning.scan(self._calls, part, patience_s=self.patience_s)
-
-    async def create_log(self, name: str, *, schema: pa.Schema | None = None) -> None:
-        """Create a log of bytes, or with a schema a typed one.
-
-        Raises: LogExistsError; InvalidLogNameError, MetadataError; ProxyUnavailableError: it may be
-            there, or not.
-        """
-        packed = None if schema is None else schema.serialize().to_pybytes()
-        # What is asked for again, since the answer was lost, has the same id.
-        request = CreateRequest(name, packed, SystemClock().new_token())
-        await planning.act(self._calls, "create", request, Any)
-
-    async def delete_log(self, name: str) -> None:
-        """Delete a log and its data; the proxy that writes it lets go of it first.
-
-        Raises:
-            LogNotFoundError: there is no such log.
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            MetadataError; ProxyUnavailableError: it may be done, or not.
-        """
-        request = ChangeRequest(log=name, log_id=await self._find(name))
-        await planning.act(self._calls, "delete", request, Any)
-
-    async def rename_log(self, name: str, new_name: str) -> None:
-        """Give a log another name, at once for everybody.
-
-        Raises: LogExistsError: there is a log `new_name`; else as `delete_log`.
-        """
-        new_name = validate_log_name(new_name)
-        request = RenameRequest(log=name, log_id=await self._find(name), new_name=new_name)
-        await planning.act(self._calls, "rename", request, Any)
-
-    async def _find(self, name: str) -> str:
-        """Return the id of a log: a change of it that is asked for again is known by that."""
-        asked = LogRequest(validate_log_name(name))
-        answer = await planning.act(self._calls, "owner", asked, dict[str, str | None])
-        if answer["log_id"] is None:
-            raise LogNotFoundError(f"log {name!r} does not exist at {self.endpoint}")
-        return str(answer["log_id"])
-
-    async def log_exists(self, name: str) -> bool:
-        """Return whether the log exists.  Raises: MetadataError, ProxyUnavailableError."""
-        return name in await self.get_schemas([validate_log_name(name)])
-
-    async def merge_schema(self, name: str, schema: pa.Schema) -> None:
-        """Add columns to a typed log, or widen them.
-
-        Raises: SchemaMismatchError: it cannot have them; LogNotFoundError; and as `create_log`.
-        """
-        request = SchemaRequest(name, schema.serialize().to_pybytes())
-        await planning.act(self._calls, "merge_schema", request, Any)
-
-    async def begin_append(
-        self,
-        identity: str,
-        version: int,
-        *,
-        shared: SharedStaging | None = None,
-        run: AppendRun | None = None,
-        lock_timeout_s: float | None = None,
-        keep_record: bool = True,  # which proxies always do: a lost answer is asked for again
-        strict: bool = False,
-    ) -> RemoteStagedAppend:
-        """Begin an atomic append to any number of logs; arguments and errors are the core's."""
-        return RemoteStagedAppend.begin(
-            self._calls,
-            identity,
-            version,
-            shared=shared,
-            run=run,
-            lock_timeout_s=lock_timeout_s,
-            strict=strict,
-            patience_s=self.patience_s,
-        )
-
-    async def open_staging_writer(
-        self, *, identity: str, shared: bool = False
-    ) -> RemoteStagingWriter:
-        """Open a writer whose records enter logs when an append commits them.
-
-        With `shared` proxies keep its ledgers open for others of that identity.
-        """
-        return RemoteStagingWriter(self._calls, identity, shared=shared, patience_s=self.patience_s)
-
-    async def open_log(self, name: str, *, create_if_missing: bool = False) -> RemoteLog:
-        """Open a log, with `create_if_missing` one of bytes that is made if there is none.
-
-        Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError.
-        """
-        if create_if_missing and not await self.log_exists(name):
-            with suppress(LogExistsError):
-                await self.create_log(name)
-        info = await planning.get_info(self._calls, validate_log_name(name))
-        return RemoteLog(self._calls, LogKey(name=name, log_id=info.log_id))
-
-    async def open_merged_reader(
-        self,
-        names: Sequence[str],
-        *,
-        txid: int | None = None,
-        timestamp_ms: int | None = None,
-        positions: Mapping[str, DLSN] | None = None,
-    ) -> AsyncMergedReader[RemoteRecord]:
-        """Open a reader over several logs; arguments and errors are the core's."""
-        return await AsyncMergedReader.open(
-            self.open_log, names, positions, txid=txid, timestamp_ms=timestamp_ms
-        )
-
-    async def aclose(self) -> None:
-        """Close the connections; its readers stop working."""
-        await self._calls.aclose()
 
 
 class RemoteLog(LogQueries[RemoteRecord]):
