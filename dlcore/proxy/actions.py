@@ -1,4 +1,4 @@
-"""The requests of DoAction: one JSON object in the body, one in the answer."""
+"""The actions of DoAction: one JSON object in the body, one in the answer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ from dlcore.errors import (
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.flight.put import parse_schema
+from dlcore.proxy.flight.requests import (
+    ChangeRequest,
+    CreateRequest,
+    ForgetRequest,
+    LogRequest,
+    MoveRequest,
+    NoRequest,
+    ProducerRequest,
+    RenameRequest,
+    SchemaRequest,
+    SettingsRequest,
+    StreamRequest,
+    SubscriptionsRequest,
+    TruncateRequest,
+)
 from dlcore.proxy.reading.planning import (
     LogsRequest,
     PlacesRequest,
@@ -25,13 +40,7 @@ from dlcore.proxy.reading.planning import (
     PositionsRequest,
     SnapshotsRequest,
 )
-from dlcore.proxy.reading.subscriptions import (
-    ForgetRequest,
-    MoveRequest,
-    Subscriptions,
-    SubscriptionsRequest,
-)
-from dlcore.proxy.reading.tickets import LogId  # msgspec reads it
+from dlcore.proxy.reading.subscriptions import Subscriptions
 from dlcore.proxy.writing.appends import AppendRequest, Appends
 
 if TYPE_CHECKING:
@@ -45,77 +54,6 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = dict[str, object]
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
-
-
-class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An action on one log."""
-
-    log: str
-
-
-class ChangeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A log to change; by its id it is done once, and asked for again told that it is done."""
-
-    log: str
-    log_id: LogId | None = None
-
-
-class RenameRequest(ChangeRequest, forbid_unknown_fields=True, kw_only=True):
-    """A log, and what it is to be called."""
-
-    new_name: str
-
-
-class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A log, and what to change of its settings, by name; null unsets one."""
-
-    log: str
-    changes: dict[str, object] = {}
-
-
-class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A log to create, with an id that it may be given; with a schema, as an Arrow message, typed.
-
-    Who asks again, since an answer was lost, gives the same id.
-    """
-
-    log: str
-    schema: bytes | None = None
-    log_id: LogId | None = None
-
-
-class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Columns that a typed log gets, as an Arrow message."""
-
-    log: str
-    schema: bytes
-
-
-class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What to keep of a log: one of the three says where it begins."""
-
-    log: str
-    dlsn: str | None = None
-    txid: int | None = None
-    timestamp_ms: int | None = None
-
-
-class StreamRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A log that is a stream of bytes; `flush` first what its owner has accepted."""
-
-    log: str
-    flush: bool = False
-
-
-class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Who is about to write to a log."""
-
-    log: str
-    producer: str
-
-
-class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An action that says nothing more; its body may be empty."""
 
 
 _R = TypeVar("_R", bound=msgspec.Struct)

@@ -23,7 +23,7 @@ from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.actions import (
+from dlcore.proxy.flight.requests import (
     SettingsRequest,
     StreamRequest,
     TruncateRequest,

@@ -17,7 +17,7 @@ from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.actions import (
+from dlcore.proxy.flight.requests import (
     ChangeRequest,
     CreateRequest,
     LogRequest,

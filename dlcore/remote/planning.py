@@ -18,8 +18,8 @@ from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
 from dlcore.log.reading.scan import ScanBatch
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.actions import ChangeRequest
 from dlcore.proxy.flight.put import PutMessage
+from dlcore.proxy.flight.requests import ChangeRequest
 from dlcore.proxy.flight.sending import Passed
 from dlcore.proxy.reading.planning import (
     FoundPlace,

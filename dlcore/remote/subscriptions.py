@@ -14,8 +14,8 @@ import msgspec
 from dlcore.clock import SystemClock
 from dlcore.errors import SubscriptionMovedError
 from dlcore.ids import DLSN
-from dlcore.log.reading.subscriptions import Mark
-from dlcore.proxy.reading.subscriptions import (
+from dlcore.log.metadata.values import Mark
+from dlcore.proxy.flight.requests import (
     ForgetRequest,
     MoveRequest,
     SeenPosition,

@@ -325,6 +325,13 @@ class LogState(msgspec.Struct, frozen=True, kw_only=True):
 Turn: TypeAlias = Literal["refused", "free", "asked", "given"]
 
 
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which state of a subscription somebody has seen, and whose it was."""
+
+    version: Count
+    token: str
+
+
 class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a log's writer lock: `owner` is for people, `token` names one acquisition.
 

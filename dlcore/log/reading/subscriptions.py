@@ -30,7 +30,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.metadata.store import UNANSWERED, persistently
-from dlcore.log.metadata.values import LockHolder
+from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import ANY_VERSION, Delete, SessionState
 from dlcore.metadata.stored import LAYOUT, Count, Number, decode, encode
@@ -63,13 +63,6 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
     def dlsn(self) -> DLSN:
         """The position."""
         return DLSN(*self.position)
-
-
-class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which state of a subscription somebody has seen, and whose it was."""
-
-    version: Count
-    token: str
 
 
 _MADE = Mark(0, "")

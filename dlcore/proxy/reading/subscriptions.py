@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.subscriptions import Mark, SubscriptionHold, list_subscriptions
-from dlcore.proxy.reading.tickets import LogId
+from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
+from dlcore.proxy.flight.requests import SeenPosition
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace
-
-
-class SubscriptionsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A log, and for whom it keeps a position: one, or all for whom it does."""
-
-    log: str
-    log_id: LogId | None = None
-    subscriber: str | None = None
-
-
-class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a subscriber goes on, who is `token` from then on, and was seen at `mark` before.
-
-    One that somebody holds by a lock is waited for, if that is said.
-    """
-
-    log: str
-    log_id: LogId | None = None
-    subscriber: str
-    dlsn: str
-    token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-    mark: Mark | None = None
-    waits: bool = False
-
-
-class ForgetRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A subscriber to forget, as he was seen."""
-
-    log: str
-    log_id: LogId | None = None
-    subscriber: str
-    mark: Mark
-
-
-class SeenPosition(msgspec.Struct, frozen=True):
-    """A position that is kept, and the mark of its state."""
-
-    dlsn: str
-    mark: Mark
+    from dlcore.proxy.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
 
 
 class Subscriptions:
     """Keeps positions, for one proxy."""
 
     def __init__(self, namespace: Namespace) -> None:
-        self._namespace = namespace
         self._context = namespace.log_context
 
     async def show(self, request: SubscriptionsRequest) -> dict[str, object]:

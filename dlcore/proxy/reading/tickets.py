@@ -32,8 +32,6 @@ class Latest:
     """The end of what is readable when the request comes."""
 
 
-LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z-]{1,64}$")]
-"""Of a log, as clients tell it: part of a path in the metadata store."""
 Wanted: TypeAlias = DLSN | NotLessThan | Latest
 """A position, as a ticket names it."""
 

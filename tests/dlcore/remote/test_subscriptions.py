@@ -18,8 +18,8 @@ from dlcore.errors import (
     SubscriptionMovedError,
 )
 from dlcore.ids import DLSN
-from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.subscriptions import Mark, Seen, SubscriptionHold
+from dlcore.log.metadata.values import LogKey, Mark
+from dlcore.log.reading.subscriptions import Seen, SubscriptionHold
 from dlcore.proxy.actions import Actions
 from dlcore.remote.sync import open_namespace as open_blocking
 from tests.dlcore.proxy.test_actions import refused

@@ -1,0 +1,122 @@
+"""Requests of the actions of a proxy: one JSON object each."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from dlcore.log.metadata.values import Mark
+
+LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z-]{1,64}$")]
+"""Of a log, as clients tell it: part of a path in the metadata store."""
+
+
+class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An action on one log."""
+
+    log: str
+
+
+class ChangeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A log to change; by its id it is done once, and asked for again told that it is done."""
+
+    log: str
+    log_id: LogId | None = None
+
+
+class RenameRequest(ChangeRequest, forbid_unknown_fields=True, kw_only=True):
+    """A log, and what it is to be called."""
+
+    new_name: str
+
+
+class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log, and what to change of its settings, by name; null unsets one."""
+
+    log: str
+    changes: dict[str, object] = {}
+
+
+class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log to create, with an id that it may be given; with a schema, as an Arrow message, typed.
+
+    Who asks again, since an answer was lost, gives the same id.
+    """
+
+    log: str
+    schema: bytes | None = None
+    log_id: LogId | None = None
+
+
+class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Columns that a typed log gets, as an Arrow message."""
+
+    log: str
+    schema: bytes
+
+
+class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What to keep of a log: one of the three says where it begins."""
+
+    log: str
+    dlsn: str | None = None
+    txid: int | None = None
+    timestamp_ms: int | None = None
+
+
+class StreamRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A log that is a stream of bytes; `flush` first what its owner has accepted."""
+
+    log: str
+    flush: bool = False
+
+
+class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Who is about to write to a log."""
+
+    log: str
+    producer: str
+
+
+class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """An action that says nothing more; its body may be empty."""
+
+
+class SubscriptionsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A log, and for whom it keeps a position: one, or all for whom it does."""
+
+    log: str
+    log_id: LogId | None = None
+    subscriber: str | None = None
+
+
+class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Where a subscriber goes on, who is `token` from then on, and was seen at `mark` before.
+
+    One that somebody holds by a lock is waited for, if that is said.
+    """
+
+    log: str
+    log_id: LogId | None = None
+    subscriber: str
+    dlsn: str
+    token: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    mark: Mark | None = None
+    waits: bool = False
+
+
+class ForgetRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A subscriber to forget, as he was seen."""
+
+    log: str
+    log_id: LogId | None = None
+    subscriber: str
+    mark: Mark
+
+
+class SeenPosition(msgspec.Struct, frozen=True):
+    """A position that is kept, and the mark of its state."""
+
+    dlsn: str
+    mark: Mark
