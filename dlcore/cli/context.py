@@ -168,8 +168,9 @@ def namespace_uri() -> str:
     if namespace_endpoint() is not None:
         raise click.UsageError(
             f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
-            "proxies are asked for log create, list, show, schema, count, position, write, tail, "
-            "dump, truncate, seal, rename and delete",
+            "proxies are asked for log create, list, show, schema, count, position, lag, "
+            "subscriptions, settings, retention, write, tail, dump, truncate, seal, rename and "
+            "delete",
             context,
         )
     uri = context.obj.get(NAMESPACE_KEY)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
+    from dlcore.remote import RemoteLog, RemoteNamespace
 
 _LOGS_AT_ONCE = 100
 
@@ -202,14 +203,14 @@ def show_lag(log: str, dlsn: str | None) -> None:
     """
     position = None if dlsn is None else DLSN.parse(dlsn)
 
-    async def read(namespace: Namespace) -> list[dict[str, object]]:
+    async def read(namespace: Namespace | RemoteNamespace) -> list[dict[str, object]]:
         async with await namespace.open_log(log) as manager:
             if position is not None:
                 return [{"subscriber": None} | await _lag_of(manager, position)]
             found = await manager.get_subscriptions()
             return [{"subscriber": n} | await _lag_of(manager, found[n]) for n in sorted(found)]
 
-    rows = run_async(read)
+    rows = run_async(read, remote=read)
     if position is not None:
         show_fields({"log": log} | {k: v for k, v in rows[0].items() if k != "subscriber"})
         return
@@ -220,7 +221,7 @@ def show_lag(log: str, dlsn: str | None) -> None:
     )
 
 
-async def _lag_of(manager: DistributedLogManager, position: DLSN) -> dict[str, object]:
+async def _lag_of(manager: DistributedLogManager | RemoteLog, position: DLSN) -> dict[str, object]:
     snapshot = await manager.get_snapshot()
     records = await manager.get_log_record_count(position)
     since_ms = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlcore.namespace import Namespace
+    from dlcore.remote import RemoteNamespace
 
 _KEEPING = ("retention_s", "explicit_truncation")
 """The settings that say when records go."""
@@ -42,7 +44,7 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
     """
     wanted = dict.fromkeys(unset) | dict(_setting(change) for change in changes)
     if not wanted:
-        settings = run_async(lambda namespace: _read(namespace, log))
+        settings = _stored(log)
     else:
         if not wanted.keys().isdisjoint(_KEEPING):
             require_consent(yes=yes)
@@ -72,7 +74,7 @@ def set_retention(log: str, age: float | None, *, yes: bool) -> None:
     with the setting explicit_truncation only what is truncated goes, once it is so old.
     """
     if age is None:
-        settings = run_async(lambda namespace: _read(namespace, log))
+        settings = _stored(log)
     else:
         seconds = None if math.isinf(age) else age
         if seconds is not None:
@@ -93,26 +95,32 @@ def set_retention(log: str, age: float | None, *, yes: bool) -> None:
     show_done(f"log {log} keeps {what}", fields)
 
 
-async def _read(namespace: Namespace, log: str) -> LogSettings:
-    async with await namespace.open_log(log) as manager:
-        return await manager.get_settings()
+def _stored(log: str) -> LogSettings:
+    async def read(namespace: Namespace | RemoteNamespace) -> LogSettings:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_settings()
+
+    return run_async(read, remote=read)
 
 
 def _change(log: str, changes: Mapping[str, object], *, yes: bool) -> LogSettings:
     """Change settings; ask before, if records go by it that would have stayed."""
-    going = run_async(lambda namespace: _describe_going(namespace, log, changes))
+    describe = partial(_describe_going, log=log, changes=changes)
+    going = run_async(describe, remote=describe)
     if going:
         require_consent(yes=yes)
         ask(going, yes=yes)
 
-    async def change(namespace: Namespace) -> LogSettings:
+    async def change(namespace: Namespace | RemoteNamespace) -> LogSettings:
         async with await namespace.open_log(log) as manager:
             return await manager.update_settings(**changes)
 
-    return run_async(change)
+    return run_async(change, remote=change)
 
 
-async def _describe_going(namespace: Namespace, log: str, changes: Mapping[str, object]) -> str:
+async def _describe_going(
+    namespace: Namespace | RemoteNamespace, log: str, changes: Mapping[str, object]
+) -> str:
     from dlcore.log.upkeep.retention import readable_for_s, truncated_for_s
 
     async with await namespace.open_log(log) as manager:

@@ -361,11 +361,11 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
     if subscriber is not None:
         require_consent(yes=yes)
 
-    async def read(namespace: Namespace) -> dict[str, DLSN]:
+    async def read(namespace: Namespace | RemoteNamespace) -> dict[str, DLSN]:
         async with await namespace.open_log(log) as manager:
             return await manager.get_subscriptions()
 
-    found = run_async(read)
+    found = run_async(read, remote=read)
     if subscriber is None:
         rows = [{"subscriber": name, "dlsn": str(dlsn)} for name, dlsn in sorted(found.items())]
         show_rows(rows, columns=("subscriber", "dlsn"), empty=f"log {log} has no subscribers")
@@ -374,11 +374,11 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
         raise ConfigurationError(f"subscriber={subscriber!r}: expected one of {sorted(found)}")
     ask(f"Forget that {subscriber} reads log {log} from {found[subscriber]} on", yes=yes)
 
-    async def delete(namespace: Namespace) -> bool:
+    async def delete(namespace: Namespace | RemoteNamespace) -> bool:
         async with await namespace.open_log(log) as manager:
             return await manager.delete_subscription(subscriber)
 
-    deleted = run_async(delete)
+    deleted = run_async(delete, remote=delete)
     fields = {"log": log, "subscriber": subscriber, "deleted": deleted}
     show_done(f"log {log} has forgotten {subscriber}", fields)
 

@@ -83,6 +83,9 @@ def dlog(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         "tail {log} --from-timestamp 0 --format {{txid}}",
         "dump {log} --json",
         "dump {log} --from-dlsn 1:1:0 --to-dlsn 2:0:2",
+        "lag {log} 2:3:0",
+        "settings {log}",
+        "retention {log}",
     ],
 )
 def test_proxies_answer_as_bookies_do(
@@ -105,7 +108,7 @@ def test_what_is_shown_and_what_is_not(
     assert code == 0
     assert "1:0:2" in shown
     assert "28" in shown
-    for command in ("log space", f"log settings {log}", "bookie list", f"log dump {log} --entries"):
+    for command in ("log space", f"log inspect {log}", "bookie list", f"log dump {log} --entries"):
         code, told = dlog(*command.split(), **endpoint)
         assert code != 0
         assert "give --uri and no --endpoint" in told
@@ -178,6 +181,29 @@ def test_proxies_that_speak_tls(log: str, dlog: Dlog, namespace_uri: str, tmp_pa
                 assert (code, expected in told) == (2, True), told
                 assert f"the proxy at {command[1]}: " in told
             assert time.monotonic() - began < 30
+
+
+def test_subscriptions_and_settings_through_proxies(
+    log: str, dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
+) -> None:
+    """Shown, with how far they are behind, and forgotten; settings are changed."""
+    endpoint = {"DLOG_ENDPOINT": proxy.location}
+    with open_namespace(namespace_uri) as namespace:
+        namespace.open_log(log).move_subscription("ann", dlsn=DLSN(2, 0, 0))
+    shown = dlog("log", "subscriptions", log, "--json", **endpoint)
+    assert shown == (0, json.dumps([{"subscriber": "ann", "dlsn": "2:0:0"}]) + "\n")
+    code, told = dlog("log", "lag", log, "--json", **endpoint)
+    assert (code, [(row["subscriber"], row["records_behind"]) for row in json.loads(told)]) == (
+        0, [("ann", 15)],
+    )  # fmt: skip
+    code, told = dlog("log", "subscriptions", log, "--delete", "ann", "--yes", **endpoint)
+    assert (code, f"log {log} has forgotten ann" in told) == (0, True)
+    assert dlog("log", "subscriptions", log, "--json", **endpoint) == (0, "[]\n")
+    code, told = dlog("log", "retention", log, "1s", "--yes", **endpoint)
+    assert (code, "Drop records of log" in told) == (0, True), told
+    command = ("log", "settings", log, "--set", "entry_bytes=4096", "--json")
+    code, told = dlog(*command, **endpoint)
+    assert (code, json.loads(told)["entry_bytes"], json.loads(told)["retention_s"]) == (0, 4096, 1)
 
 
 def test_logs_are_made_and_ended_through_proxies(
