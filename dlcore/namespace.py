@@ -540,6 +540,7 @@ async def open_namespace(
     client_id: str | None = None,
     tls: TlsFiles | None = None,
     session_timeout_s: float = SESSION_TIMEOUT_S,
+    connect_timeout_s: float = SESSION_TIMEOUT_S,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -551,6 +552,7 @@ async def open_namespace(
         client_id: what this client is called where it owns something; else host and process.
         tls: how connections to bookies are encrypted, and whom they trust; None: not at all.
         session_timeout_s: after so long without contact others get what this client holds.
+        connect_timeout_s: how long the metadata store is waited for at first.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
@@ -563,7 +565,9 @@ async def open_namespace(
 
     parsed, clock = parse_uri(uri), SystemClock()
     paths, client_config = NamespacePaths(parsed.root), client_config or LedgerClientConfig()
-    store = await ZooKeeperStore.connect(parsed.servers, session_timeout_s=session_timeout_s)
+    store = await ZooKeeperStore.connect(
+        parsed.servers, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s
+    )
     try:
         opening = ensure_namespace(store, paths, clock) if create else read_binding(store, paths)
         binding = await opening

@@ -103,6 +103,7 @@ def open_namespace(
     client_id: str | None = None,
     tls: TlsFiles | None = None,
     session_timeout_s: float = SESSION_TIMEOUT_S,
+    connect_timeout_s: float = SESSION_TIMEOUT_S,
 ) -> Namespace:
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
@@ -118,6 +119,7 @@ def open_namespace(
         client_id=client_id,
         tls=tls,
         session_timeout_s=session_timeout_s,
+        connect_timeout_s=connect_timeout_s,
     )
     portal = shared_portal()
     return Namespace(portal, portal.call(opening))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from dlcore.config import SESSION_TIMEOUT_S
 from dlcore.errors import DLError
 from dlcore.settings import Option, configuration_file, read_settings
 
@@ -269,7 +270,8 @@ def run_async(
     uri = namespace_uri()
 
     async def run() -> _Result:
-        async with await open_namespace(uri, tls=tls) as namespace:
+        timeout_s = connect_timeout_s()
+        async with await open_namespace(uri, tls=tls, connect_timeout_s=timeout_s) as namespace:
             return await work(namespace)
 
     return asyncio.run(run() if is_long else in_time(run()))
@@ -278,6 +280,11 @@ def run_async(
 def patience() -> float:
     """Return for how many seconds a question may go on."""
     return float(click.get_current_context().obj.get(_PATIENCE_KEY) or _PATIENCE_S)
+
+
+def connect_timeout_s() -> float:
+    """Return for how many seconds ZooKeeper is waited for at first."""
+    return min(SESSION_TIMEOUT_S, patience())
 
 
 def in_time(
@@ -304,7 +311,8 @@ def connect() -> Iterator[Namespace]:
     """Open that namespace."""
     from dlcore.sync import open_namespace
 
-    with open_namespace(namespace_uri(), tls=namespace_tls()) as namespace:
+    uri, tls, timeout_s = namespace_uri(), namespace_tls(), connect_timeout_s()
+    with open_namespace(uri, tls=tls, connect_timeout_s=timeout_s) as namespace:
         yield namespace
 
 

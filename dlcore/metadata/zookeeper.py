@@ -145,7 +145,7 @@ class ZooKeeperStore:
         servers: str,
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
-        connect_timeout_s: float = 10,
+        connect_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> ZooKeeperStore:
         """Open a session with ZooKeeper at `servers` (``host:port,host:port``).
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import click
 import pytest
 
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run
 from dlcore.cli.output import payload_json, payload_text, printable, time_text
+from dlcore.config import SESSION_TIMEOUT_S
 from tests.fixtures.shell import leaves
 
 NOWHERE = "distributedlog://127.0.0.1:1/dlog"
@@ -166,9 +168,14 @@ def test_times_that_no_calendar_has_are_numbers() -> None:
     assert time_text(2**62) == str(2**62)
 
 
-def test_no_answer_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    """A namespace that nobody serves is exit code 1, without a traceback."""
-    assert run(["log", "list", "--uri", NOWHERE]) == EXIT_FAILED
+@pytest.mark.parametrize("command", ["log list", "log tail clicks", "log write clicks"])
+def test_no_answer_is_a_failure(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A namespace that nobody serves is exit code 1, in time, without a traceback."""
+    began = time.monotonic()
+    assert run([*command.split(), "--uri", NOWHERE, "--patience", "0.3"]) == EXIT_FAILED
+    assert time.monotonic() - began < SESSION_TIMEOUT_S
     error = capsys.readouterr().err
     assert error.startswith("error: ")
+    assert "127.0.0.1:1" in error
+    assert "0.3 s" in error
     assert error.count("\n") == 1
