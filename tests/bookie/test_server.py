@@ -107,9 +107,10 @@ async def connect(zookeeper: EmbeddedZooKeeper, root: str) -> AsyncIterator[Clus
         await store.aclose()
 
 
-async def add_until_refused(client: WireBookieClient, bookie: BookieId) -> list[int]:
-    """Keep adds in flight until one is refused; return the entries that were acknowledged."""
-    acknowledged: list[int] = []
+async def add_until_refused(
+    client: WireBookieClient, bookie: BookieId, acknowledged: list[int]
+) -> None:
+    """Keep adds in flight until one is refused; note the entries that were acknowledged."""
     pending = {i: client.add_entry(bookie, frame_of(LEDGER, i, b"x" * 4000)) for i in range(200)}
     while pending:
         await asyncio.wait(pending.values(), return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +122,6 @@ async def add_until_refused(client: WireBookieClient, bookie: BookieId) -> list[
                 pending[again] = client.add_entry(bookie, frame_of(LEDGER, again, b"x" * 4000))
             else:
                 assert isinstance(add.exception(), BookieUnavailableError)
-    return acknowledged
 
 
 async def check_held(client: WireBookieClient, bookie: BookieId, entry_ids: list[int]) -> None:
@@ -143,11 +143,14 @@ def test_no_acknowledged_entry_is_lost(
         async with connect(zookeeper, zookeeper_root) as cluster:
             async with bookie_process(cluster.uri, "b", tmp_path / "b") as one:
                 async with cluster.client(one) as client:
-                    loading = asyncio.create_task(add_until_refused(client, one.bookie))
+                    acknowledged: list[int] = []
+                    loading = asyncio.create_task(
+                        add_until_refused(client, one.bookie, acknowledged)
+                    )
                     await client.add_entry(one.bookie, frame_of(LEDGER + 1, 0))
-                    await asyncio.wait([loading], timeout=0.3)
+                    await until(lambda: len(acknowledged) > 1000 or loading.done())
                     one.send(how)
-                    acknowledged = await loading
+                    await loading
                 status, errors = await one.end()
             if how is signal.SIGKILL:
                 assert status == -signal.SIGKILL
@@ -174,12 +177,13 @@ def test_a_frozen_bookie_registers_again(
         async with (
             connect(zookeeper, zookeeper_root) as cluster,
             bookie_process(cluster.uri, "b", tmp_path / "b", "--session-timeout-s", "1.5") as one,
-            cluster.client(one, add_timeout_s=5.0) as client,
+            cluster.client(one) as client,
+            cluster.client(one, add_timeout_s=5.0) as hasty,
         ):
             await client.add_entry(one.bookie, frame_of(LEDGER, 0))
             one.send(signal.SIGSTOP)
             with pytest.raises(BookieUnavailableError):
-                await client.add_entry(one.bookie, frame_of(LEDGER, 1))
+                await hasty.add_entry(one.bookie, frame_of(LEDGER, 1))
             await until_async(lambda: _is(cluster.registered_at("b"), ""))
             one.send(signal.SIGCONT)
             await until_async(lambda: _is(cluster.registered_at("b"), one.address))

@@ -31,6 +31,7 @@ from dlcore.records import LogRecord
 from dlcore.scanning import ScanClients, scan
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures import aio
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_cluster
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def on_namespace(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) ->
         async with memory_cluster() as cluster:
             await body(cluster, await cluster.open("a"))
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_in_own_time(asyncio.wait_for(run(), 60))
 
 
 def test_logs_are_created_listed_and_deleted() -> None:
@@ -436,7 +437,7 @@ def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
         finally:
             await cluster.aclose()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_in_own_time(asyncio.wait_for(run(), 60))
 
 
 Calls: TypeAlias = "list[Callable[[], Awaitable[object]]]"

@@ -18,6 +18,7 @@ from dlcore.log.metadata.watching import _BUCKETS_AT_ONCE
 from dlcore.metadata.paths import bucket_of
 from dlcore.namespace import open_namespace
 from tests.fixtures import aio
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 from tests.fixtures.zookeeper import expire_session
 
@@ -41,7 +42,7 @@ def on_namespaces(
         async with memory_cluster() as cluster:
             await body(cluster, await cluster.open("a"), await cluster.open("b"))
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_in_own_time(asyncio.wait_for(run(), 60))
 
 
 class Told:

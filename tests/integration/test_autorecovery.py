@@ -181,7 +181,7 @@ def test_a_copy_that_was_cut_off_by_a_kill_is_finished_by_the_next_one(
     start: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """SIGKILL in the middle of a copy: the metadata is as it was, and another process goes on."""
-    sandbox = start(4, "--copy-bytes-per-s=150000")
+    sandbox = start(4, "--copy-bytes-per-s=40000")  # 20 seconds, of which three pass
     operator = Operator(sandbox.uri, capsys)
     service = sandbox.autorecovery
     assert service is not None
@@ -199,9 +199,11 @@ def test_a_copy_that_was_cut_off_by_a_kill_is_finished_by_the_next_one(
         wait_until(lambda: _size_of(log_file) > size_before + 100_000, timeout_s=WAIT_S)
         service.kill()
         assert namespace.get_ledger(ledger_id) == before
-        service.restart()
-        wait_until(lambda: victim.name not in members_of(namespace, ledger_id), timeout_s=WAIT_S)
-        wait_until(lambda: not operator.status()["ledgers"], timeout_s=WAIT_S)
+        with second_process(sandbox):
+            wait_until(
+                lambda: victim.name not in members_of(namespace, ledger_id), timeout_s=WAIT_S
+            )
+            wait_until(lambda: not operator.status()["ledgers"], timeout_s=WAIT_S)
         assert operator.check(ledger_id)[0]
         assert txids_of(namespace, "log") == list(range(800))
 

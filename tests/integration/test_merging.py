@@ -11,6 +11,7 @@ import pytest
 from dlcore import LogConfig, QuorumConfig
 from dlcore.namespace import open_namespace
 from dlcore.scanning import scan
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def test_micro_batches_are_merged_by_workers_that_are_killed(
 ) -> None:
     """Readers and scans see every record once, in order, and in the end there are few ledgers."""
     sandbox = fresh_sandbox(3, autorecovery=True, autorecovery_options=QUICK)
-    asyncio.run(asyncio.wait_for(run(sandbox), TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(run(sandbox), TIME_LIMIT_S))
 
 
 async def run(sandbox: Sandbox) -> None:

@@ -16,6 +16,7 @@ from dlcore.config import LedgerClientConfig, QuarantineConfig, QuorumConfig
 from dlcore.ids import BookieId
 from dlcore.namespace import open_namespace
 from tests.fixtures.aio import until_async
+from tests.fixtures.lateness import run_in_own_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,4 +88,4 @@ def test_both_racks_and_no_bookie_that_stands_still(fresh_sandbox: Callable[...,
             await until_async(is_chosen)
             await writer.close()
 
-    asyncio.run(scenario())
+    run_in_own_time(scenario())

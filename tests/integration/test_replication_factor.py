@@ -16,17 +16,17 @@ import pytest
 
 from dlcore import LogConfig, LogRecord, QuorumConfig
 from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
-from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.sync import open_namespace
-from tests.fixtures.aio import run
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
+from tests.fixtures.zookeeper import ask_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dlcore import LogRecordWithDLSN
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.sandbox.cluster import Bookie, Sandbox
 
 pytestmark = pytest.mark.integration
@@ -34,8 +34,6 @@ pytestmark = pytest.mark.integration
 LOG = "replicated"
 COMMITS = 30
 RECORDS_PER_COMMIT = 10
-SHORT_SESSIONS = ("--session-timeout-s", "2")
-"""A bookie that lost its data waits until the registration of its former self has expired."""
 
 WRITER = """
 import sys
@@ -86,10 +84,20 @@ def read_told(uri: str, told: Sequence[tuple[int, str]]) -> list[LogRecordWithDL
     return records
 
 
-def lose(bookie: Bookie) -> None:
-    """Kill a bookie and wipe its disk."""
+def lose(cluster: Sandbox, bookie: Bookie) -> None:
+    """Kill a bookie and wipe its disk; its registration is gone, as it soon would be."""
     bookie.kill()
     shutil.rmtree(bookie.folder)
+    delete_node(cluster, lambda paths: paths.bookie_available(bookie.name))
+
+
+def delete_node(cluster: Sandbox, path_of: Callable[[NamespacePaths], str]) -> None:
+    """Delete a node of the namespace."""
+
+    async def delete(store: ZooKeeperStore, paths: NamespacePaths) -> None:
+        await store.delete(path_of(paths))
+
+    ask_store(cluster.uri, delete)
 
 
 def bring_back_empty(cluster: Sandbox, bookie: Bookie) -> None:
@@ -99,16 +107,8 @@ def bring_back_empty(cluster: Sandbox, bookie: Bookie) -> None:
         bookie.restart()
     found = re.search(r"lost for good, dlog bookie cookie delete (\S+) lets", str(refused.value))
     assert found, str(refused.value)
-    node = NamespacePaths(parse_uri(cluster.uri).root).cookie(found[1])
-
-    async def delete_cookie() -> None:
-        store = await ZooKeeperStore.connect(cluster.zookeeper.servers)
-        try:
-            await store.delete(node)
-        finally:
-            await store.aclose()
-
-    run(delete_cookie())
+    name = found[1]
+    delete_node(cluster, lambda paths: paths.cookie(name))
     bookie.restart()
     assert bookie.incarnation != lost
 
@@ -147,11 +147,11 @@ def test_one_survivor_serves_all_and_wiped_bookies_come_back(
     fresh_sandbox: Callable[..., Sandbox], copies: int, survivor: int
 ) -> None:
     """Goal: nothing told is lost, and the log goes on once there are N bookies again."""
-    cluster = fresh_sandbox(copies, bookie_options=SHORT_SESSIONS)
+    cluster = fresh_sandbox(copies)
     told = write_until_killed(cluster.uri, copies)
     lost = [bookie for bookie in cluster.bookies if bookie is not cluster.bookies[survivor]]
     for bookie in lost:
-        lose(bookie)
+        lose(cluster, bookie)
     records = read_told(cluster.uri, told)
     for bookie in lost:
         bring_back_empty(cluster, bookie)
@@ -161,13 +161,13 @@ def test_one_survivor_serves_all_and_wiped_bookies_come_back(
 def test_other_bookies_take_the_place_of_those_lost(fresh_sandbox: Callable[..., Sandbox]) -> None:
     """Goal: the wiped ones need not come back; until there are enough the writer says so."""
     copies = 3
-    cluster = fresh_sandbox(2 * copies - 1, bookie_options=SHORT_SESSIONS)
+    cluster = fresh_sandbox(2 * copies - 1)
     spares = cluster.bookies[copies:]
     for bookie in spares:
         bookie.terminate()
     told = write_until_killed(cluster.uri, copies)
     for bookie in cluster.bookies[1:copies]:
-        lose(bookie)
+        lose(cluster, bookie)
     records = read_told(cluster.uri, told)
     spares[0].restart()
     with pytest.raises(NotEnoughBookiesError):

@@ -7,6 +7,7 @@ the way to a bookie; all copies must be acknowledged, so that nothing goes on wi
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -26,7 +27,6 @@ from dlcore.metadata.stored import encode
 from dlcore.namespace import open_namespace
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.freezer import Freezer
-from tests.fixtures.lateness import stopwatch
 from tests.fixtures.ledger_cluster import read_all, write
 from tests.fixtures.ledgers import bookie
 from tests.fixtures.served_bookie import CLUSTER_ID, run, serve
@@ -44,17 +44,17 @@ pytestmark = pytest.mark.integration
 LONG_SESSIONS = ("--session-timeout-s", "60")
 """The stopped bookie stays registered: nothing but its silence tells of it."""
 COPIES = QuorumConfig.of_replication_factor(3)
-CLIENT = LedgerClientConfig(add_timeout_s=3.0, read_timeout_s=3.0)
-SLACK_S = 2.0
-"""Beyond one time-out, for the replacement: other processes and disks answer to it."""
+CLIENT = LedgerClientConfig(add_timeout_s=5.0, read_timeout_s=5.0)
+"""As much again has the replacement, to which other processes and disks answer."""
 PATHS = NamespacePaths("/dlog")
 
 
 async def write_past(writer: LedgerWriter, victim: BookieId) -> None:
     """Write while `victim` is silent: acknowledged in time, and without it."""
-    async with stopwatch() as watch:
-        await write(writer, 10)
-        assert watch.own_s < CLIENT.add_timeout_s + SLACK_S
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    await write(writer, 10)
+    assert clock() - began_s < 2 * CLIENT.add_timeout_s
     last = writer.metadata.last_ensemble
     assert victim not in last.bookies
     assert last.first_entry_id == 10

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.integration
-IMPATIENT = LedgerClientConfig(add_timeout_s=1.0, read_timeout_s=1.0)
+IMPATIENT = LedgerClientConfig(add_timeout_s=15.0, read_timeout_s=20.0)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from dlcore.log.inspection import audit_ledgers, delete_orphan
 from dlcore.log.upkeep.expiry import expire_log, expire_logs
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.metadata.port import ANY_VERSION
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster, read_all, record
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def on_namespace(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) ->
             # Whatever was done to others, this one is whole.
             assert len(await read_all(await namespace.open_log("other"))) == 3
 
-    asyncio.run(asyncio.wait_for(run(), TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(run(), TIME_LIMIT_S))
 
 
 async def overwrite(context: LogContext, path: str) -> None:

@@ -16,6 +16,7 @@ from dlcore.errors import TransactionTooLargeError
 from dlcore.ids import DLSN
 from dlcore.log.staging.writer import LOGS_PER_APPEND
 from dlcore.metadata.port import REQUEST_BYTES_MAX
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 from tests.fixtures.recording_store import RecordingStore
@@ -69,7 +70,7 @@ def counting(body: Callable[[MemoryCluster, Counted], Awaitable[None]]) -> None:
             cluster.tree.connect = connect  # type: ignore[method-assign]
             await body(cluster, Counted(namespace, stores[0]))
 
-    asyncio.run(asyncio.wait_for(run(), 120))
+    run_in_own_time(asyncio.wait_for(run(), 120))
 
 
 @pytest.mark.parametrize("count", [1, 5, 200])

@@ -17,6 +17,7 @@ from dlcore.ids import DLSN
 from dlcore.log.metadata.values import CHUNK_EXTENTS_MAX
 from dlcore.metadata.port import Delete, require_request_size
 from tests.fixtures.large_log import Interrupted, LargeLog, die_at
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster, on_log, record
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def on_large_log(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) ->
             store.multi = fitting  # type: ignore[method-assign]
             await body(cluster, namespace)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_in_own_time(asyncio.wait_for(run(), 60))
 
 
 def below(cluster: MemoryCluster, *parts: str) -> list[str]:

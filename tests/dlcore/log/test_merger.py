@@ -24,6 +24,7 @@ from dlcore.records import LogRecord
 from dlcore.scanning import ScanClients, scan
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.interrupted_store import InterruptedStore
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import (
     ManualClock,
@@ -147,7 +148,7 @@ def on_scene(body: Callable[[Scene], Awaitable[None]], *, appends: int = 30) -> 
             await scene.start(appends=appends)
             await body(scene)
 
-    asyncio.run(asyncio.wait_for(run(), TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(run(), TIME_LIMIT_S))
 
 
 def referred(cluster: MemoryCluster) -> Counter[int]:
@@ -473,7 +474,7 @@ def test_anything_may_happen_at_any_step(change: Callable[[Scene], Awaitable[Non
             return await interrupt(scene, change, at)
 
     at = 1 + CHANGES.index(change) % STRIDE
-    while asyncio.run(asyncio.wait_for(body(at), TIME_LIMIT_S)):
+    while run_in_own_time(asyncio.wait_for(body(at), TIME_LIMIT_S)):
         at += STRIDE
     assert at > 10
 

@@ -30,6 +30,7 @@ from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
 from dlcore.records import EntryPlace, NotLessThan, RecordField
 from tests.dlcore.log.test_merger import merger_of
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def on_trips(
             await namespace.create_log("trips", schema=TRIPS)
             await body(cluster, namespace, await namespace.open_log("trips"))
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    run_in_own_time(asyncio.wait_for(run(), 60))
 
 
 def trips(ids: range, schema: pa.Schema = TRIPS) -> pa.RecordBatch:

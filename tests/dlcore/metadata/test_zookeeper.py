@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -223,7 +224,6 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
 
     async def scenario() -> None:
         async with connected(server.servers, session_timeout_s=60) as store:
-            store._request_timeout_s = 0.5
             await store.create("/e", ephemeral=True)
             # At the limit: also the server reads it back from its own log.
             many = [Create(f"/n{n:03}", bytes(990)) for n in range(REQUEST_BYTES_MAX // 1060)]
@@ -236,6 +236,7 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
             token = store.session_token
             server.kill()
             await until(lambda: store.session_state is SessionState.SUSPENDED)
+            store._request_timeout_s = 0.5
             with pytest.raises(MetadataConnectionError, match="create /never"):
                 await store.create("/never")
             with pytest.raises(MetadataConnectionError, match="get /e"):
@@ -330,7 +331,6 @@ def test_a_flood_of_requests_to_a_paused_server_never_blocks_the_loop(
 
     async def scenario() -> None:
         async with connected(server.servers, session_timeout_s=60) as store:
-            loop = asyncio.get_running_loop()
             await store.create("/a")
             server.pause()
             longest_s = 0.0
@@ -338,9 +338,9 @@ def test_a_flood_of_requests_to_a_paused_server_never_blocks_the_loop(
             async def beat() -> None:
                 nonlocal longest_s
                 while True:
-                    before = loop.time()
+                    before = time.monotonic()
                     await asyncio.sleep(0.01)
-                    longest_s = max(longest_s, loop.time() - before)
+                    longest_s = max(longest_s, time.monotonic() - before)
 
             beating = asyncio.create_task(beat())
             value = b"x" * 100_000
@@ -354,7 +354,8 @@ def test_a_flood_of_requests_to_a_paused_server_never_blocks_the_loop(
             beating.cancel()
             # In the order in which they were made, each once.
             assert versions == list(range(1, 601))
-            assert longest_s < 5.0, f"the loop stood still for {longest_s:.1f} s"
+            # kazoo's thread would hold it until its session is in doubt, or for ever.
+            assert longest_s < 20.0, f"the loop stood still for {longest_s:.1f} s"
 
     run(scenario())
 

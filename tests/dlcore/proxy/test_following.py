@@ -18,6 +18,7 @@ from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import RUN_BYTES
 from tests.dlcore.proxy.test_runs import entry, values
+from tests.fixtures.lateness import run_in_own_time
 
 if TYPE_CHECKING:
     from dlcore.errors import DLError
@@ -133,7 +134,7 @@ def test_what_comes_while_readers_are_sent_something_goes_together() -> None:
         for each in (first, second):
             assert each.got == [[b"0:0"], [b"1:0", b"2:0", b"3:0"], [b"4:0"], [b"5:0"]]
 
-    asyncio.run(follow())
+    run_in_own_time(follow())
 
 
 def test_who_begins_behind_the_last_record_of_an_entry_is_not_sent_it() -> None:
@@ -149,7 +150,7 @@ def test_who_begins_behind_the_last_record_of_an_entry_is_not_sent_it() -> None:
         await asyncio.wait_for(all_done, WAIT_S)
         assert client.got == [[b"1:0"]]
 
-    asyncio.run(follow())
+    run_in_own_time(follow())
 
 
 def test_who_leaves_a_log_that_broke_takes_nothing_from_those_who_came_later() -> None:
@@ -175,4 +176,4 @@ def test_who_leaves_a_log_that_broke_takes_nothing_from_those_who_came_later() -
         assert not len(followed)
         await followed.aclose()
 
-    asyncio.run(follow())
+    run_in_own_time(follow())

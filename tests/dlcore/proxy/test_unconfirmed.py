@@ -15,6 +15,7 @@ from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
 from tests.dlcore.proxy.test_runs import values
 from tests.fixtures.aio import until
+from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, memory_cluster, record
 
 
@@ -66,4 +67,4 @@ def test_an_entry_that_was_never_confirmed_is_never_sent() -> None:
                 await delivering
             assert got == [b"0:0", b"0:0"]
 
-    asyncio.run(asyncio.wait_for(scenario(), TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(scenario(), TIME_LIMIT_S))

@@ -212,18 +212,20 @@ def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario(served: Proxies) -> None:
         await served.start()
-        log = await remote(served, patience_s=0.5)
-        monkeypatch.setattr(writing, "SILENCE_S", 0.1)
+        log = await remote(served)
 
         async def silent(*_: object) -> None:
             await asyncio.sleep(3600)
 
         async with await log.open_writer() as writer:
             with monkeypatch.context() as patched:
+                patched.setattr(writing, "SILENCE_S", 0.1)
                 patched.setattr(put._Stream, "_acknowledge", silent)
                 assert await writer.write(LogRecord(0, b"0")) is None  # it is there, and where ...
             assert await writer.write(LogRecord(1, b"1")) is not None
         assert await payloads(served) == [b"0", b"1"]
+        log._calls.patience_s = 0.5
+        monkeypatch.setattr(writing, "SILENCE_S", 0.1)
         monkeypatch.setattr(writing, "read", silent)
         with pytest.raises(ProxyUnavailableError, match="said nothing for"):
             await log.open_writer()
