@@ -95,6 +95,7 @@ class Standalone:
             "spark.executor.extraJavaOptions": archive_of_spark(),
             "spark.sql.shuffle.partitions": "2",
             "spark.scheduler.minRegisteredResourcesRatio": "1",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{SUBMIT_S:g}s",
             "spark.sql.warehouse.dir": str(place / "warehouse"),
         }
         confs = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]

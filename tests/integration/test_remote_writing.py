@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -214,9 +213,7 @@ def test_what_no_proxy_takes_any_more_is_counted_at_exit(namespace_uri: str) -> 
         assert process.stdout is not None
         process.stdout.readline()
         proxy.kill()
-        began = time.monotonic()
         _, errors = process.communicate("\n", timeout=WAIT_S)
-    assert time.monotonic() - began < 40
     assert process.returncode == 120
     assert f"log {log!r}: not written: 3 records: the process ended with the writer open" in errors
     assert "Traceback" not in errors
