@@ -96,11 +96,13 @@ class _Subscription:
             self._is_used.set()
 
     async def aclose(self) -> None:
-        """End the request."""
-        await _end(self._task)
-        close = getattr(self._updates, "aclose", None)
-        if close is not None:
-            await close()
+        """End the request, also if whoever waits here is cancelled."""
+        try:
+            await _end(self._task)
+        finally:
+            close = getattr(self._updates, "aclose", None)
+            if close is not None:
+                await close()
 
 
 class LedgerFollower:
@@ -172,8 +174,10 @@ class LedgerFollower:
                 unsubscribe()
             assert self._ticker is not None
             self._ticker.cancel()
-            await self._stop_asking()
-            await self._unsubscribe()
+            try:
+                await self._stop_asking()
+            finally:
+                await self._unsubscribe()
 
     def _metadata_changed(self) -> None:
         self._is_stale = True
@@ -391,8 +395,6 @@ class LedgerFollower:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task whose answer nobody needs any more, and wait for its end."""
+    """Cancel a task whose answer nobody needs any more, and wait for its end, also if cancelled."""
     task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # retrieved
+    await asyncio.gather(task, return_exceptions=True)

@@ -257,15 +257,17 @@ class Fetcher:
         return confirmed >= step.first_entry_id or bool(self._entries)
 
     async def aclose(self) -> None:
-        """Stop fetching."""
+        """Stop fetching, also if whoever waits here is cancelled."""
         self._unwatch()
         self._unsubscribe()
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._entries.clear()
-        self._is_closed = True
-        self._stop_alarm()
-        self._news.set()
+        try:
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            self._entries.clear()
+            self._is_closed = True
+            self._stop_alarm()
+            self._news.set()
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

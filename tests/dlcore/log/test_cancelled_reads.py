@@ -27,8 +27,15 @@ from dlcore.blocking.portal import Portal
 from dlcore.blocking.reader import LogReader
 from dlcore.blocking.stream import AppendOnlyStreamReader
 from dlcore.blocking.watch import LogWatch
-from dlcore.errors import DLError, EndOfStreamError, LedgerReadError, SchemaMismatchError
+from dlcore.errors import (
+    AlreadyClosedError,
+    DLError,
+    EndOfStreamError,
+    LedgerReadError,
+    SchemaMismatchError,
+)
 from dlcore.log.reading.rows import EntryRows
+from dlcore.records import LogRecord
 from tests.fixtures.aio import until
 from tests.fixtures.lengths import sample
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
@@ -495,5 +502,57 @@ def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: i
             await asyncio.wait([reading])
         gc.collect()
         assert not left
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("again", [3, 4])
+def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: int) -> None:
+    """Neither a stream of a bookie nor a task that waits for one."""
+
+    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+        left: list[str] = []
+        sys.set_asyncgen_hooks(finalizer=lambda each: left.append(repr(each)))
+
+        async def follow() -> None:
+            async with await log.open_reader() as reader:
+                while await reader.read_next():
+                    pass
+
+        async with await log.open_writer() as writer:
+            for txid in range(5):
+                await writer.write(LogRecord(txid, b"x"))
+            await writer.commit()
+            before = asyncio.all_tasks()
+            for turns in range(60):
+                following = asyncio.create_task(follow())
+                for count in (turns, again):
+                    for _ in range(count):
+                        await asyncio.sleep(0)
+                    following.cancel()
+                await asyncio.wait([following])
+            gc.collect()
+            assert not left
+            await until(lambda: asyncio.all_tasks() == before)
+
+    on_log(body)
+
+
+def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() -> None:
+    """Also if that was while he waited for the end of what was under way."""
+
+    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+        for turns in range(5):
+            reader = await log.open_reader()
+            waiting = asyncio.create_task(reader.read_next())
+            await asyncio.wait([waiting], timeout=0.01)
+            closing = asyncio.create_task(reader.aclose())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            await reader.aclose()
+            with pytest.raises(AlreadyClosedError):
+                await asyncio.wait_for(waiting, 10)
 
     on_log(body)
