@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from dlcore.errors import (
@@ -124,9 +125,10 @@ async def _next_batches(
     size_bytes = 0
     schema = await source.get_schema()
     columns = _BYTES_COLUMNS if schema is None else [*schema.names, "_txid"]
-    async for batch in await source.read(place.dlsn, columns=columns):
-        batches.append(batch)
-        size_bytes += batch.nbytes
-        if size_bytes >= _COMMIT_BYTES:
-            break
+    async with aclosing(aiter(await source.read(place.dlsn, columns=columns))) as found:
+        async for batch in found:
+            batches.append(batch)
+            size_bytes += batch.nbytes
+            if size_bytes >= _COMMIT_BYTES:
+                break
     return place.sequence_id, batches

@@ -117,11 +117,13 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
     async def read(namespace: Namespace) -> None:
         reader = await namespace.recovery_context.ledgers.open_ledger(ledger_id)
         end = await reader.read_last_add_confirmed()
+        entries = reader.read(first, end if last is None else last)
         with Progress(beside=sys.stdout) as progress:
-            async for frames in reader.read(first, end if last is None else last):
-                for frame in frames:
-                    _show_entry(frame, raw=raw)
-                    progress.tell("entries", frame.entry_id + 1 - first)
+            async with contextlib.aclosing(entries):
+                async for frames in entries:
+                    for frame in frames:
+                        _show_entry(frame, raw=raw)
+                        progress.tell("entries", frame.entry_id + 1 - first)
 
     run_async(read, is_long=True)
 

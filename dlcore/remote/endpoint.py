@@ -181,10 +181,11 @@ class Endpoint(AsyncClosing):
                     self.is_reached = True
                     yield answer
                     return
-                async for data in call:
-                    self.is_reached = True
-                    retries.succeeded()
-                    yield data
+                async with aclosing(aiter(call)) as answers:
+                    async for data in answers:
+                        self.is_reached = True
+                        retries.succeeded()
+                        yield data
             except asyncio.CancelledError:
                 if not is_cancelled():
                     self._require_open()  # which ended the call

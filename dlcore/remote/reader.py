@@ -134,11 +134,13 @@ class _Feed:
         return done.result()
 
     async def aclose(self) -> None:
-        """Read no more."""
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
-        await self._messages.aclose()
+        """Read no more, also if whoever waits here is cancelled."""
+        try:
+            if self._next is not None:
+                self._next.cancel()
+                await asyncio.gather(self._next, return_exceptions=True)
+        finally:
+            await self._messages.aclose()
 
 
 class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
@@ -230,6 +232,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         feed = self._feed
         if feed is None or not (any_will_do or feed.follows == follow):
             await self._leave()
+            await self._require_usable()  # it may have been closed meanwhile
             messages = received(self._calls, self._ticket(follow=follow))
             feed = self._feed = _Feed(messages, follows=follow)
         return feed

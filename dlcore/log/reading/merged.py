@@ -256,5 +256,6 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
 
     async def aclose(self) -> None:
         """Close the readers; harmless when they are closed."""
-        for source in self._sources:
-            await source.reader.aclose()
+        async with AsyncExitStack() as ends:  # each, also if this is cancelled meanwhile
+            for source in self._sources:
+                ends.push_async_callback(source.reader.aclose)

@@ -16,7 +16,7 @@ from dlcore.log.entries.batches import read_schema, typed_read_fields
 from dlcore.log.typed.arrow import conform, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     import pyarrow.compute as pc
 
@@ -219,7 +219,7 @@ class LogRange:
         """
         return await self._open_reader()
 
-    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
         end = self.extent.end
         if self.extent.is_empty:
             return

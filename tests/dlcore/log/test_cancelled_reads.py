@@ -527,7 +527,7 @@ def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: 
             for turns in range(60):
                 following = asyncio.create_task(follow())
                 for count in (turns, again):
-                    for _ in range(count):
+                    for _turn in range(count):
                         await asyncio.sleep(0)
                     following.cancel()
                 await asyncio.wait([following])
@@ -547,7 +547,7 @@ def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() 
             waiting = asyncio.create_task(reader.read_next())
             await asyncio.wait([waiting], timeout=0.01)
             closing = asyncio.create_task(reader.aclose())
-            for _ in range(turns):
+            for _turn in range(turns):
                 await asyncio.sleep(0)
             closing.cancel()
             await asyncio.wait([closing])

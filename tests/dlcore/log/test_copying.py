@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +46,22 @@ def test_each_record_is_copied_once(commit_bytes: int, monkeypatch: pytest.Monke
             assert isinstance(results[2], int), results
             assert await content(target) == await content(log)
         assert await copy_log(log, namespaces[0], "copy") == 0
+
+    on_log(body)
+
+
+def test_the_reader_of_a_part_is_closed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of one that ends before the source does."""
+    monkeypatch.setattr("dlcore.copying._COMMIT_BYTES", 1)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        (namespace,) = cluster.namespaces
+        await namespace.create_log("copy")
+        await fill(cluster, log, seed=1)
+        left: list[str] = []
+        sys.set_asyncgen_hooks(finalizer=lambda each: left.append(repr(each)))
+        await copy_log(log, namespace, "copy")
+        assert not left
 
     on_log(body)
 

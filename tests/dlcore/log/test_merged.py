@@ -170,3 +170,24 @@ def test_an_error_of_one_log_waits_for_no_other() -> None:
                 await reader.read_bulk(1, follow=True)
 
     on_log(body)
+
+
+def test_who_is_cancelled_while_he_closes_closes_each_of_the_readers() -> None:
+    """And not only those whose turn had come."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        for name in NAMES:
+            await namespace.create_log(name)
+        for turns in range(4):
+            reader = await namespace.open_merged_reader(NAMES)
+            closing = asyncio.create_task(reader.aclose())
+            for _turn in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            left = namespace.get_statistics().open_objects.get("AsyncLogReader", 0)
+            assert left == (0 if turns else len(NAMES))  # one who had not begun closed nothing
+            await reader.aclose()
+
+    on_log(body)

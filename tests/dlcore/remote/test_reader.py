@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -288,5 +290,58 @@ def test_readers_that_stand_still_hold_nobody_up() -> None:
                 assert await log.get_log_record_count() == 24
                 async with await log.open_writer() as writer:
                     writer.write_bulk(numbered(2**60, 1))
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_reader_that_is_closed_while_it_turns_to_follow_opens_no_stream() -> None:
+    """Who reads is told that it is closed, and waits for no record."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        for turns in range(4):
+            reader = await log.open_reader()
+            following = asyncio.create_task(reader.read_next())
+            await asyncio.wait([following], timeout=0.01)
+            following.cancel()
+            turning = asyncio.create_task(reader.read_next(until_caught_up=True))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await reader.aclose()
+            with pytest.raises(AlreadyClosedError):
+                await asyncio.wait_for(turning, 10)
+            assert reader._feed is None
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_who_is_cancelled_leaves_no_stream_to_the_collector(again: int) -> None:
+    """Neither one of ours nor gRPC's own."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await write(await served.cluster.namespaces[0].open_log("clicks"), 0, 10)
+        log = await remote(served)
+        left: list[str] = []
+        sys.set_asyncgen_hooks(finalizer=lambda each: left.append(repr(each)))
+
+        async def read() -> None:
+            async with await log.open_reader() as reader:
+                await txids(reader, 3)
+                await reader.read_next(until_caught_up=True)
+                while await reader.read_next():
+                    pass
+
+        for turns in range(0, 150, 5):
+            reading = asyncio.create_task(read())
+            for count in (turns, again):
+                for _ in range(count):
+                    await asyncio.sleep(0)
+                reading.cancel()
+            await asyncio.wait([reading])
+        gc.collect()
+        assert not left
 
     with_proxies("clicks")(scenario)
