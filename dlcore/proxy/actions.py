@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -10,9 +11,11 @@ import msgspec
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
+    EndOfStreamError,
     LogNotFoundError,
     LogNotReadyError,
     LogRenamedError,
+    OwnershipAcquireFailedError,
     WriteError,
 )
 from dlcore.ids import DLSN, validate_log_name
@@ -44,7 +47,7 @@ from dlcore.proxy.reading.subscriptions import Subscriptions
 from dlcore.proxy.writing.appends import AppendRequest, Appends
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.namespace import Namespace
@@ -216,22 +219,18 @@ class Actions:
 
     async def _delete(self, request: ChangeRequest) -> Answer:
         try:
-            log = await self._open(request)
+            async with self._changed(request) as log:
+                await log.delete()
         except LogNotFoundError as error:
             await self._require_done(request, None, error)
-            return {}
-        with self._owner_of_logs.redirecting(log.name):
-            await log.delete()
         return {}
 
     async def _rename(self, request: RenameRequest) -> Answer:
         try:
-            log = await self._open(request)
+            async with self._changed(request) as log:
+                await log.rename(request.new_name)
         except LogNotFoundError as error:
             await self._require_done(request, request.new_name, error)
-            return {}
-        with self._owner_of_logs.redirecting(log.name):
-            await log.rename(request.new_name)
         return {}
 
     async def _settings(self, request: SettingsRequest) -> Answer:
@@ -241,14 +240,17 @@ class Actions:
         return {"settings": await log.get_settings()}
 
     async def _seal(self, request: ChangeRequest) -> Answer:
-        log = await self._open(request)
-        if request.log_id is None or not await log.is_end_of_stream_marked():
-            with self._owner_of_logs.redirecting(log.name):
+        try:
+            async with self._changed(request) as log:
                 await log.mark_end_of_stream()
+        except EndOfStreamError:
+            if request.log_id is None:
+                raise
         return {}
 
-    async def _open(self, request: ChangeRequest) -> DistributedLogManager:
-        """Let go of a log if it is owned here, so that it can be locked; open it."""
+    @asynccontextmanager
+    async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DistributedLogManager, None]:
+        """Let go of a log if it is owned here, so that it can be locked; open it to be changed."""
         name = validate_log_name(request.log)
         await self._owner_of_logs.release(name)
         log = await self._owner_of_logs.open(name)
@@ -257,7 +259,14 @@ class Actions:
                 f"log {name!r} is another one than was asked for: its id is {log.log_id}, and not "
                 f"{request.log_id}"
             )
-        return log
+        try:
+            with self._owner_of_logs.redirecting(name):
+                yield log
+        except OwnershipAcquireFailedError as error:
+            if error.owner != self._membership.location:
+                raise
+            # An earlier attempt has not ended, or somebody began to write here meanwhile.
+            raise LogNotReadyError(f"log {name!r} is in use here: try again") from error
 
     async def _require_done(
         self, request: ChangeRequest, name: str | None, error: LogNotFoundError

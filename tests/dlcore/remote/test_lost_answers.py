@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -16,13 +16,20 @@ from dlcore.errors import (
     LogRenamedError,
     MetadataConnectionError,
     OverCapacityError,
+    OwnershipAcquireFailedError,
 )
+from dlcore.log.manager import DistributedLogManager
 from dlcore.proxy.actions import Actions
+from dlcore.proxy.flight.requests import ChangeRequest, RenameRequest
 from dlcore.remote import open_namespace
+from dlcore.remote.endpoint import Endpoint
+from dlcore.remote.planning import act
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+
+    from dlcore.log.writing.writer import AsyncLogWriter
 
 
 @contextmanager
@@ -73,6 +80,51 @@ def test_what_was_done_is_done() -> None:
             assert await namespace.get_logs() == []
             with pytest.raises(LogNotFoundError):
                 await namespace.delete_log("older")
+
+    with_proxies()(scenario)
+
+
+@pytest.mark.parametrize("action", ["seal", "rename", "delete"])
+def test_an_attempt_that_has_not_ended_is_no_stranger(action: str) -> None:
+    """Who asks again meanwhile waits for its lock, or meets what it did under way."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        await client.act("create", log="clicks", log_id="1")
+        request = ChangeRequest(log="clicks", log_id="1")
+        if action == "rename":
+            request = RenameRequest(log="clicks", log_id="1", new_name="older")
+        async with Endpoint(served.servers[0].location, patience_s=60.0) as calls:
+            await asyncio.gather(*(act(calls, action, request, Any) for _ in range(3)))
+        direct = served.cluster.namespaces[0]
+        names = {"seal": ["clicks"], "rename": ["older"], "delete": []}[action]
+        assert await direct.get_logs() == names
+        if action == "seal":
+            assert await (await direct.open_log("clicks")).is_end_of_stream_marked()
+
+    with_proxies()(scenario)
+
+
+def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one who began to write between that the log was let go of, and that it was locked."""
+    rename = DistributedLogManager.rename
+    writers: list[AsyncLogWriter] = []
+
+    async def begin_to_write(log: DistributedLogManager, name: str) -> None:
+        if not writers:
+            writers.append(await log.open_writer())
+            with pytest.raises(OwnershipAcquireFailedError):
+                await rename(log, name)
+            asyncio.get_running_loop().call_later(0.05, asyncio.ensure_future, writers[0].aclose())
+        await rename(log, name)
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await open_namespace(served.servers[0].location) as namespace:
+            await namespace.create_log("clicks")
+            monkeypatch.setattr(DistributedLogManager, "rename", begin_to_write)
+            await namespace.rename_log("clicks", "older")
+            assert await namespace.get_logs() == ["older"]
 
     with_proxies()(scenario)
 
