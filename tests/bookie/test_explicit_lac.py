@@ -11,8 +11,8 @@ from bookie.config import GarbageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.errors import BookieStorageError
-from tests.fixtures.aio import run
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, small_config
+from tests.simulation.loop import run
 
 
 def test_a_lac_told_while_its_ledger_is_collected_harms_no_other() -> None:

@@ -13,8 +13,8 @@ from dlcore.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update
 from tests.fixtures.aio import until
-from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.storage import follow, make_frame, open_storage
+from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -64,7 +64,7 @@ def test_updates_follow_the_lac() -> None:
             assert update.last_add_confirmed == 2
             await updates.aclose()
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_a_fence_is_told_once_it_is_durable() -> None:
@@ -79,7 +79,7 @@ def test_a_fence_is_told_once_it_is_durable() -> None:
             assert (await take(updates)).fenced
             await updates.aclose()
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_entries_that_are_not_held_are_left_out() -> None:
@@ -98,7 +98,7 @@ def test_entries_that_are_not_held_are_left_out() -> None:
             assert ([*update.frames], update.last_add_confirmed) == ([make_frame(1, 9)], 20)
             await updates.aclose()
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
@@ -121,7 +121,7 @@ def test_an_entry_that_is_not_durable_yet_holds_the_update_back() -> None:
             assert slow.done()
             await updates.aclose()
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_an_entry_that_is_written_and_not_synced_is_told_to_nobody() -> None:
@@ -149,7 +149,7 @@ def test_an_entry_that_is_written_and_not_synced_is_told_to_nobody() -> None:
             assert late is not None
             assert ([*late.frames], late.last_add_confirmed) == ([make_frame(1, 1)], 1)
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_an_entry_that_is_not_durable_yet_holds_back_one_who_is_far_behind() -> None:
@@ -176,7 +176,7 @@ def test_an_entry_that_is_not_durable_yet_holds_back_one_who_is_far_behind() -> 
             assert got == frames
             await updates.aclose()
 
-    run_in_own_time(main())
+    run(main())
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -210,7 +210,7 @@ def test_a_late_follower_gets_bounded_updates(is_whole: bool) -> None:
             assert sum(kinds) > len(kinds) / 2 if is_whole else not any(kinds)
             await nothing_comes_and_close(updates)
 
-    run_in_own_time(main())
+    run(main())
 
 
 async def nothing_comes_and_close(updates: Updates) -> None:
@@ -236,7 +236,7 @@ def test_news_that_an_add_brings_does_not_wait_for_its_write() -> None:
             await adding
             end()
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_followers_end_with_the_storage() -> None:
@@ -263,7 +263,7 @@ def test_followers_end_with_the_storage() -> None:
             with pytest.raises(BookieStorageError, match="Input/output error"):
                 await waiting
 
-    run_in_own_time(main())
+    run(main())
 
 
 def may_come(stream: FollowStream) -> bool:
@@ -305,7 +305,7 @@ def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
                 await stream.advance(1)
             stream.close()
 
-    run_in_own_time(main())
+    run(main())
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -338,7 +338,7 @@ def test_a_stream_that_has_all_is_told_of_the_storages_end(is_closed: bool) -> N
                 await stream.advance(1000)
             stream.close()
 
-    run_in_own_time(main())
+    run(main())
 
 
 def test_many_followers_all_get_everything() -> None:
@@ -362,4 +362,4 @@ def test_many_followers_all_get_everything() -> None:
             expected = [make_frame(1, entry_id) for entry_id in range(50)]
             assert [each == expected[: len(each)] for each in results] == [True] * 4
 
-    run_in_own_time(main())
+    run(main())

@@ -24,8 +24,9 @@ from dlcore.errors import (
     BookieReadOnlyError,
     BookieStorageError,
 )
-from tests.fixtures.aio import run, until
+from tests.fixtures.aio import until
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
+from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -32,6 +32,7 @@ from tests.fixtures.storage import (
     read_entries,
     small_config,
 )
+from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +106,7 @@ def test_entries_come_back_as_they_were_across_files_and_owners() -> None:
         # These lie in one file in another order than they are read in.
         assert await read_all(storage, 3, first=5, last=7) == [make_frame(3, e) for e in (5, 6, 7)]
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_range_reads_end_at_the_first_entry_that_is_not_held() -> None:
@@ -135,7 +136,7 @@ def test_range_reads_end_at_the_first_entry_that_is_not_held() -> None:
             with pytest.raises(NoSuchLedgerError):
                 await read_all(storage, 99, first=0, last=0)
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("stride", [1, 7])
@@ -161,7 +162,7 @@ def test_a_range_may_reach_to_the_last_id_there_is(stride: int) -> None:
             with pytest.raises(BadRequestError):
                 await read_all(storage, 1, first=0, last=last + 1)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_bad_input_is_refused_by_name_and_writes_nothing() -> None:
@@ -200,7 +201,7 @@ def test_bad_input_is_refused_by_name_and_writes_nothing() -> None:
             assert storage.status.stats().stored_bytes == before
             assert storage.core.live_ledgers() == []
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_adding_again_succeeds_with_the_same_bytes_only() -> None:
@@ -223,7 +224,7 @@ def test_adding_again_succeeds_with_the_same_bytes_only() -> None:
             assert storage.status.stats().stored_bytes == size
             assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_fence_stops_the_writer_and_not_recovery() -> None:
@@ -250,7 +251,7 @@ def test_a_fence_stops_the_writer_and_not_recovery() -> None:
                 await storage.writes.add_entry(make_frame(1, 3))
             await add(storage, 2, 1)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_fencing_requests_share_one_record_and_work_on_unknown_ledgers() -> None:
@@ -271,7 +272,7 @@ def test_fencing_requests_share_one_record_and_work_on_unknown_ledgers() -> None
             with pytest.raises(LedgerFencedError):
                 await storage.writes.add_entry(make_frame(9, 0))
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_read_waits_for_an_add_that_is_under_way() -> None:
@@ -290,7 +291,7 @@ def test_a_read_waits_for_an_add_that_is_under_way() -> None:
             assert added.done()
             assert await chunk == [make_frame(1, 0)]
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_too_much_under_way_is_refused_early() -> None:
@@ -306,7 +307,7 @@ def test_too_much_under_way_is_refused_early() -> None:
             assert {type(results[entry_id]) for entry_id in refused} == {BookieOverloadedError}
             await storage.writes.add_entry(make_frame(1, 50, b"z" * 2000))
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_one_flush_is_bounded_and_shared() -> None:
@@ -320,7 +321,7 @@ def test_one_flush_is_bounded_and_shared() -> None:
             await add(storage, 1, *range(10, 99))
             assert disk.steps - steps == 2 * 9
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
@@ -351,7 +352,7 @@ def test_a_full_disk_makes_the_storage_read_only_until_there_is_space() -> None:
         async with open_storage(disk, small_config(space=SPACE)) as storage:
             assert storage.status.state is StorageState.WRITABLE
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_the_reserve_ends_before_the_disk_does() -> None:
@@ -373,7 +374,7 @@ def test_the_reserve_ends_before_the_disk_does() -> None:
             assert await storage.reads.read_lac(1, fence=True) > 100
             assert not storage.status.stats().failed
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("fault", ["write_error", "sync_error"])
@@ -417,7 +418,7 @@ def test_a_failed_write_stops_the_log_for_good(fault: str) -> None:
             ]
         assert (disk.names(), disk.steps) == (names, steps)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_read_error_concerns_that_read_only() -> None:
@@ -433,7 +434,7 @@ def test_a_read_error_concerns_that_read_only() -> None:
             assert await storage.reads.read_entry(1, 0, fence=False) == make_frame(1, 0)
             await add(storage, 1, 1)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_an_explicit_lac_only_rises_and_survives_a_clean_stop() -> None:
@@ -453,7 +454,7 @@ def test_an_explicit_lac_only_rises_and_survives_a_clean_stop() -> None:
         async with open_storage(disk) as storage:
             assert await storage.reads.read_lac(1, fence=False) == 4
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> None:
@@ -475,7 +476,7 @@ def test_an_explicit_lac_and_the_proof_of_the_last_flush_are_logged_soon() -> No
         async with open_storage(disk) as storage:
             assert await storage.reads.read_lac(1, fence=False) == 0
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_closing_makes_everything_accepted_durable_and_refuses_the_rest() -> None:
@@ -502,7 +503,7 @@ def test_closing_makes_everything_accepted_durable_and_refuses_the_rest() -> Non
         async with open_storage(disk) as storage:
             assert len(await read_all(storage, 1, first=0, last=39)) == 40
 
-    asyncio.run(main())
+    run(main())
 
 
 async def never_deleted(ledger_id: int) -> bool:
@@ -545,7 +546,7 @@ def test_files_of_deleted_ledgers_are_dropped_whole() -> None:
             assert len(await read_all(storage, 4, first=0, last=99)) == 100
             assert 1 not in storage.core.live_ledgers()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_garbage_collection_believes_no_mass_deletion_and_no_error() -> None:
@@ -572,7 +573,7 @@ def test_garbage_collection_believes_no_mass_deletion_and_no_error() -> None:
                     await storage.upkeep.collect_garbage(unreachable)
             assert disk.names() == names
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_few_open_files_are_enough_for_many() -> None:
@@ -589,4 +590,4 @@ def test_few_open_files_are_enough_for_many() -> None:
             )
             assert [len(frames) for frames in both] == [150, 150]
 
-    asyncio.run(main())
+    run(main())

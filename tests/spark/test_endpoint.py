@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
+WAIT_S = 120
 COLUMNS = pa.schema([("fare", pa.float64()), ("city", pa.string())])
 
 
@@ -112,7 +113,7 @@ def test_a_stream_through_an_endpoint(
             logs.write(first, 100)
             wait_until(
                 lambda: sum(map(len, taken.values())) >= count or not query.isActive,
-                timeout_s=90,
+                timeout_s=WAIT_S,
             )
             query.processAllAvailable()
         finally:
@@ -200,15 +201,15 @@ def test_a_stream_is_written_through_proxies_that_die(
 
         query = start()
         try:
-            wait_until(lambda: count() >= 200 or not query.isActive, timeout_s=60)
+            wait_until(lambda: count() >= 200 or not query.isActive, timeout_s=WAIT_S)
             first.kill()
-            wait_until(lambda: count() >= 500 or not query.isActive, timeout_s=60)
+            wait_until(lambda: count() >= 500 or not query.isActive, timeout_s=WAIT_S)
         finally:
             query.stop()
         query = start()
         try:
             logs.write(1000, 100)
-            wait_until(lambda: count() >= 1100 or not query.isActive, timeout_s=60)
+            wait_until(lambda: count() >= 1100 or not query.isActive, timeout_s=WAIT_S)
             query.processAllAvailable()
         finally:
             query.stop()

@@ -83,7 +83,7 @@ def test_a_stream_is_durable_while_its_input_pauses(shell: Shell, log: str) -> N
         assert writer.stdin is not None
         writer.stdin.write(b"so far")
         writer.stdin.flush()
-        wait_until(lambda: shell.outcome("log", "cat", log)[1] == "so far", timeout_s=30)
+        wait_until(lambda: shell.outcome("log", "cat", log)[1] == "so far", timeout_s=60)
     finally:
         writer.send_signal(signal.SIGTERM)
         writer.communicate()

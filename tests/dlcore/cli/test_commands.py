@@ -282,10 +282,12 @@ def test_following_ends_with_an_error_when_the_cluster_is_gone(
                     assert reader.stdout is not None
                     assert reader.stderr is not None
                     assert json.loads(reader.stdout.readline())["payload"] == "first"
-                    for bookie in sandbox.bookies:
-                        bookie.kill()
+                    # At once: it tells what it has heard nothing of when the first is due.
+                    ends = [bookie.pid for bookie in sandbox.bookies]
                     if dies == "everything":
-                        sandbox.zookeeper.kill()
+                        ends.append(sandbox.zookeeper.pid)
+                    for pid in ends:
+                        os.kill(pid, signal.SIGKILL)
                     assert reader.wait(WAIT_S) == EXIT_FAILED
                     error = reader.stderr.read().decode()
                 finally:

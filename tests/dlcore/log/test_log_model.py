@@ -17,6 +17,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
+from tests.fixtures.lateness import OwnTimeLoop
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, read_all, record
 
@@ -42,7 +43,7 @@ class WholeLog(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         """Make an empty log."""
-        self.runner = asyncio.Runner()
+        self.runner = asyncio.Runner(loop_factory=OwnTimeLoop)
         self.cluster = MemoryCluster()
         self.written: list[tuple[DLSN, int, bytes]] = []
         self.dropped = 0
