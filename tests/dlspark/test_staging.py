@@ -170,6 +170,7 @@ def test_an_aborted_batch_leaves_no_record(target: Target) -> None:
     """Nor a ledger; its version may be written again."""
     task = target.stage(b"lost")
     assert len(list_staged(target.uri, target.append.identity)[0]) == 1
+    assert target.payloads() == [], "nothing is to be read before the commit"
     abort_staged([task, None], address=target.options.address)
     assert list_staged(target.uri, target.append.identity)[0] == set()
     abort_staged([None], address=target.options.address)

@@ -155,18 +155,22 @@ def test_start_that_the_log_has_not_come_to(option: str, reached: int, words: st
     reader_of(MadeUpSnapshots(empty), **{option: "0"}).initialOffset()
 
 
-def test_start_by_timestamp_strategy_latest() -> None:
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("startingOffsetsByTimestamp", '{"clicks": "2100-01-01"}'),
+        ("startingTimestamp", "2100-01-01"),
+        ("startingTxid", "9000"),
+    ],
+)
+def test_start_by_timestamp_strategy_latest(option: str, value: str) -> None:
     """A stream that asks for what is not there yet starts at the end, if it is told to."""
     source = MadeUpSnapshots(snapshot_of((2,), (2,)))
-    options = {
-        "startingOffsetsByTimestamp": '{"clicks": "2100-01-01"}',
-        "startingOffsetsByTimestampStrategy": "latest",
-    }
-    start = reader_of(source, **options).initialOffset()
+    latest = {"startingOffsetsByTimestampStrategy": "latest"}
+    start = reader_of(source, **{option: value}, **latest).initialOffset()
     assert start["logs"] == {LOG: "2:2:0"}
-    del options["startingOffsetsByTimestampStrategy"]
-    with pytest.raises(ConfigurationError, match=r"startingOffsetsByTimestamp=.*to latest"):
-        reader_of(source, **options).initialOffset()
+    with pytest.raises(ConfigurationError, match=f"{option}=.*to latest"):
+        reader_of(source, **{option: value}).initialOffset()
 
 
 def with_highest(snapshot: LogSnapshot, *, txid: int, timestamp_ms: int) -> LogSnapshot:

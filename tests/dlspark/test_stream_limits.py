@@ -36,6 +36,8 @@ from tests.fixtures.snapshots import place_in, snapshot_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pyspark.sql.datasource import InputPartition
+
     from dlcore.records import NotLessThan, RecordPlace
     from dlcore.sync import LogSnapshot
 
@@ -97,15 +99,7 @@ class Query:
             return {}
         partitions = self.reader.partitions(self.offset, end)
         self.offset = end
-        found: dict[str, list[int]] = {}
-        for partition in partitions:
-            assert isinstance(partition, DlogPartition)
-            for scan in partition.scans:
-                snapshot = self.logs.logs[scan.log]
-                assert snapshot is not None
-                first, last = (place_in(snapshot, at).sequence_id for at in (scan.start, scan.end))
-                found.setdefault(scan.log, []).extend(range(first, last))
-        return found
+        return numbers_in(self.logs, partitions)
 
     def run(self) -> list[dict[str, list[int]]]:
         """Run batches until nothing is left."""
@@ -119,6 +113,19 @@ class Query:
         report = LagReport.parse(json.dumps(self.reader.reportLatestOffset()))
         assert report is not None
         return report
+
+
+def numbers_in(logs: MadeUpLogs, partitions: Iterable[InputPartition]) -> dict[str, list[int]]:
+    """Return the numbers of the records that partitions hold, by log."""
+    found: dict[str, list[int]] = {}
+    for partition in partitions:
+        assert isinstance(partition, DlogPartition)
+        for scan in partition.scans:
+            snapshot = logs.logs[scan.log]
+            assert snapshot is not None
+            first, last = (place_in(snapshot, at).sequence_id for at in (scan.start, scan.end))
+            found.setdefault(scan.log, []).extend(range(first, last))
+    return found
 
 
 def all_of(batches: list[dict[str, list[int]]], log: str) -> list[int]:
@@ -148,6 +155,54 @@ def test_max_bytes_per_trigger_always_advances() -> None:
     assert [{log: len(n) for log, n in batch.items()} for batch in query.run()] == [
         {"a": 1, "b": 1}
     ] * 10
+
+
+@pytest.mark.parametrize("start", ["1:0:0", "1:2:0", "1:4:0", "1:4:9", "2:0:0"])
+def test_a_limit_is_exact_wherever_a_query_starts(start: str) -> None:
+    """From the first, a middle or the last entry of a ledger on, or its last record."""
+    logs = MadeUpLogs(a=snapshot_of((5,), (5,)))
+    query = Query(logs, startingOffsets=f'{{"a": "{start}"}}', maxRecordsPerTrigger="7")
+    whole = logs.logs["a"]
+    assert whole is not None
+    first = place_in(whole, DLSN.parse(start)).sequence_id
+    batches = query.run()
+    assert all_of(batches, "a") == list(range(first, 100))
+    assert {len(batch["a"]) for batch in batches[:-1]} == {7}
+
+
+def test_a_log_that_is_new_has_its_share_of_the_next_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However much the others still have."""
+    logs = MadeUpLogs(a=snapshot_of((9,)))
+    monkeypatch.setattr(stream, "list_selected", lambda *_: list(logs.logs))
+    query = Query(logs, maxRecordsPerTrigger="20", logsPattern=".")
+    batches = [query.batch()]
+    logs.logs |= {"b": snapshot_of((9,)), "c": snapshot_of((0,), (1,))}
+    batches += query.run()
+    assert {log: len(numbers) for log, numbers in batches[1].items()} == {"a": 7, "b": 7, "c": 6}
+    assert [len(all_of(batches, log)) for log in "abc"] == [90, 90, 10]
+
+
+def test_a_batch_that_was_not_committed_is_the_same_though_logs_were_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is read again after a restart, by what its offsets say; the new log is for the next."""
+    logs = MadeUpLogs(a=snapshot_of((4,)))
+    monkeypatch.setattr(stream, "list_selected", lambda *_: list(logs.logs))
+    query = Query(logs, maxRecordsPerTrigger="15", logsPattern=".")
+    query.reader.prepareForTriggerAvailableNow()
+    before, failed = query.offset, query.batch()
+    logs.logs["b"] = snapshot_of((1,))
+    for _ in range(2):
+        query.restart()
+        query.reader.prepareForTriggerAvailableNow()
+        again = query.reader.partitions(query.reader.initialOffset(), query.offset)
+        assert numbers_in(query.logs, again) == failed == {"a": [*range(15)]}
+    assert query.offset != before
+    batches = query.run()
+    assert all_of(batches, "a") == list(range(15, 40))
+    assert all_of(batches, "b") == list(range(10))
 
 
 def test_start_within_an_entry_is_counted() -> None:
@@ -350,6 +405,9 @@ def test_lag_is_what_a_batch_leaves() -> None:
     query.run()
     assert query.lag().behind == Lag()
     assert query.lag().losses == 0
+    unlimited = Query(MadeUpLogs(a=written))
+    unlimited.batch()
+    assert (unlimited.lag().logs, unlimited.lag().ends) == ({}, {"a": "2:6:0"})
 
 
 def test_lag_at_the_end_of_a_log_is_none() -> None:

@@ -1,4 +1,4 @@
-"""A proxy that drains while something is broken: it ends, and the defect is told."""
+"""A proxy that lets go of its logs: what it accepted is durable by then, and told; and it ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,53 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.transport.memory import MemoryBookieClient
+from tests.dlcore.proxy.test_put import until_owned
+from tests.fixtures.memory_namespace import TIME_LIMIT_S, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     import pytest
+
+
+def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for bookies that take their time, and tells the client before it ends the stream."""
+    add_entry = MemoryBookieClient.add_entry
+
+    async def scenario(served: Proxies) -> None:
+        asked, may_answer = asyncio.Event(), asyncio.Event()
+
+        def held(*args: Any, **kwargs: Any) -> asyncio.Future[None]:
+            asked.set()
+
+            async def answer() -> None:
+                async with asyncio.timeout(TIME_LIMIT_S / 10):
+                    await may_answer.wait()
+                await add_entry(*args, **kwargs)
+
+            return asyncio.ensure_future(answer())
+
+        client = await served.start()
+        stream = await client.opened("clicks")
+        monkeypatch.setattr(MemoryBookieClient, "add_entry", held)
+        await stream.send(b"a", b"b")
+        await asked.wait()
+        letting_go = asyncio.create_task(client.act("release", log="clicks"))
+        await until_owned(client)
+        assert not letting_go.done()
+        may_answer.set()
+        told = await stream.told()
+        assert told is not None
+        assert (told["acked"], await stream.told()) == (2, {"draining": {"location": None}})
+        assert await stream.told_all() is None
+        await letting_go
+        found = await read_all(await served.cluster.namespaces[0].open_log("clicks"))
+        assert [each.payload for each in found] == [b"a", b"b"]
+        assert told["dlsn"] == str(found[-1].dlsn)
+
+    with_proxies("clicks")(scenario)
 
 
 def test_a_change_that_breaks_does_not_keep_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
