@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
 from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import ConfigurationError, DLError, LogNotReadyError, SchemaMismatchError
+from dlcore.errors import DLError, LogNotReadyError, SchemaMismatchError
 from dlcore.ids import TXID_MAX
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ class LogWriter(BufferingWriter):
         try:
             txid, payload = record.txid, record.payload
         except AttributeError as error:
-            raise ConfigurationError(f"{record!r:.100}: expected a LogRecord") from error
+            from dlcore.log.writing.transmit import no_record
+
+            raise no_record(record) from error
         # In this order each step may be taken; nearly every record passes all of them.
         if (
             type(txid) is not int
@@ -171,6 +173,11 @@ class LogWriter(BufferingWriter):
             super().close()
         finally:
             self._lowest_txid = self._next_lowest_txid()
+
+    async def finish(self) -> None:
+        """Flush and close at exit; say what could not be written."""
+        self._lowest_txid = TXID_MAX + 1  # what is written from now on, nobody would hand over
+        await super().finish()
 
     def _accept(self, waiting: Any) -> None:
         self._writer.write_fitted(waiting)

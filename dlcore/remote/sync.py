@@ -11,7 +11,7 @@ from dlcore.blocking.reader import RowsTwin
 from dlcore.blocking.staging import StagedAppend, StagingWriter
 from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore.blocking.twin import Blocking, iterate
-from dlcore.log.writing.transmit import checked_payload
+from dlcore.log.writing.transmit import checked_payload, parts_of
 from dlcore.remote import log as async_log, namespace as async_namespace, writing
 from dlcore.remote.namespace import PATIENCE_S
 from dlcore.remote.outbox import MESSAGE_BYTES
@@ -394,9 +394,10 @@ class RemoteWriter(BufferingWriter):
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
         self._require_usable()
-        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
-        self._last_txid = record.txid
-        self._txids.append(record.txid)
+        txid, payload = parts_of(record)
+        payload = checked_payload(txid, payload, last_txid=self._last_txid)
+        self._last_txid = txid
+        self._txids.append(txid)
         self._payloads.append(payload)
         self._buffered_bytes += len(payload) + BUFFERED_RECORD_BYTES
         if self._buffered_bytes >= MESSAGE_BYTES:

@@ -34,7 +34,7 @@ from dlcore.log.entries.stamp import GENERATED_PREFIX, Claim
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.producers import GENERATED_KEPT_MS, KEPT_MS
 from dlcore.log.writing.records_writer import RecordsWriter
-from dlcore.log.writing.transmit import checked_payload
+from dlcore.log.writing.transmit import checked_payload, parts_of
 from dlcore.proxy.flight.put import Numbered, PutTarget
 from dlcore.proxy.flight.sending import framed
 from dlcore.remote.outbox import Outbox
@@ -143,10 +143,11 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         Raises (nothing more can be written): WriteError, AlreadyClosedError.
         """
         self._require_open()
-        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+        txid, payload = parts_of(record)
+        payload = checked_payload(txid, payload, last_txid=self._last_txid)
         future: asyncio.Future[DLSN | None] = self._loop.create_future()
-        self._outbox.add_record(record.txid, payload, future)
-        self._last_txid = record.txid
+        self._outbox.add_record(txid, payload, future)
+        self._last_txid = txid
         self._wake.set()
         return future
 
@@ -245,8 +246,10 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._is_closing = True
         left_open.discard(self)
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        self._fail(WriteCancelledError(f"log {self.log_name!r}: the writer was aborted"))
+        try:
+            await asyncio.gather(self._task, return_exceptions=True)
+        finally:  # cancelled again, nobody else would
+            self._fail(WriteCancelledError(f"log {self.log_name!r}: the writer was aborted"))
 
     def report_unwritten(self, reason: str) -> None:
         """Log as an error what is not known to be written by one that was not closed."""

@@ -154,8 +154,13 @@ def test_a_writer_that_closes_waits_until_it_is_taken(log: Refusing) -> None:
     assert log.txids() == [1]
 
 
+def end_as_at_exit(writer: LogWriter) -> None:
+    """End a writer as the end of its process does, after which other threads may still write."""
+    writer._portal.call(writer.finish())
+
+
 @pytest.mark.parametrize("flush_interval_s", [0.0, 60.0])
-@pytest.mark.parametrize("end", [LogWriter.close, LogWriter.abort])
+@pytest.mark.parametrize("end", [LogWriter.close, LogWriter.abort, end_as_at_exit])
 def test_a_writer_that_has_ended_takes_nothing(
     log: Refusing, end: Callable[[LogWriter], None], flush_interval_s: float
 ) -> None:

@@ -85,6 +85,21 @@ def test_a_reader_is_told_how_many_and_how_long() -> None:
     on_log(body)
 
 
+def test_what_is_no_record_ends_no_writer() -> None:
+    """In a bulk its future tells of it."""
+
+    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            with pytest.raises(ConfigurationError, match="'x': expected a LogRecord"):
+                writer.write("x")  # type: ignore[arg-type]
+            first, second = writer.write_bulk([record(1), b"x"])  # type: ignore[list-item]
+            assert await first == DLSN.INITIAL
+            with pytest.raises(ConfigurationError, match="b'x': expected a LogRecord"):
+                await second
+
+    on_log(body)
+
+
 def test_what_is_no_position() -> None:
     """A position is made of three whole numbers."""
     with pytest.raises(ConfigurationError, match="whole numbers, not '1', 0, 0"):

@@ -50,6 +50,22 @@ RECORD_TICKET_BYTES = 256
 """What a record that is written by itself costs in memory beyond its payload."""
 
 
+def parts_of(record: LogRecord) -> tuple[int, bytes]:
+    """Return transaction id and payload of what a caller gave as a record.
+
+    Raises: ConfigurationError: it is none.
+    """
+    try:
+        return record.txid, record.payload
+    except AttributeError as error:
+        raise no_record(record) from error
+
+
+def no_record(given: object) -> ConfigurationError:
+    """Return the error for what was given as a record."""
+    return ConfigurationError(f"{given!r:.100}: expected a LogRecord")
+
+
 def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
     """Return the payload, as bytes that nobody can change while the record waits to be sent.
 

@@ -50,6 +50,7 @@ from dlcore.log.writing.steps import (
     StartSegment,
     Step,
 )
+from dlcore.log.writing.transmit import parts_of
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns import TurnGiver
 
@@ -185,7 +186,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         Raises (nothing more can be written): EndOfStreamError, AlreadyClosedError, WriteError.
         """
         future: asyncio.Future[DLSN] = self._loop.create_future()
-        self._add_record(record.txid, record.payload, future)
+        self._add_record(*parts_of(record), future)
         if self._is_asleep:
             self._wake.set()
         return future

@@ -97,6 +97,9 @@ def test_what_cannot_follow_is_refused_at_once() -> None:
                 await futures[1]
             with pytest.raises(WriteCancelledError):
                 await futures[2]
+            (wrong,) = writer.write_bulk(["9"])  # type: ignore[list-item]
+            with pytest.raises(ConfigurationError, match="'9': expected a LogRecord"):
+                await wrong
             with pytest.raises(ConfigurationError, match="no position"):
                 writer.write_batch(pa.record_batch({"payload": pa.array([], pa.binary())}))
             large = pa.record_batch({"payload": [bytes(1000 * 1000)] * 40})
@@ -361,5 +364,25 @@ def test_appends_on_a_condition_that_race() -> None:
             assert sum(isinstance(each, ConditionFailedError) for each in answers) == 3
         found = await payloads(served)
         assert found == [b"%d" % number for number in range(10) for _ in range(2)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
+    """That nobody knows what has become of his record."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        for turns in range(3):
+            writer = await log.open_writer()
+            future = writer.write(LogRecord(1, b"x"))
+            ending = asyncio.create_task(writer.abort())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            ending.cancel()
+            await asyncio.wait([ending])
+            assert future.done() is (turns > 0)  # one who had not begun ended nothing
+            await writer.abort()
 
     with_proxies("clicks")(scenario)
