@@ -17,6 +17,7 @@ import pytest
 from dlcore.blocking import portal as portals
 from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.errors import AlreadyClosedError, ConfigurationError
+from tests.fixtures.waiting import wait_until
 
 
 def test_results_and_errors_cross_the_threads() -> None:
@@ -102,6 +103,12 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
     async def block() -> None:
         released.wait()
 
+    def release_when_told() -> None:
+        try:
+            wait_until(lambda: "the event loop hangs at exit" in caplog.text, timeout_s=60)
+        finally:
+            released.set()
+
     released = threading.Event()
     shared = portals._Shared()
     shared.close()  # nothing was opened
@@ -125,9 +132,9 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
     monkeypatch.setattr(portals, "_CLOSERS_TIMEOUT_S", 0.1)
     portal = shared_portal()
     portals.close_at_exit(shared, block)
-    threading.Timer(2, released.set).start()  # the loop itself is blocked: stopping waits for it
+    # The loop itself is blocked: stopping waits for it, once that is told.
+    threading.Thread(target=release_when_told).start()
     shared.close()
-    assert "the event loop hangs at exit" in caplog.text
     assert not portal.is_usable
 
 

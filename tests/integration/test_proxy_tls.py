@@ -83,7 +83,7 @@ def test_only_clients_with_a_certificate_enter(
             (proxy.location, stranger, "its certificate is not accepted"),
         ):
             with (
-                open_remote(endpoint, tls=files, patience_s=0.2) as remote,
+                open_remote(endpoint, tls=files, patience_s=60) as remote,
                 pytest.raises(ConfigurationError, match=told),
             ):
                 remote.open_log(log)
@@ -131,7 +131,7 @@ def test_the_rate_of_a_principal_is_that_of_a_certificate(
 ) -> None:
     """Whoever has another name has a rate of his own."""
     limits = ("--principal-records-per-s=1", "--throttle-max-s=2")
-    row = pa.record_batch([pa.array([b"x"] * 10, pa.binary())], schema=SCHEMA)
+    row = pa.record_batch([pa.array([b"x"] * 100, pa.binary())], schema=SCHEMA)
     with proxy_process(namespace_uri, *serving(authority.issue("proxy"), *limits)) as proxy:
         for name, refused in (("one", False), ("one", True), ("two", False)):
             files = authority.issue(name, host="DNS:client")

@@ -36,7 +36,7 @@ def direct(namespace_uri: str) -> Iterator[Namespace]:
 @pytest.fixture
 def remote(proxy: ProxyProcess) -> Iterator[RemoteNamespace]:
     """One that reaches the proxy only."""
-    with open_remote(proxy.location, patience_s=1.0) as namespace:
+    with open_remote(proxy.location) as namespace:
         yield namespace
 
 
@@ -161,18 +161,19 @@ def test_snapshots_that_are_taken_again(
 
 
 def test_what_is_gone_or_not_known(
-    direct: Namespace, remote: RemoteNamespace, logs: list[str]
+    direct: Namespace, remote: RemoteNamespace, proxy: ProxyProcess, logs: list[str]
 ) -> None:
     """Truncated, deleted, created again; and records that no proxy comes to know of."""
     snapshot = remote.get_snapshots(logs)[logs[0]]
     assert snapshot is not None
     parts = snapshot.scans(snapshot.first, snapshot.end)
-    later = replace(parts[-1], end=DLSN(3, 99, 0))
-    with pytest.raises(LedgerReadError, match=r"up to 3:99:0 were readable .* after 3:4:0"):
-        list(remote.scan(later))
-    ahead = replace(snapshot, end=DLSN(9, 0, 0))
-    with pytest.raises(Exception, match="try again"):
-        remote.find_places([(ahead, DLSN(2, 0, 0))])
+    with open_remote(proxy.location, patience_s=1.0) as hasty:
+        later = replace(parts[-1], end=DLSN(3, 99, 0))
+        with pytest.raises(LedgerReadError, match=r"up to 3:99:0 were readable .* after 3:4:0"):
+            list(hasty.scan(later))
+        ahead = replace(snapshot, end=DLSN(9, 0, 0))
+        with pytest.raises(Exception, match="try again"):
+            hasty.find_places([(ahead, DLSN(2, 0, 0))])
     direct.open_log(logs[0]).truncate(DLSN(3, 0, 0))
     with pytest.raises(AlreadyTruncatedError, match="truncated away"):
         list(remote.scan(parts[0]))
