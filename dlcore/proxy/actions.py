@@ -19,6 +19,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ids import DLSN, validate_log_name
+from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.flight.put import parse_schema
 from dlcore.proxy.flight.requests import (
@@ -49,7 +50,6 @@ from dlcore.proxy.writing.appends import AppendRequest, Appends
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from dlcore.log.manager import DistributedLogManager
     from dlcore.namespace import Namespace
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
@@ -165,7 +165,7 @@ class Actions:
         self._add("seal", text, ChangeRequest, self._seal)
         self._add(
             "truncate",
-            "Drop the records of a log below a position: {log, dlsn | txid | timestamp_ms}.",
+            "Drop the records of a log below one: {log, log_id, dlsn | txid | timestamp_ms}.",
             TruncateRequest,
             self._truncate,
         )
@@ -175,9 +175,9 @@ class Actions:
             SchemaRequest,
             self._merge_schema,
         )
-        text = "Tell where the bytes of a stream end: {log, flush}."
+        text = "Tell where the bytes of a stream end: {log, log_id, flush}."
         self._add("stream_end", text, StreamRequest, self._stream_end)
-        text = "Tell the settings of a log, or change some of them: {log, changes}."
+        text = "Tell the settings of a log, or change some of them: {log, log_id, changes}."
         self._add("settings", text, SettingsRequest, self._settings)
 
     def _add(
@@ -234,7 +234,7 @@ class Actions:
         return {}
 
     async def _settings(self, request: SettingsRequest) -> Answer:
-        log = await self._namespace.open_log(request.log)
+        log = await self._find(request)
         if request.changes:
             return {"settings": await log.update_settings(**request.changes)}
         return {"settings": await log.get_settings()}
@@ -247,6 +247,14 @@ class Actions:
             if request.log_id is None:
                 raise
         return {}
+
+    async def _find(
+        self, request: SettingsRequest | TruncateRequest | StreamRequest
+    ) -> DistributedLogManager:
+        """Open a log, by its id if that is told, whatever its name is by now."""
+        context = self._namespace.log_context
+        found = await context.logs.find(validate_log_name(request.log), request.log_id)
+        return DistributedLogManager(context, found, context.config)
 
     @asynccontextmanager
     async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DistributedLogManager, None]:
@@ -288,7 +296,7 @@ class Actions:
             ) from error
 
     async def _truncate(self, request: TruncateRequest) -> Answer:
-        log = await self._namespace.open_log(request.log)
+        log = await self._find(request)
         dlsn = None if request.dlsn is None else DLSN.parse(request.dlsn)
         changed = await log.truncate(dlsn, txid=request.txid, timestamp_ms=request.timestamp_ms)
         return {"truncated": changed}
@@ -296,13 +304,13 @@ class Actions:
     async def _stream_end(self, request: StreamRequest) -> Answer:
         name = validate_log_name(request.log)
         if request.flush:
-            owned = await self._owner_of_logs.get(name)
+            owned = await self._owner_of_logs.get(name, log_id=request.log_id)
             try:
                 await owned.writer.commit()
             except (WriteError, AlreadyClosedError) as error:
                 told = LogNotReadyError(f"log {name!r} was let go of: try again")
                 raise owned.ending or told from error
-        log = await self._namespace.open_log(name)
+        log = await self._find(request)
         position, is_sealed = await log.get_stream_end()
         return {"position": position, "sealed": is_sealed}
 

@@ -14,7 +14,6 @@ from dlcore import errors
 from dlcore.backoff import Backoff
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
 from dlcore.proxy.flight.put import UNREACHABLE_MAX
 from dlcore.proxy.flight.statuses import LOCATION_KEY, RETRY_KEY
@@ -74,11 +73,6 @@ def is_cancelled() -> bool:
     """Return whether a cancellation is this task's, and not one of the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def path_of(log: str) -> pb.FlightDescriptor:
-    """Return what names a log to a proxy."""
-    return pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[log])
 
 
 def error_of(status: grpc.StatusCode, details: str) -> DLError:

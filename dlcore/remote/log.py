@@ -31,7 +31,6 @@ from dlcore.proxy.flight.requests import (
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import planning, subscriptions
-from dlcore.remote.endpoint import Endpoint, path_of
 from dlcore.remote.planning import LogInfo, received
 from dlcore.remote.reader import BytesReader, RemoteReader, RemoteRecord
 from dlcore.remote.subscriptions import RemoteHold
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import LogRecord, RecordPlace
+    from dlcore.remote.endpoint import Endpoint
 
 _STREAM_PRODUCER = "dlog-byte-stream"
 """Under this name bytes are written, so that one who begins to write them ends whoever did."""
@@ -69,18 +69,21 @@ class RemoteLog(LogQueries[RemoteRecord]):
 
     async def get_info(self) -> LogInfo:
         """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
-        return await planning.get_info(self._calls, self.name)
+        return await planning.get_info(self._calls, self.name, self.log_id)
 
     async def get_schema(self) -> pa.Schema:
         """Return the columns of its rows.  Raises: as `get_info`."""
-        answer = await self._calls.ask("GetSchema", path_of(self.name), pb.SchemaResult)
+        asked = planning.asked_by(Ticket(log=self.name, log_id=self.log_id))
+        answer = await self._calls.ask("GetSchema", asked, pb.SchemaResult)
         return pa.ipc.read_schema(pa.py_buffer(answer.schema))
 
     async def get_snapshot(self) -> LogSnapshot:
         """Return what is readable now, with all that scans need.  Raises: as `get_info`."""
         found = (await planning.RemoteSnapshots(self._calls).take([self.name]))[self.name]
-        if found is None:
-            raise LogNotFoundError(f"log {self.name!r} does not exist")
+        if found is None or found.log_id != self.log_id:
+            raise LogNotFoundError(
+                f"log {self.name!r} with the id {self.log_id} is gone, or has another name"
+            )
         return found
 
     async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
@@ -170,7 +173,9 @@ class RemoteLog(LogQueries[RemoteRecord]):
         Raises: ProxyUnavailableError: it may be done, or not.
         """
         first = None if dlsn is None else str(dlsn)
-        request = TruncateRequest(self.name, first, txid, timestamp_ms)
+        request = TruncateRequest(
+            log=self.name, log_id=self.log_id, dlsn=first, txid=txid, timestamp_ms=timestamp_ms
+        )
         answer = await planning.act(self._calls, "truncate", request, dict[str, bool])
         return bool(answer["truncated"])
 
@@ -190,7 +195,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             ConfigurationError: there is no such setting, or it cannot have that value.
             LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
-        request = SettingsRequest(self.name, changes)
+        request = SettingsRequest(log=self.name, log_id=self.log_id, changes=changes)
         answer = await planning.act(self._calls, "settings", request, dict[str, LogSettings])
         settings: LogSettings = answer["settings"]
         return settings
@@ -205,7 +210,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             OwnershipAcquireFailedError: a writer beside the proxies owns it.
             LogNotFoundError, MetadataError; ProxyUnavailableError: it may be sealed, or not.
         """
-        await planning.seal(self._calls, self.name)
+        await planning.seal(self._calls, self._log)
 
     async def read(
         self,
@@ -224,7 +229,8 @@ class RemoteLog(LogQueries[RemoteRecord]):
 
         Raises: ConfigurationError: a time has no time zone.
         """
-        return RemoteRange(self._calls, self.name, _place_of(start), _place_of(end), columns)
+        first = None if start == DLSN.INITIAL else _place_of(start)
+        return RemoteRange(self._calls, self._log, first, _place_of(end), columns)
 
     async def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
         """Return a writer, which a proxy has accepted; others may write at the same time.
@@ -239,7 +245,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             LogNotFoundError, EndOfStreamError, LogModeError, ConfigurationError: it is refused.
             ProxyUnavailableError: no proxy answered for as long as the namespace waits.
         """
-        writer = RemoteWriter(self._calls, self.name, producer, self._calls.patience_s)
+        writer = RemoteWriter(self._calls, self._log, producer, self._calls.patience_s)
         await writer.open()
         return writer
 
@@ -264,7 +270,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             records = batch_of(txids, payloads)
         if not records.num_rows:
             raise ConfigurationError("nothing is to be appended: expected records")
-        return await append_if(self._calls, self.name, records, expected, self._calls.patience_s)
+        return await append_if(self._calls, self._log, records, expected, self._calls.patience_s)
 
     async def open_reader(
         self,
@@ -300,7 +306,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             hold = RemoteHold(self._calls, self._log, subscriber)
             await hold.take(waits=True)
             dlsn = hold.position if start == ReadStart() else dlsn
-        reader = RemoteReader(self._calls, self.name, columns, hold)
+        reader = RemoteReader(self._calls, self._log, columns, hold)
         await reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
         return reader
 
@@ -371,7 +377,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
 
         Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
         """
-        reader = BytesReader(self._calls, self.name)
+        reader = BytesReader(self._calls, self._log)
         await reader.seek()
         if reader.is_typed:
             raise SchemaMismatchError(f"log {self.name!r} is typed: it is no stream of bytes")
@@ -384,7 +390,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
 
         Raises: SchemaMismatchError: the log is typed; else as `get_info`.
         """
-        request = StreamRequest(self.name, flush)
+        request = StreamRequest(log=self.name, log_id=self.log_id, flush=flush)
         answer = await planning.act(self._calls, "stream_end", request, dict[str, Any])
         return answer["position"], answer["sealed"]
 
@@ -395,11 +401,16 @@ class RemoteLog(LogQueries[RemoteRecord]):
 class RemoteRange:
     """The records of a log in [start, end); use `RemoteLog.read`."""
 
-    def __init__(self, calls: Endpoint, name: str, *asked: Any) -> None:
+    def __init__(self, calls: Endpoint, log: LogKey, *asked: Any) -> None:
         self._calls = calls
         start, end, columns = asked
+        columns = None if columns is None else list(columns)
         self._ticket = Ticket(
-            log=name, start=start, end=end, columns=None if columns is None else list(columns)
+            log=log.name,
+            log_id=log.log_id,
+            start=start,
+            end=end,
+            columns=columns,
         )
 
     def __repr__(self) -> str:

@@ -32,11 +32,12 @@ from dlcore.proxy.reading.planning import (
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import RecordField, RecordPlace
-from dlcore.remote.endpoint import Retries, path_of
+from dlcore.remote.endpoint import Retries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
+    from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot, ScanRange
     from dlcore.records import NotLessThan
     from dlcore.remote.endpoint import Endpoint
@@ -107,18 +108,23 @@ class LogInfo(ShownFields, msgspec.Struct, frozen=True):
     last: str | None = None
 
 
-async def get_info(calls: Endpoint, log: str) -> LogInfo:
+def asked_by(ticket: Ticket) -> pb.FlightDescriptor:
+    """Return what asks about the range of a ticket."""
+    return pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=ticket.encode())
+
+
+async def get_info(calls: Endpoint, log: str, log_id: str | None = None) -> LogInfo:
     """Return what a log holds now."""
-    info = await calls.ask("GetFlightInfo", path_of(log), pb.FlightInfo)
+    asked = asked_by(Ticket(log=log, log_id=log_id))
+    info = await calls.ask("GetFlightInfo", asked, pb.FlightInfo)
     return msgspec.json.decode(info.app_metadata, type=LogInfo)
 
 
-async def seal(calls: Endpoint, log: str) -> None:
+async def seal(calls: Endpoint, log: LogKey) -> None:
     """Seal a log that is not; asked for again where the answer was lost, it is known by its id."""
-    info = await get_info(calls, log)
-    if info.sealed:
-        raise EndOfStreamError(f"log {log!r} is sealed")
-    await act(calls, "seal", ChangeRequest(log=log, log_id=info.log_id), Any)
+    if (await get_info(calls, log.name, log.log_id)).sealed:
+        raise EndOfStreamError(f"log {log.name!r} is sealed")
+    await act(calls, "seal", ChangeRequest(log=log.name, log_id=log.log_id), Any)
 
 
 class RemoteSnapshots:

@@ -21,11 +21,12 @@ from dlcore.log.reading.rows_reader import ReadStart, RowsReader
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
-from dlcore.remote.planning import LogInfo, place_of, received
+from dlcore.remote.planning import LogInfo, asked_by, place_of, received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from dlcore.log.metadata.values import LogKey
     from dlcore.remote.endpoint import Endpoint
     from dlcore.remote.planning import Received
     from dlcore.remote.subscriptions import RemoteHold
@@ -156,7 +157,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
     def __init__(
         self,
         calls: Endpoint,
-        name: str,
+        log: LogKey,
         columns: Sequence[str] | None,
         hold: RemoteHold | None = None,
     ) -> None:
@@ -167,7 +168,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         self._place: Place | None = None  # what to ask for
         self._feed: _Feed | None = None
         self._has_ended = self._closed = self._is_typed = False
-        self.log_name = name
+        self._log, self.log_name = log, log.name
         self.schema: pa.Schema | None = None
         """The columns, once the first answer came."""
 
@@ -191,8 +192,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
 
     async def _look(self, start: Place | None) -> LogInfo:
         """Return what is readable from there on, and learn whether that is records."""
-        ticket = Ticket(log=self.log_name, start=start).encode()
-        asked = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=ticket)
+        asked = asked_by(Ticket(log=self._log.name, log_id=self._log.log_id, start=start))
         info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
         names = pa.ipc.read_schema(pa.py_buffer(info.schema)).names
         self._is_typed = not set(names) >= _RECORD_COLUMNS
@@ -238,7 +238,13 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         return feed
 
     def _ticket(self, *, follow: bool) -> Ticket:
-        return Ticket(log=self.log_name, start=self._place, follow=follow, columns=self._columns)
+        return Ticket(
+            log=self._log.name,
+            log_id=self._log.log_id,
+            start=self._place,
+            follow=follow,
+            columns=self._columns,
+        )
 
     def _take_up(self, message: Received) -> RemoteRows | None:
         """Add the rows of a message, if it has any, and return them."""
@@ -270,8 +276,8 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
 class BytesReader(RemoteReader):
     """A reader of a log for a stream of bytes, which knows the columns of the core's reader."""
 
-    def __init__(self, calls: Endpoint, name: str) -> None:
-        super().__init__(calls, name, ["dlsn", "txid", "value"])
+    def __init__(self, calls: Endpoint, log: LogKey) -> None:
+        super().__init__(calls, log, ["dlsn", "txid", "value"])
 
     async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
         """Return the rest of a message, as `AsyncLogReader.read_batch`.  Raises: as `read_next`."""
@@ -289,7 +295,7 @@ def _leave_to_the_next(task: asyncio.Task[Any]) -> None:
 
 
 def _place_of(start: ReadStart) -> Place | None:
-    if start.dlsn is not None:
+    if start.dlsn is not None and start.dlsn > DLSN.INITIAL:
         return place_of(start.dlsn)
     if start.txid is not None:
         return place_of(NotLessThan(RecordField.TXID, max(0, start.txid)))

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.log.metadata.values import LogKey
     from dlcore.records import LogRecord
     from dlcore.remote.endpoint import Endpoint
 
@@ -81,8 +82,10 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     so does either if something it sent was never acknowledged, which may be in the log or not.
     """
 
-    def __init__(self, calls: Endpoint, name: str, producer: str | None, patience_s: float) -> None:
-        self.log_name = name
+    def __init__(
+        self, calls: Endpoint, log: LogKey, producer: str | None, patience_s: float
+    ) -> None:
+        self._log, self.log_name = log, log.name
         self.producer = _new_name() if producer is None else producer
         """The name under which it numbers its records."""
         self._is_named = producer is not None
@@ -99,12 +102,12 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._error: DLError | None = None
         self._is_closing = self._is_told = False
         self._failed_with = 0
-        self._attempts = Attempts(calls, name, patience_s)
+        self._attempts = Attempts(calls, log.name, patience_s)
         self._heard_at = 0.0
         self._stream_first = 0  # the sequence of the first record of the stream
         self._drained_to: str | None = None
         self._is_drained = False
-        self._task = asyncio.create_task(self._run(), name=f"remote-writer-{name}")
+        self._task = asyncio.create_task(self._run(), name=f"remote-writer-{log.name}")
         left_open.add(self)
 
     def __repr__(self) -> str:
@@ -211,7 +214,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         last = await self.flush()
         end = last
         while last is not None and end is not None and end <= last:
-            end = DLSN.parse((await get_info(self._calls, self.log_name)).end)
+            end = DLSN.parse((await get_info(self._calls, self._log.name, self._log.log_id)).end)
             await asyncio.sleep(_VISIBLE_LOOKS_EVERY_S if end <= last else 0)
         return last
 
@@ -222,7 +225,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         """
         await self.flush()
         await self.aclose()
-        await seal(self._calls, self.log_name)
+        await seal(self._calls, self._log)
 
     async def aclose(self) -> None:
         """Flush and end; harmless when it is closed.
@@ -309,7 +312,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         try:
             async with asyncio.timeout(SILENCE_S):
                 target = PutTarget(
-                    self.log_name,
+                    self._log.name,
+                    self._log.log_id,
                     self._claim or self.producer,
                     positions=True,
                     unreachable=self._calls.unreached(self.log_name),
@@ -437,23 +441,25 @@ def counted(records: int) -> str:
 
 
 async def append_if(
-    calls: Endpoint, log: str, batch: pa.RecordBatch, expected: DLSN | None, patience_s: float
+    calls: Endpoint, log: LogKey, batch: pa.RecordBatch, expected: DLSN | None, patience_s: float
 ) -> DLSN | None:
     """Append a batch if the log's last record is at `expected`; return its own last position."""
-    attempts = Attempts(calls, log, patience_s)
+    attempts = Attempts(calls, log.name, patience_s)
     condition = None if expected is None else str(expected)
     producer: str | Claim = _new_name()
     while True:
-        call = calls.put(log)
+        call = calls.put(log.name)
         try:
             async with asyncio.timeout(SILENCE_S):
-                unreachable = calls.unreached(log)
-                target = PutTarget(log, producer, expected=condition, unreachable=unreachable)
+                unreachable = calls.unreached(log.name)
+                target = PutTarget(
+                    log.name, log.log_id, producer, expected=condition, unreachable=unreachable
+                )
                 await write(call, first_message(target, batch.schema))
                 ready = (await read(call)).ready
                 assert ready is not None
                 assert ready.producer is not None
-                calls.is_taken(log)
+                calls.is_taken(log.name)
                 producer = ready.producer
                 beside = msgspec.json.encode(Numbered(producer.base))
                 data = framed(batch.serialize(), beside)

@@ -375,7 +375,7 @@ def test_truncation_under_a_reader(client: flight.FlightClient, log: Distributed
     ("fields", "problem"),
     [
         ({"log": "read/none"}, "LogNotFoundError"),
-        ({"log_id": "0"}, "LogNotFoundError.*the ticket is of one with the id 0"),
+        ({"log_id": "0"}, "LogNotFoundError.*it is another one"),
         ({"columns": ["speed"]}, "'speed' is none of its columns"),
         ({"columns": ["txid", "txid"]}, "there twice"),
         ({"format": 7}, "format=7: expected 1"),

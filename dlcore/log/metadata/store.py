@@ -109,9 +109,17 @@ class LogStore:
         lists = await asyncio.gather(*map(children, BUCKETS))
         return [unescape(name) for names in lists for name in names]
 
-    async def find(self, name: str) -> LogMetadata:
-        """Return what is fixed of the log `name`, or raise `LogNotFoundError`."""
-        return (await self.find_many([name]))[0]
+    async def find(self, name: str, log_id: str | None = None) -> LogMetadata:
+        """Return what is fixed of the log `name`, or raise `LogNotFoundError`.
+
+        With an id it is that log, whatever its name is by now.
+        """
+        if log_id is None:
+            return (await self.find_many([name]))[0]
+        found = await self.find_existing([name])
+        if found and found[0].log_id == log_id:
+            return found[0]
+        return await self.find_again(LogKey(name=name, log_id=log_id))
 
     async def find_again(self, log: LogKey) -> LogMetadata:
         """Return what is fixed of a log, whatever its name is by now.

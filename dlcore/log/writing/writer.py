@@ -139,6 +139,11 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         return self._log.name
 
     @property
+    def log_id(self) -> str:
+        """The log's identity; a log that is deleted and created again has another one."""
+        return self._log.log_id
+
+    @property
     def config(self) -> LogConfig:
         """How it was opened, but for what the log's settings say."""
         return self._config

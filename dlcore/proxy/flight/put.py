@@ -19,6 +19,7 @@ from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.stamp import Claim
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.requests import LogId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,7 @@ _COMPRESSION_OF_BATCH = 3  # in its table RecordBatch
 class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a stream writes to, and how.
 
+    With `log_id` it writes to that log alone, and to no other one that was created under its name.
     `producer` is who numbers its records: a name begins a new incarnation, a claim goes on with one
     that was begun.  With `expected`, the position of the log's last record (null: it has none), all
     of the stream is written if that is so, and else nothing; it comes in one message.  `positions`
@@ -49,6 +51,7 @@ class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """
 
     log: str
+    log_id: LogId | None = None
     producer: str | Claim | None = None
     expected: str | msgspec.UnsetType | None = msgspec.UNSET
     positions: bool = False

@@ -31,10 +31,11 @@ class RenameRequest(ChangeRequest, forbid_unknown_fields=True, kw_only=True):
     new_name: str
 
 
-class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True):
+class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A log, and what to change of its settings, by name; null unsets one."""
 
     log: str
+    log_id: LogId | None = None
     changes: dict[str, object] = {}
 
 
@@ -56,19 +57,21 @@ class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
     schema: bytes
 
 
-class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True):
+class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What to keep of a log: one of the three says where it begins."""
 
     log: str
+    log_id: LogId | None = None
     dlsn: str | None = None
     txid: int | None = None
     timestamp_ms: int | None = None
 
 
-class StreamRequest(msgspec.Struct, forbid_unknown_fields=True):
+class StreamRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A log that is a stream of bytes; `flush` first what its owner has accepted."""
 
     log: str
+    log_id: LogId | None = None
     flush: bool = False
 
 

@@ -9,8 +9,9 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from dlcore.config import MIB
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.errors import AlreadyTruncatedError, ConfigurationError
 from dlcore.ids import DLSN
+from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.values import LogKey
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import schema_message
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
@@ -110,7 +110,7 @@ class ReadPath:
 
         Raises:
             ConfigurationError: it is no ticket.
-            LogNotFoundError: it is of a log that is not there, or of another one of that name.
+            LogNotFoundError: it is of a log that is not there, whatever there is of that name.
             SchemaMismatchError: the log has no such column.
             AlreadyTruncatedError: its position was truncated away.
             ReaderStalledError: the client took nothing for long, and others needed the room.
@@ -170,13 +170,10 @@ class ReadPath:
                     yield _listed(name, schemas[name])
 
     async def _asked(self, ticket: Ticket) -> _Asked:
-        log = await self._namespace.open_log(ticket.log, config=self._log_config)
+        context = self._namespace.log_context
+        found = await context.logs.find(ticket.log, ticket.log_id)
+        log = DistributedLogManager(context, found, self._log_config)
         log = self._logs.setdefault((log.name, log.log_id), log)
-        if ticket.log_id not in (None, log.log_id):
-            raise LogNotFoundError(
-                f"log {log.name!r} has the id {log.log_id}, the ticket is of one with the id "
-                f"{ticket.log_id}, which is gone: ask for another ticket"
-            )
         snapshot = await log.get_snapshot()
         view = RowView(log.name, snapshot.schema, ticket.columns)
         start, awaited = snapshot.first, None

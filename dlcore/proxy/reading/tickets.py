@@ -17,6 +17,7 @@ import msgspec
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, TXID_MAX, validate_log_name
+from dlcore.proxy.flight.requests import LogId
 from dlcore.records import NotLessThan, RecordField
 
 FORMAT = 1
@@ -73,7 +74,8 @@ class Ticket(
 
     Attributes:
         log: its name.
-        log_id: its identity, by which a log that was created again is told from the one meant.
+        log_id: its identity, by which it is found whatever its name is by now, and told from one
+            that was created again under its name.
         start: the first record wanted; None: the first one that is not truncated.
         end: where to stop; None: at what is readable when the request comes, or never.
         follow: go on with records that come later, up to `end` if there is one.
@@ -82,7 +84,7 @@ class Ticket(
     """
 
     log: str
-    log_id: str | None = None
+    log_id: LogId | None = None
     start: Place | None = None
     end: Place | None = None
     follow: bool = False

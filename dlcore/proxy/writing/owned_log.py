@@ -119,6 +119,11 @@ class OwnedLog:
         return self.writer.log_name
 
     @property
+    def log_id(self) -> str:
+        """Its identity."""
+        return self.writer.log_id
+
+    @property
     def has_room(self) -> bool:
         """Whether it has room for what is not read yet: nothing that was read waits for it."""
         return self.writer.has_capacity and not self._waiting

@@ -12,7 +12,9 @@ from dlcore.background import BackgroundTasks
 from dlcore.errors import (
     DLError,
     LogElsewhereError,
+    LogNotFoundError,
     LogNotReadyError,
+    LogRenamedError,
     MetadataSessionExpiredError,
     OverCapacityError,
     OwnershipAcquireFailedError,
@@ -62,8 +64,10 @@ class LogOwner:
         """Return the sorted names of the logs that it owns."""
         return self._ownership.owned()
 
-    async def get(self, name: str, *, unreachable: Collection[str] = ()) -> OwnedLog:
-        """Return a log to write to, acquired if need be.
+    async def get(
+        self, name: str, *, log_id: str | None = None, unreachable: Collection[str] = ()
+    ) -> OwnedLog:
+        """Return a log to write to, acquired if need be; with an id that log and no other one.
 
         A client that did not reach some other proxies is not sent to them: one that should own the
         log is passed over, and only one that does own it, by its lock, is named all the same.
@@ -72,8 +76,28 @@ class LogOwner:
             LogElsewhereError: another proxy serves it.
             LogNotReadyError: no live proxy takes logs.
             OverCapacityError: this one owns as many as it may.
+            LogNotFoundError: that log is gone; LogRenamedError: it has another name.
             DLError: it cannot be acquired.
         """
+        try:
+            log = await self._get(name, unreachable)
+        except LogNotFoundError:
+            await self._require_named(name, log_id)
+            raise
+        if log_id not in (None, log.log_id):
+            await self._require_named(name, log_id)
+            error = LogNotReadyError(f"log {name!r} was created again: try again")
+            self.lost(name, log, error)
+            raise error
+        return log
+
+    async def _require_named(self, name: str, log_id: str | None) -> None:
+        """Raise if the log of that id is gone, or has another name."""
+        found = await self._namespace.log_context.logs.find(name, log_id)
+        if found.name != name:
+            raise LogRenamedError(f"log {name!r} is called {found.name!r} by now: open it again")
+
+    async def _get(self, name: str, unreachable: Collection[str]) -> OwnedLog:
         while True:
             passed_over = set(unreachable) - {self._membership.location}
             decision = self._ownership.ask(name, self._membership.live - passed_over)

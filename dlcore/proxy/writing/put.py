@@ -131,7 +131,9 @@ class PutService:
             else:
                 limits = _Limits(holder, self._budget, self._received, rates)
                 # First of all: another proxy, which owns the log, may have room for the stream.
-                log = await self._owner.get(name, unreachable=target.unreachable)
+                log = await self._owner.get(
+                    name, log_id=target.log_id, unreachable=target.unreachable
+                )
                 with (
                     self._count(principal),
                     self._streams.join(f"log {name!r}", self._config.log_streams_max),

@@ -86,7 +86,7 @@ PLACES = st.one_of(
     st.builds(
         Ticket,
         log=st.sampled_from(["a", "a/b", "ü"]),
-        log_id=st.none() | st.text(),
+        log_id=st.none() | st.from_regex(r"[0-9A-Za-z-]{1,64}", fullmatch=True),
         start=PLACES,
         end=PLACES,
         columns=st.none() | st.lists(st.text()),

@@ -345,3 +345,25 @@ def test_who_is_cancelled_leaves_no_stream_to_the_collector(again: int) -> None:
         assert not left
 
     with_proxies("clicks")(scenario)
+
+
+def test_the_very_first_position_is_what_is_left() -> None:
+    """Also for one that was opened before there was a record, and for a range; not as its end."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        early = await log.open_reader(dlsn=DLSN.INITIAL)
+        async with await log.open_writer() as writer:
+            for each in numbered(0, 5):
+                await writer.write(each)
+        await log.truncate(DLSN(1, 2, 0))
+        late = await log.open_reader(dlsn=DLSN.INITIAL)
+        for reader in (early, late):
+            found = await reader.read_bulk(9, until_caught_up=True)
+            assert [each.txid for each in found] == [2, 3, 4]
+            await reader.aclose()
+        assert (await (await log.read(DLSN.INITIAL)).to_arrow()).num_rows == 3
+        assert (await (await log.read(None, DLSN.INITIAL)).to_arrow()).num_rows == 0
+
+    with_proxies("clicks")(scenario)

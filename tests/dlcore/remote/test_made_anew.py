@@ -1,0 +1,209 @@
+"""Logs that are deleted and made anew under a handle: it is told, and the new one left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.errors import LogNotFoundError, LogRenamedError
+from dlcore.ids import DLSN
+from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.records import LogRecord
+from dlcore.remote import open_namespace
+from tests.dlcore.remote.test_writing import numbered, remote
+from tests.fixtures.memory_namespace import read_all
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+async def write(served: Proxies, first: int, count: int) -> None:
+    """Write to the log that there is now, beside the proxies."""
+    log = await served.cluster.namespaces[0].open_log("clicks")
+    async with await log.open_writer() as writer:
+        for each in numbered(first, count):
+            await writer.write(each)
+
+
+async def make_anew(served: Proxies) -> None:
+    """Delete the log, by a proxy, and create another one, which has ten records."""
+    namespace = served.cluster.namespaces[0]
+    async with await open_namespace(served.servers[0].location) as other:
+        await other.delete_log("clicks")
+    await namespace.create_log("clicks")
+    await write(served, 100, 10)
+
+
+async def told(call: Awaitable[object]) -> None:
+    """Require that a call tells that its log was deleted."""
+    with pytest.raises(LogNotFoundError, match=r"it is another one|is gone"):
+        await call
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_readers_read_nothing_of_another_log(*, follow: bool) -> None:
+    """Neither at the position where they were, nor from the start."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await write(served, 0, 5)
+        log = await remote(served)
+        reader, fresh = await log.open_reader(), await log.open_reader(txid=3)
+        read = await reader.read_bulk(5, until_caught_up=True)
+        assert [each.txid for each in read] == list(range(5))
+        waiting = asyncio.create_task(reader.read_next()) if follow else None
+        await asyncio.sleep(0)
+        await make_anew(served)
+        if waiting is not None:
+            with pytest.raises(LogNotFoundError):
+                await waiting
+        for _ in range(2):
+            await told(reader.read_next(until_caught_up=not follow))
+            await told(fresh.read_bulk(5))
+        for start in ({}, {"txid": 0}, {"dlsn": DLSN.INITIAL}):
+            await told(reader.seek(**start))
+            await told(log.open_reader(**start))
+        for each in (reader, fresh):
+            await each.aclose()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_range_is_of_one_log() -> None:
+    """Also where the other one was made between two of its messages."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await write(served, 0, 5)
+        log = await remote(served)
+        found = await log.read()
+        assert (await found.to_arrow()).num_rows == 5
+        await make_anew(served)
+        await told(found.to_arrow())
+        await told((await log.read(DLSN(1, 2, 0))).to_arrow())
+
+    with_proxies("clicks")(scenario)
+
+
+def test_writers_write_nothing_to_another_log() -> None:
+    """Their sequences are of the log that they were opened on, and so are conditions."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        log = await remote(served)
+        writer = await log.open_writer(producer="p")
+        for each in numbered(0, 3):
+            await writer.write(each)
+        idle = await log.open_writer()
+        await make_anew(served)
+        for late in (writer, idle):
+            with pytest.raises(LogNotFoundError, match="it is another one"):
+                await late.write(LogRecord(200, b"late"))
+        await told(log.open_writer())
+        await told(log.open_writer(producer="p"))
+        await told(log.append([LogRecord(200, b"late")], expected=DLSN(1, 9, 0)))
+        await told(log.open_stream_writer())
+        for late in (writer, idle):
+            await late.abort()
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        assert [each.txid for each in await read_all(direct)] == list(range(100, 110))
+        async with await (await remote(served)).open_writer(producer="p") as anew:
+            assert anew.next_sequence == 0
+            await anew.write(LogRecord(200, b"new"))
+        assert len(await read_all(direct)) == 11
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_handle_changes_and_tells_nothing_of_another_log() -> None:
+    """Every one of its calls says what became of the log."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await write(served, 0, 5)
+        log = await remote(served)
+        await make_anew(served)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            log.get_info,
+            log.get_schema,
+            log.get_snapshot,
+            log.get_log_record_count,
+            lambda: log.get_log_record_count(DLSN(1, 1, 0)),
+            log.get_first_dlsn,
+            log.get_last_txid,
+            log.is_end_of_stream_marked,
+            lambda: log.get_dlsn_not_less_than_txid(1),
+            lambda: log.truncate(DLSN(1, 2, 0)),
+            log.get_settings,
+            lambda: log.update_settings(retention_s=60),
+            log.mark_end_of_stream,
+            log.get_stream_end,
+            lambda: log.get_stream_end(flush=True),
+            log.open_stream_reader,
+            log.get_subscriptions,
+        ]
+        for call in calls:
+            await told(call())
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        assert not await direct.is_end_of_stream_marked()
+        assert (await direct.get_settings()).retention_s is None
+        assert await direct.get_first_dlsn() == DLSN(1, 0, 0)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_proxy_lets_go_of_a_log_that_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which it has not heard yet: whoever writes to the new one does."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        seen: list[OwnedLog] = []
+
+        def log_id(owned: OwnedLog) -> str:
+            seen.append(owned)
+            return "gone" if owned is seen[0] else owned.writer.log_id
+
+        monkeypatch.setattr(OwnedLog, "log_id", property(log_id))
+        async with await (await remote(served)).open_writer() as writer:
+            await writer.write(LogRecord(1, b"one"))
+        assert seen[0].is_lost
+        assert not seen[-1].is_lost
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        assert len(await read_all(direct)) == 1
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_is_renamed_is_read_on() -> None:
+    """By its id; who writes is told, for a log is owned by its name."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await write(served, 0, 5)
+        log = await remote(served)
+        reader = await log.open_reader()
+        writer = await log.open_writer()
+        await reader.read_bulk(2)
+        async with await open_namespace(served.servers[0].location) as other:
+            await other.rename_log("clicks", "older")
+        found = await reader.read_bulk(9, until_caught_up=True)
+        assert [each.txid for each in found][-1] == 4
+        await reader.seek(txid=3)
+        assert (await reader.read_bulk(9, until_caught_up=True))[0].txid == 3
+        assert await log.get_last_dlsn() == DLSN(1, 4, 0)
+        assert await log.truncate(DLSN(1, 1, 0))
+        assert (await log.update_settings(retention_s=60)).retention_s == 60
+        for failing in (writer.write(LogRecord(9, b"")), log.open_writer()):
+            with pytest.raises(LogRenamedError, match="is called 'older' by now"):
+                await failing
+        await served.cluster.namespaces[0].create_log("clicks")
+        async with await (await remote(served)).open_writer():
+            with pytest.raises(LogRenamedError, match="is called 'older' by now"):
+                await log.open_writer()
+        await writer.abort()
+        await reader.aclose()
+
+    with_proxies("clicks")(scenario)
