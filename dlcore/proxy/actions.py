@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
+from dlcore.config import LogSettings
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -153,7 +154,7 @@ class Actions:
     def _add_those_on_logs(self) -> None:
         self._add(
             "create",
-            "Create a log: {log, log_id}; a typed one: {log, log_id, schema}.",
+            "Create a log: {log, log_id, settings}; a typed one has a schema beside these.",
             CreateRequest,
             self._create,
         )
@@ -209,7 +210,10 @@ class Actions:
 
     async def _create(self, request: CreateRequest) -> Answer:
         schema = None if request.schema is None else parse_schema(request.schema)
-        await self._namespace.create_log(request.log, schema=schema, log_id=request.log_id)
+        settings = LogSettings().changed(request.settings)
+        await self._namespace.create_log(
+            request.log, schema=schema, log_id=request.log_id, settings=settings
+        )
         return {}
 
     async def _merge_schema(self, request: SchemaRequest) -> Answer:

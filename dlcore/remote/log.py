@@ -16,14 +16,17 @@ from dlcore.errors import (
     LogNotFoundError,
     SchemaMismatchError,
 )
-from dlcore.ids import DLSN
+from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
+from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.requests import (
+    ChangeRequest,
+    RenameRequest,
     SettingsRequest,
     StreamRequest,
     TruncateRequest,
@@ -37,7 +40,6 @@ from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
 
 if TYPE_CHECKING:
-    from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import LogRecord, RecordPlace
@@ -199,6 +201,27 @@ class RemoteLog(LogQueries[RemoteRecord]):
         answer = await planning.act(self._calls, "settings", request, dict[str, LogSettings])
         settings: LogSettings = answer["settings"]
         return settings
+
+    async def delete(self) -> None:
+        """Delete the log and its data, harmless when it is gone; who writes it lets go of it first.
+
+        Raises:
+            OwnershipAcquireFailedError: a writer beside the proxies owns it.
+            LogRenamedError: it has another name since it was opened.
+            MetadataError; ProxyUnavailableError: it may be done, or not.
+        """
+        request = ChangeRequest(log=self.name, log_id=self.log_id)
+        await planning.act(self._calls, "delete", request, Any)
+
+    async def rename(self, name: str) -> None:
+        """Give the log another name, at once for everybody, under which this handle goes on.
+
+        Raises: LogExistsError: there is a log of that name; LogNotFoundError; else as `delete`.
+        """
+        name = validate_log_name(name)
+        request = RenameRequest(log=self.name, log_id=self.log_id, new_name=name)
+        await planning.act(self._calls, "rename", request, Any)
+        self._log = LogKey(name=name, log_id=self.log_id)
 
     async def mark_end_of_stream(self) -> None:
         """Seal the log: no record can follow, readers learn that they are done.

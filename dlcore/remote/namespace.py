@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence  # noqa: TC003  # for those who as
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dlcore.clock import SystemClock
 from dlcore.closing import AsyncClosing
-from dlcore.config import require_positive
+from dlcore.config import LogSettings, require_positive
 from dlcore.errors import (
     LogExistsError,
     LogNotFoundError,
@@ -18,10 +20,8 @@ from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.requests import (
-    ChangeRequest,
     CreateRequest,
     LogRequest,
-    RenameRequest,
     SchemaRequest,
 )
 from dlcore.remote import planning
@@ -108,15 +108,20 @@ class RemoteNamespace(AsyncClosing):
         """
         return planning.scan(self._calls, part, patience_s=self.patience_s)
 
-    async def create_log(self, name: str, *, schema: pa.Schema | None = None) -> None:
-        """Create a log of bytes, or with a schema a typed one.
+    async def create_log(
+        self, name: str, *, settings: LogSettings | None = None, schema: pa.Schema | None = None
+    ) -> None:
+        """Create a log of bytes, or with a schema a typed one; `settings` are stored with it.
 
         Raises: LogExistsError; InvalidLogNameError, MetadataError; ProxyUnavailableError: it may be
             there, or not.
         """
-        packed = None if schema is None else schema.serialize().to_pybytes()
-        # What is asked for again, since the answer was lost, has the same id.
-        request = CreateRequest(name, packed, SystemClock().new_token())
+        request = CreateRequest(
+            log=name,
+            schema=None if schema is None else schema.serialize().to_pybytes(),
+            log_id=SystemClock().new_token(),  # the same one where the answer is lost
+            settings=msgspec.to_builtins(settings or LogSettings()),
+        )
         await planning.act(self._calls, "create", request, Any)
 
     async def delete_log(self, name: str) -> None:
@@ -127,25 +132,22 @@ class RemoteNamespace(AsyncClosing):
             OwnershipAcquireFailedError: a writer beside the proxies owns it.
             MetadataError; ProxyUnavailableError: it may be done, or not.
         """
-        request = ChangeRequest(log=name, log_id=await self._find(name))
-        await planning.act(self._calls, "delete", request, Any)
+        await (await self._find(name)).delete()
 
     async def rename_log(self, name: str, new_name: str) -> None:
         """Give a log another name, at once for everybody.
 
         Raises: LogExistsError: there is a log `new_name`; else as `delete_log`.
         """
-        new_name = validate_log_name(new_name)
-        request = RenameRequest(log=name, log_id=await self._find(name), new_name=new_name)
-        await planning.act(self._calls, "rename", request, Any)
+        await (await self._find(name)).rename(new_name)
 
-    async def _find(self, name: str) -> str:
-        """Return the id of a log: a change of it that is asked for again is known by that."""
+    async def _find(self, name: str) -> RemoteLog:
+        """Return a log by its id: a change of it that is asked for again is known by that."""
         asked = LogRequest(validate_log_name(name))
         answer = await planning.act(self._calls, "owner", asked, dict[str, str | None])
         if answer["log_id"] is None:
             raise LogNotFoundError(f"log {name!r} does not exist at {self.endpoint}")
-        return str(answer["log_id"])
+        return RemoteLog(self._calls, LogKey(name=name, log_id=str(answer["log_id"])))
 
     async def log_exists(self, name: str) -> bool:
         """Return whether the log exists.  Raises: MetadataError, ProxyUnavailableError."""

@@ -101,9 +101,11 @@ class RemoteNamespace(WritersNamespace):
         """
         return iterate(self._portal, self._namespace.scan(part))
 
-    def create_log(self, name: str, *, schema: pa.Schema | None = None) -> None:
+    def create_log(
+        self, name: str, *, settings: LogSettings | None = None, schema: pa.Schema | None = None
+    ) -> None:
         """Create a log of bytes, or with a schema a typed one.  Raises: as the async twin."""
-        self._call(self._namespace.create_log(name, schema=schema))
+        self._call(self._namespace.create_log(name, settings=settings, schema=schema))
 
     def delete_log(self, name: str) -> None:
         """Delete a log and its data.  Raises: as the async twin."""
@@ -253,6 +255,14 @@ class RemoteLog(Blocking):
     def update_settings(self, /, **changes: object) -> LogSettings:
         """Change settings of the log, by name; return all.  Raises: as the async twin."""
         return self._call(self._log.update_settings(**changes))
+
+    def delete(self) -> None:
+        """Delete the log and its data, harmless when it is gone.  Raises: as the async twin."""
+        self._call(self._log.delete())
+
+    def rename(self, name: str) -> None:
+        """Give the log another name, at once for everybody.  Raises: as the async twin."""
+        self._call(self._log.rename(name))
 
     def mark_end_of_stream(self) -> None:
         """Seal the log: no record can follow, readers learn that they are done.

@@ -48,6 +48,7 @@ class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
     log: str
     schema: bytes | None = None
     log_id: LogId | None = None
+    settings: dict[str, object] = {}
 
 
 class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):

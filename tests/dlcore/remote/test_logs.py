@@ -13,12 +13,14 @@ from dlcore.errors import (
     LogEmptyError,
     LogExistsError,
     LogNotFoundError,
+    LogRenamedError,
     OwnershipAcquireFailedError,
 )
 from dlcore.ids import DLSN
 from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import open_namespace
 from dlcore.remote.sync import open_namespace as open_blocking
+from tests.dlcore.proxy.test_actions import refused
 from tests.dlcore.remote.test_writing import numbered
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -70,6 +72,54 @@ def test_logs_come_and_go() -> None:
                 with pytest.raises(LogNotFoundError):
                     await namespace.delete_log(name)
             assert await namespace.get_logs() == ["other"]
+
+    with_proxies()(scenario)
+
+
+def test_a_handle_renames_and_deletes_its_log() -> None:
+    """Goes on under the new name, and asks for nothing of a log that is gone."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        direct = served.cluster.namespaces[0]
+        async with await open_namespace(served.servers[0].location) as namespace:
+            settings = LogSettings(retention_s=60, mode="proxied")
+            await namespace.create_log("clicks", settings=settings)
+            assert await (await direct.open_log("clicks")).get_settings() == settings
+            code, told = await refused(client, "create", log="other", settings={"speed": 1})
+            assert (code, "speed" in told) == ("INVALID_ARGUMENT", True)
+            log = await namespace.open_log("clicks")
+            with pytest.raises(ConfigurationError):
+                await log.rename("")
+            await log.rename("older")
+            assert log.name == "older"
+            async with await log.open_writer() as writer:
+                await writer.write_bulk(numbered(0, 3))[-1]
+            assert await log.get_log_record_count() == 3
+            other = await namespace.open_log("older")
+            await namespace.rename_log("older", "oldest")
+            with pytest.raises(LogRenamedError, match="is called 'oldest' by now"):
+                await other.delete()
+            log = await namespace.open_log("oldest")
+            for _ in range(2):
+                await log.delete()
+            assert await namespace.get_logs() == []
+            with pytest.raises(LogNotFoundError):
+                await log.rename("new")
+            await namespace.create_log("oldest")
+            await log.delete()
+            assert await namespace.get_logs() == ["oldest"]
+
+        def rename_and_delete() -> None:
+            with open_blocking(served.servers[0].location) as blocking:
+                blocking.create_log("clicks", settings=LogSettings(retention_s=60))
+                log = blocking.open_log("clicks")
+                log.rename("older")
+                assert (log.name, log.get_settings().retention_s) == ("older", 60)
+                log.delete()
+                assert blocking.get_logs() == ["oldest"]
+
+        await asyncio.to_thread(rename_and_delete)
 
     with_proxies()(scenario)
 

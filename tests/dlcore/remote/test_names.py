@@ -42,10 +42,7 @@ PAIRS: list[tuple[Any, Any, str]] = [
     (
         DistributedLogManager,
         remote.RemoteLog,
-        (
-            "delete get_first_active_dlsn get_log_segments recover rename status update_schema "
-            "watch_segments"
-        ),
+        ("get_first_active_dlsn get_log_segments recover status update_schema watch_segments"),
     ),
     (AsyncLogReader, remote.RemoteReader, "broken_entries"),
     (AsyncLogWriter, remote.RemoteWriter, "config last_txid truncate"),
@@ -60,7 +57,7 @@ BLOCKING = {
 }
 
 ARGUMENTS = {
-    "create_log": "config settings",
+    "create_log": "config",
     "delete_log": "damaged",
     "open_log": "config",
     "open_reader": "skip_broken_entries ignore_truncation",
