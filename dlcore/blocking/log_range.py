@@ -17,7 +17,32 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import LogRange as AsyncLogRange, RangeExtent
 
 
-class LogRange:
+class Framed:
+    """What gives frames, because it gives a table."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return all of it as a table."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all of it as a pandas frame.  Raises: as `to_arrow`."""
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
+        return frame
+
+    def to_polars(self) -> Any:
+        """Return all of it as a Polars frame.
+
+        Raises:
+            ConfigurationError: Polars is not installed.
+        """
+        try:
+            import polars
+        except ImportError as error:
+            raise ConfigurationError("to_polars() needs Polars: pip install polars") from error
+        return polars.from_arrow(self.to_arrow())
+
+
+class LogRange(Framed):
     """The records of a log in [start, end), fixed when it was made; use `log.read`.
 
     Iterating yields Arrow batches with the columns of `schema`.  DuckDB, Polars and others that
@@ -65,23 +90,6 @@ class LogRange:
         import pyarrow as pa
 
         return pa.Table.from_batches(list(self), self.schema)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return all of it as a pandas frame.  Raises: as `to_arrow`."""
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
-
-    def to_polars(self) -> Any:
-        """Return all of it as a Polars frame.
-
-        Raises:
-            ConfigurationError: Polars is not installed.
-        """
-        try:
-            import polars
-        except ImportError as error:
-            raise ConfigurationError("to_polars() needs Polars: pip install polars") from error
-        return polars.from_arrow(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         import pyarrow as pa

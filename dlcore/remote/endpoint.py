@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import re
 from contextlib import aclosing
@@ -37,8 +38,11 @@ _OPTIONS = [
     *KEEPALIVE_OPTIONS,
 ]
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
+_TOLD_AFTER_S = 5.0
 _TOO_LARGE = "larger than max"
 """What gRPC says of a message; for nothing else than that would it be of no use to try again."""
+
+logger = logging.getLogger(__name__)
 
 
 def addresses_of(endpoint: str) -> list[str]:
@@ -105,6 +109,7 @@ class Retries:
         self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
         self._asked: set[str] = set()  # where we were sent to
         self._failed_at = None
+        self._is_told = False
 
     def succeeded(self) -> None:
         """Forget the failures."""
@@ -114,12 +119,18 @@ class Retries:
     def failed(
         self, error: DLError, location: str | None, *, again: bool, retry_after_s: float = 0.0
     ) -> float:
-        """Return after how long to try again.  Raises: `error`, not `again` or once too late."""
+        """Return after how long to try again.  Raises: `error`, not `again` or once too late.
+
+        Who has waited for a while is told of it, once.
+        """
         now = self._clock()
         self._failed_at = now if self._failed_at is None else self._failed_at
         left_s = self._failed_at + self._patience_s - now
         if not again or left_s <= 0:
-            raise error
+            raise error from None  # what gRPC said is in it
+        if not self._is_told and now - self._failed_at >= _TOLD_AFTER_S:
+            self._is_told = True
+            logger.warning("%s; trying for %.0f s more", error, left_s)
         if location is not None and location not in self._asked:
             self._asked.add(location)
             return 0.0

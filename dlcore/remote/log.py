@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
 from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,7 @@ from dlcore.proxy.flight.requests import (
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import planning, subscriptions
-from dlcore.remote.planning import LogInfo, received
+from dlcore.remote.planning import LogInfo, Received, received
 from dlcore.remote.reader import BytesReader, RemoteReader, RemoteRecord
 from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
@@ -439,15 +439,19 @@ class RemoteRange:
     def __repr__(self) -> str:
         return f"<RemoteRange of {self._ticket.log!r}>"
 
+    def messages(self) -> AsyncGenerator[Received, None]:
+        """Return what proxies send: first the columns, then rows."""
+        return received(self._calls, self._ticket)
+
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
-        async with aclosing(received(self._calls, self._ticket)) as messages:
+        async with aclosing(self.messages()) as messages:
             async for message in messages:
                 if message.batch is not None:
                     yield message.batch
 
     async def to_arrow(self) -> pa.Table:
         """Return all of it as a table.  Raises: as iterating."""
-        messages = [message async for message in received(self._calls, self._ticket)]
+        messages = [message async for message in self.messages()]
         batches = [message.batch for message in messages if message.batch is not None]
         return pa.Table.from_batches(batches, messages[-1].schema)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
+from dlcore.blocking.log_range import Framed
 from dlcore.blocking.merged import MergedReader
 from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.blocking.reader import RowsTwin
@@ -442,8 +443,8 @@ class RemoteReader(RowsTwin[RemoteRows, RemoteRecord]):
         return self._reader.schema
 
 
-class RemoteRange:
-    """The records of a log in [start, end)."""
+class RemoteRange(Framed):
+    """The records of a log in [start, end).  Each use reads again."""
 
     def __init__(self, portal: Portal, found: async_log.RemoteRange) -> None:
         self._portal = portal
@@ -458,3 +459,12 @@ class RemoteRange:
     def to_arrow(self) -> pa.Table:
         """Return all of it as a table.  Raises: as iterating."""
         return self._portal.call(self._range.to_arrow())
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        import pyarrow as pa
+
+        messages = iterate(self._portal, self._range.messages())
+        schema = next(messages).schema
+        batches = (message.batch for message in messages if message.batch is not None)
+        reader = pa.RecordBatchReader.from_batches(schema, batches)
+        return reader.__arrow_c_stream__(requested_schema)

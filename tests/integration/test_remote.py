@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import threading
+import traceback
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from dlcore.ids import DLSN
 from dlcore.proxy import server
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
 from dlcore.records import LogRecord
-from dlcore.remote import open_namespace as open_remote_async
+from dlcore.remote import endpoint, open_namespace as open_remote_async
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
@@ -120,6 +121,11 @@ def test_ranges(remote: RemoteNamespace, log: DistributedLogManager) -> None:
     assert found.read(later).to_arrow().column("txid").to_pylist() == list(range(50, 100))
     batches = list(found.read(95))
     assert pa.Table.from_batches(batches).column("txid").to_pylist() == list(range(95, 100))
+    frames = found.read(95, columns=["txid"])
+    assert frames.to_pandas().txid.tolist() == list(range(95, 100))
+    assert frames.to_polars()["txid"].to_list() == list(range(95, 100))
+    assert pa.table(frames).column("txid").to_pylist() == list(range(95, 100))
+    assert pa.table(found.read(100, columns=["txid"])).num_rows == 0
 
 
 def test_a_reader_goes_on_where_it_was(remote: RemoteNamespace, log: DistributedLogManager) -> None:
@@ -200,6 +206,22 @@ def test_nobody_answers() -> None:
         pytest.raises(ProxyUnavailableError, match="no proxy answers"),
     ):
         nowhere.get_logs()
+
+
+def test_who_waits_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, of what fails and for how long it is tried; what is raised is one error, not three."""
+    monkeypatch.setattr(endpoint, "_TOLD_AFTER_S", 0.1)
+    with (
+        open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.5) as nowhere,
+        pytest.raises(ProxyUnavailableError) as raised,
+    ):
+        nowhere.get_logs()
+    (told,) = [each.message for each in caplog.records if each.name == endpoint.__name__]
+    assert told.startswith("no proxy answers: ")
+    assert told.endswith("; trying for 0 s more")
+    assert "AioRpcError" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_proxy_is_killed_under_a_follower(sandbox: Sandbox, log: DistributedLogManager) -> None:

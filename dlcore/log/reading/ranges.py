@@ -100,6 +100,8 @@ class RangeView:
             own = schema_of(schema.latest)
             self._read = pa.schema([*typed_read_fields(), *own])
             default = own.names
+        if isinstance(columns, str):
+            raise ConfigurationError(f"columns={columns!r}: expected a list, like [{columns!r}]")
         names = list(default if columns is None else columns)
         self._log_field = [pa.field(_LOG, pa.string())] if schema is not None else []
         available = pa.schema([*self._read, *self._log_field])

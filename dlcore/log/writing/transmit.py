@@ -63,7 +63,7 @@ def parts_of(record: LogRecord) -> tuple[int, bytes]:
 
 def no_record(given: object) -> ConfigurationError:
     """Return the error for what was given as a record."""
-    return ConfigurationError(f"{given!r:.100}: expected a LogRecord")
+    return ConfigurationError(f"{given!r:.100}: expected a LogRecord(txid=…, payload=…)")
 
 
 def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:

@@ -187,6 +187,8 @@ def test_columns_and_rows_that_are_wanted() -> None:
                 await bytes_writer.write(record(7))
             found = await plain.read(columns=["payload", "txid"], where=pc.field("txid") == 7)
             assert (await found.to_arrow()).to_pylist() == [{"payload": b"x", "txid": 7}]
+            with pytest.raises(ConfigurationError, match=r"expected a list, like \['txid'\]"):
+                await plain.read(columns="txid")
             with pytest.raises(SchemaMismatchError, match="'fare' is none of its columns"):
                 await plain.read(columns=["fare"])
 
