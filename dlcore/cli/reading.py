@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
     from typing import Any, TypeAlias, TypeVar
 
+    from dlcore.cli.rows import RowReader, TypedRow
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanRange
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
     from dlcore.remote.reader import RemoteReader, RemoteRecord
 
     _Log: TypeAlias = DistributedLogManager | RemoteLog
+    _Shown: TypeAlias = LogRecordWithDLSN | RemoteRecord | TypedRow
+    _Reader: TypeAlias = AsyncLogReader | RemoteReader | RowReader
     _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _BULK_RECORDS = 1000
 _TAIL_RECORDS = 10
 _ENTRY_LINE = "{:<14} {:>14} {:>8} {:>9}  {}  {}"
-_FIELDS: dict[str, Callable[[LogRecordWithDLSN | RemoteRecord], object]] = {
+_FIELDS: dict[str, Callable[[_Shown], object]] = {
     "dlsn": lambda record: record.dlsn,
     "txid": lambda record: record.txid,
     "sequence_id": lambda record: record.sequence_id,
@@ -83,7 +86,7 @@ class RecordPrinter:
             is_framed=framed,
         )
 
-    def show(self, records: Iterable[LogRecordWithDLSN | RemoteRecord]) -> None:
+    def show(self, records: Iterable[_Shown]) -> None:
         """Print records; what was read must not wait in a pipe for more."""
         if self.delimiter is not None or self.is_framed:
             show_bytes(b"".join(self._bytes_of(record.payload) for record in records))
@@ -96,7 +99,7 @@ class RecordPrinter:
     def _bytes_of(self, payload: bytes) -> bytes:
         return frame_of(payload) if self.delimiter is None else payload + self.delimiter
 
-    def _show_one(self, record: LogRecordWithDLSN | RemoteRecord) -> None:
+    def _show_one(self, record: _Shown) -> None:
         if self.template is not None:
             click.echo(self.template.format(**{name: of(record) for name, of in _FIELDS.items()}))
         elif wants_json():
@@ -106,7 +109,7 @@ class RecordPrinter:
                     "txid": record.txid,
                     "sequence_id": record.sequence_id,
                     "timestamp_ms": record.timestamp_ms,
-                    **payload_json(record.payload),
+                    **_payload_fields(record),
                 }
             )
         else:
@@ -114,6 +117,11 @@ class RecordPrinter:
                 f"{record.dlsn!s:<14} {record.txid:>14}  {time_text(record.timestamp_ms)}  "
                 f"{payload_text(record.payload)}"
             )
+
+
+def _payload_fields(record: _Shown) -> dict[str, Any]:
+    row = getattr(record, "row", None)
+    return payload_json(record.payload) if row is None else {"row": row}
 
 
 def _check_template(template: str) -> None:
@@ -198,7 +206,8 @@ def tail_log(
     """Show the last records of LOG: DLSN, transaction id, time of writing and payload.
 
     With a start, all records from there on, or N of them.  A payload that is not UTF-8 text is
-    shown as a bytes literal.  With --json each record is a line of its own.
+    shown as a bytes literal.  Of a typed log each row is shown as a JSON object of its columns.
+    With --json each record is a line of its own.
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
         raise click.UsageError("give --from-dlsn, --from-txid or --from-timestamp, one of them")
@@ -242,15 +251,15 @@ class _Tail:
             if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
                 await self._show_end(log, await snapshot())
             else:
-                async with await log.open_reader(
-                    dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
+                async with await _open_reader(
+                    log, dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
                 ) as reader:
                     await self._show_on(reader, self.count)
 
     async def _show_end(self, log: _Log, snapshot: LogSnapshot) -> None:
         count = _TAIL_RECORDS if self.count is None else self.count
-        last: deque[LogRecordWithDLSN | RemoteRecord] = deque(maxlen=count)
-        async with await log.open_reader(dlsn=start_of_tail(snapshot, count)) as reader:
+        last: deque[_Shown] = deque(maxlen=count)
+        async with await _open_reader(log, dlsn=start_of_tail(snapshot, count)) as reader:
             try:
                 while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
                     last.extend(records)
@@ -259,7 +268,7 @@ class _Tail:
             if self.follow:
                 await self._show_on(reader, None)
 
-    async def _show_on(self, reader: AsyncLogReader | RemoteReader, count: int | None) -> None:
+    async def _show_on(self, reader: _Reader, count: int | None) -> None:
         done = 0
         with Progress(beside=sys.stdout) as progress:
             while count is None or done < count:
@@ -270,6 +279,17 @@ class _Tail:
                 self.printer.show(records)
                 done += len(records)
                 progress.tell("records", done, count)
+
+
+async def _open_reader(log: _Log, **start: Any) -> _Reader:
+    """Open a reader; of a typed log one that gives its rows as records."""
+    reader = await log.open_reader(**start)
+    if not reader.is_typed:
+        return reader
+    await reader.aclose()
+    from dlcore.cli.rows import RowReader
+
+    return await RowReader.open(log, **start)
 
 
 def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
@@ -306,6 +326,8 @@ def dump_log(
 ) -> None:
     """Show all records of LOG as of now, or those between two positions.
 
+    Of a typed log they are JSON objects of its columns: with --raw nothing else.
+
     With --entries a line for each entry: its position, its ledger and entry there, how many
     records it holds, their transaction ids, its bytes and its time.
     """
@@ -333,7 +355,7 @@ def dump_log(
 
 
 async def _dump_records(log: _Log, printer: RecordPrinter, start: DLSN | None, end: DLSN) -> None:
-    async with await log.open_reader(dlsn=start) as reader:
+    async with await _open_reader(log, dlsn=start) as reader:
         with suppress(EndOfStreamError), Progress(beside=sys.stdout) as progress:
             done = 0
             while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):

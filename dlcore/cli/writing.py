@@ -19,7 +19,11 @@ from dlcore.records import LogRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    import pyarrow as pa
+
     from dlcore.ids import DLSN
+    from dlcore.remote.sync import RemoteWriter
+    from dlcore.sync import LogWriter
 
 _CHUNK_BYTES = 1 << 20
 
@@ -68,6 +72,8 @@ def write_log(
     stream: bool,
 ) -> None:
     """Append records to LOG: each line of the input is one, without the line's end.
+
+    Of a typed log each is a JSON object of its columns, as --raw of tail and dump prints them.
 
     A record is durable and visible to readers when no further input is waiting behind it; at the
     end everything is.
@@ -138,6 +144,24 @@ def _numbered(records: list[bytes], count: int) -> list[LogRecord]:
     ]
 
 
+def _rows_writer(writer: LogWriter | RemoteWriter, schema: pa.Schema, *, numbered: bool) -> _Writer:
+    """Return what writes JSON objects as rows of a typed log."""
+    import pyarrow as pa
+
+    from dlcore.cli.rows import batch_of_json
+
+    def write(records: list[bytes], count: int) -> None:
+        if not records:
+            return
+        batch = batch_of_json(records, schema, written=count)
+        if numbered:
+            txids = pa.array(range(count + 1, count + 1 + len(records)), pa.int64())
+            batch = batch.append_column("_txid", txids)
+        writer.write_batch(batch)
+
+    return _Writer(write, writer.commit)
+
+
 @contextmanager
 def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
     with (
@@ -145,6 +169,10 @@ def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
         namespace.open_log(log) as manager,
         manager.open_writer() as writer,
     ):
+        schema = manager.get_schema()
+        if schema is not None:
+            yield _rows_writer(writer, schema, numbered=numbered)
+            return
         clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids may not
 
         def write_now(records: list[bytes], _: int) -> None:
@@ -164,6 +192,10 @@ def _open_remote_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
     import pyarrow as pa
 
     with connect_proxies() as namespace, namespace.open_log(log).open_writer() as writer:
+        schema = namespace.get_schemas([log]).get(log)
+        if schema is not None:
+            yield _rows_writer(writer, schema, numbered=numbered)
+            return
 
         def write_now(records: list[bytes], _: int) -> None:
             if records:
