@@ -74,9 +74,8 @@ class AppendOnlyStreamWriter(_Stream):
 
     def mark_end_of_stream(self) -> None:
         """Flush and seal the stream: no byte can follow.  Raises: as `flush`."""
-        self._require_open()
+        self.flush()
         self._writer.mark_end_of_stream()
-        self._position = self._end
 
     def abort(self) -> None:
         """Close it without flushing, as a crash would; what was flushed stays."""

@@ -7,7 +7,7 @@ dropped, and the bookie's address is asked for again: a bookie that restarted ha
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Self
 
@@ -218,10 +218,11 @@ class WireBookieClient:
     async def aclose(self) -> None:
         """Close every connection; pending requests fail with `BookieUnavailableError`."""
         self._is_closed = True
-        for peer in self._peers.values():
-            await peer.aclose()
-        if self._control is not None:
-            await self._control.aclose()
+        async with AsyncExitStack() as ends:  # each, also if this is cancelled meanwhile
+            for peer in self._peers.values():
+                ends.push_async_callback(peer.aclose)
+            if self._control is not None:
+                ends.push_async_callback(self._control.aclose)
 
     async def _connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
         host, _, port = address.rpartition(":")

@@ -36,7 +36,7 @@ from dlcore.errors import (
 )
 from dlcore.log.reading.rows import EntryRows
 from dlcore.records import LogRecord
-from tests.fixtures.aio import until
+from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.lengths import sample
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 
@@ -501,12 +501,7 @@ def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: i
                     pass
 
         for turns in TURNS:
-            reading = asyncio.create_task(read())
-            for count in (turns, again):
-                for _ in range(count):
-                    await asyncio.sleep(0)
-                reading.cancel()
-            await asyncio.wait([reading])
+            await cancel_after(asyncio.create_task(read()), turns, again)
         gc.collect()
         assert not left
 
@@ -532,12 +527,7 @@ def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: 
             await writer.commit()
             before = asyncio.all_tasks()
             for turns in range(60):
-                following = asyncio.create_task(follow())
-                for count in (turns, again):
-                    for _turn in range(count):
-                        await asyncio.sleep(0)
-                    following.cancel()
-                await asyncio.wait([following])
+                await cancel_after(asyncio.create_task(follow()), turns, again)
             gc.collect()
             assert not left
             await until(lambda: asyncio.all_tasks() == before)
@@ -553,11 +543,7 @@ def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() 
             reader = await log.open_reader()
             waiting = asyncio.create_task(reader.read_next())
             await asyncio.wait([waiting], timeout=0.01)
-            closing = asyncio.create_task(reader.aclose())
-            for _turn in range(turns):
-                await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.wait([closing])
+            await cancel_after(asyncio.create_task(reader.aclose()), turns)
             await reader.aclose()
             with pytest.raises(AlreadyClosedError):
                 await asyncio.wait_for(waiting, 10)

@@ -11,7 +11,7 @@ import pytest
 
 from dlcore.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
 from dlcore.log.reading import merged
-from tests.fixtures.aio import until
+from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
@@ -181,11 +181,7 @@ def test_who_is_cancelled_while_he_closes_closes_each_of_the_readers() -> None:
             await namespace.create_log(name)
         for turns in range(4):
             reader = await namespace.open_merged_reader(NAMES)
-            closing = asyncio.create_task(reader.aclose())
-            for _turn in range(turns):
-                await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.wait([closing])
+            await cancel_after(asyncio.create_task(reader.aclose()), turns)
             left = namespace.get_statistics().open_objects.get("AsyncLogReader", 0)
             assert left == (0 if turns else len(NAMES))  # one who had not begun closed nothing
             await reader.aclose()

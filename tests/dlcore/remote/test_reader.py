@@ -25,7 +25,7 @@ from dlcore.log.metadata.values import LogKey
 from dlcore.remote import RemoteLog
 from dlcore.remote.reader import RemoteReader, RemoteRows
 from tests.dlcore.remote.test_writing import numbered, remote
-from tests.fixtures.aio import until_async
+from tests.fixtures.aio import cancel_after, until_async
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
@@ -335,12 +335,7 @@ def test_who_is_cancelled_leaves_no_stream_to_the_collector(again: int) -> None:
                     pass
 
         for turns in range(0, 150, 5):
-            reading = asyncio.create_task(read())
-            for count in (turns, again):
-                for _ in range(count):
-                    await asyncio.sleep(0)
-                reading.cancel()
-            await asyncio.wait([reading])
+            await cancel_after(asyncio.create_task(read()), turns, again)
         gc.collect()
         assert not left
 

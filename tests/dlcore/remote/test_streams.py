@@ -16,6 +16,7 @@ from dlcore.errors import (
     EndOfStreamError,
     LogNotReadyError,
     ProducerFencedError,
+    ProxyUnavailableError,
     SchemaMismatchError,
     UnexpectedError,
     WriteError,
@@ -29,6 +30,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from dlcore.ids import DLSN
+    from dlcore.remote.endpoint import Endpoint
 
 
 def test_what_is_written_is_read() -> None:
@@ -178,5 +180,29 @@ def test_streams_are_files() -> None:
                 assert (stream.readall(), stream.has_ended) == (b"end", True)
             with namespace.open_merged_reader(["clicks"], txid=writer.tell()) as reader:
                 assert [record.payload for _, record in reader] == [b"end"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_file_that_cannot_be_sealed_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, for what was written is there: to close it then is no error."""
+
+    async def refuse(_: Endpoint, log: str) -> None:
+        raise ProxyUnavailableError(f"log {log!r}: no proxy answers")
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await asyncio.to_thread(write, served.servers[0].location)
+        async with await (await remote(served)).open_stream_reader() as reader:
+            assert await reader.read() == b"abc"
+
+    def write(endpoint: str) -> None:
+        monkeypatch.setattr("dlcore.remote.writing.seal", refuse)
+        with open_blocking(endpoint) as namespace:
+            stream = namespace.open_log("clicks").open_stream_writer()
+            stream.write(b"abc")
+            with pytest.raises(ProxyUnavailableError):
+                stream.mark_end_of_stream()
+            stream.close()
 
     with_proxies("clicks")(scenario)

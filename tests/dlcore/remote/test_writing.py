@@ -28,6 +28,7 @@ from dlcore.proxy.writing import put
 from dlcore.records import LogRecord
 from dlcore.remote import RemoteLog, open_namespace, writing
 from tests.dlcore.proxy.test_put import records
+from tests.fixtures.aio import cancel_after
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -377,11 +378,7 @@ def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
         for turns in range(3):
             writer = await log.open_writer()
             future = writer.write(LogRecord(1, b"x"))
-            ending = asyncio.create_task(writer.abort())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            ending.cancel()
-            await asyncio.wait([ending])
+            await cancel_after(asyncio.create_task(writer.abort()), turns)
             assert future.done() is (turns > 0)  # one who had not begun ended nothing
             await writer.abort()
 

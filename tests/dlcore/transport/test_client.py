@@ -37,6 +37,7 @@ from dlcore.wire.messages import (
     Update,
     WriteLac,
 )
+from tests.fixtures.aio import cancel_after
 from tests.fixtures.freezer import Freezer
 from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
 from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, run, serve
@@ -135,6 +136,29 @@ def test_closing_fails_every_pending_add() -> None:
             await script.has_received.wait()
             adds += [client.add_entry(BOOKIE, frame_of(1, i)) for i in range(5, 9)]
             await client.aclose()
+            outcomes = await asyncio.gather(*adds, return_exceptions=True)
+            assert {type(outcome) for outcome in outcomes} == {BookieUnavailableError}
+
+    run(scenario)
+
+
+def test_who_is_cancelled_while_he_closes_closes_every_connection() -> None:
+    """Also those whose turn had not come."""
+
+    async def scenario() -> None:
+        others = [BookieId(f"bookie-{number}", f"{number}" * 32) for number in (2, 3)]
+
+        async def resolve(bookie: BookieId) -> str:
+            if bookie != BOOKIE:
+                await asyncio.Event().wait()
+            return address
+
+        script = Script(answer=lambda _id: False)
+        async with raw_bookie(script.serve) as address, client_of(resolve) as client:
+            adds = [client.add_entry(each, frame_of(1, 0)) for each in (BOOKIE, *others)]
+            await script.has_received.wait()
+            await cancel_after(asyncio.create_task(client.aclose()), 1)
+            assert all(add.done() for add in adds)
             outcomes = await asyncio.gather(*adds, return_exceptions=True)
             assert {type(outcome) for outcome in outcomes} == {BookieUnavailableError}
 
