@@ -33,7 +33,7 @@ QUICK = (
     "--poll-interval-s=0.5",
     "--retry-pause-s=0.5",
 )
-BOOKIE = ("--session-timeout-s=4",)
+BOOKIE = ("--session-timeout-s=8",)
 CONFIG = LogConfig(quorum=QuorumConfig(), entry_bytes=4096)
 
 

@@ -226,7 +226,10 @@ def test_who_waits_is_told(
 
 def test_a_proxy_is_killed_under_a_follower(sandbox: Sandbox, log: DistributedLogManager) -> None:
     """He goes on with the other one, with each record once."""
-    with proxy_process(sandbox.uri) as first, proxy_process(sandbox.uri) as second:
+    with (
+        proxy_process(sandbox.uri, is_killed=True) as first,
+        proxy_process(sandbox.uri) as second,
+    ):
         endpoint = f"{first.location},{second.location.removeprefix('grpc://')}"
         lines: list[int] = []
 

@@ -257,7 +257,10 @@ def _now_ns() -> int:
 def test_proxies_that_die(direct: Namespace, namespace_uri: str, logs: list[str]) -> None:
     """What a killed one staged is committed by another; what it had not staged is sent again."""
     name = uuid4().hex
-    with proxy_process(namespace_uri) as first, proxy_process(namespace_uri) as second:
+    with (
+        proxy_process(namespace_uri, is_killed=True) as first,
+        proxy_process(namespace_uri, is_killed=True) as second,
+    ):
         there = second.location.partition("://")[2]
         with open_remote(f"{first.location},{there}", patience_s=20.0) as remote:
             shared = SharedStaging(identity=name, round="1")

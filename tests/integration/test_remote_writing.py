@@ -113,7 +113,8 @@ def test_owners_are_killed_stand_still_and_leave(fresh_sandbox: Callable[..., Sa
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log(LOG)
         with ExitStack() as steps:
-            proxies = [steps.enter_context(proxy_process(sandbox.uri)) for _ in range(3)]
+            starting = [proxy_process(sandbox.uri, is_killed=True) for _ in range(3)]
+            proxies = [steps.enter_context(each) for each in starting]
             hosts = [each.location.removeprefix("grpc://") for each in proxies]
             with Load(f"grpc://{','.join(hosts)}", 3) as load:
                 load.goes_on()
@@ -202,7 +203,7 @@ def test_what_no_proxy_takes_any_more_is_counted_at_exit(namespace_uri: str) -> 
     log = f"{LOG}/{uuid4().hex}"
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log(log)
-    with proxy_process(namespace_uri) as proxy:
+    with proxy_process(namespace_uri, is_killed=True) as proxy:
         process = subprocess.Popen(
             [sys.executable, "-c", LEAVING, proxy.location, log],
             stdin=subprocess.PIPE,

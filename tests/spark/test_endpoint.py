@@ -183,7 +183,8 @@ def test_a_stream_is_written_through_proxies_that_die(
     source, target = logs.names[0], f"{logs.home}/target"
 
     with ExitStack() as steps:
-        first, second = (steps.enter_context(proxy_process(namespace_uri)) for _ in range(2))
+        starting = [proxy_process(namespace_uri, is_killed=True) for _ in range(2)]
+        first, second = (steps.enter_context(each) for each in starting)
         namespace = steps.enter_context(open_namespace(namespace_uri))
         endpoint = f"{first.location},{second.location.partition('://')[2]}"
         namespace.create_log(target)
