@@ -294,9 +294,11 @@ class Actions:
                 return
             raise
         if found != name:
+            told = f"log {request.log!r} is called {found!r} by now"
+            if name is None:
+                raise LogRenamedError(f"{told}: open it by that name") from error
             raise LogRenamedError(
-                f"log {request.log!r} is called {found!r} by now; an earlier attempt may have "
-                "renamed it before that"
+                f"{told}; an earlier attempt may have renamed it before that"
             ) from error
 
     async def _truncate(self, request: TruncateRequest) -> Answer:

@@ -157,6 +157,12 @@ def test_another_log_of_the_name_is_left_alone() -> None:
             ):
                 await namespace.rename_log("older", "newer")
 
+            older = await namespace.open_log("newest")
+            await direct.rename_log("newest", "later")
+            with pytest.raises(LogRenamedError, match="is called 'later' by now: open it by that"):
+                await older.delete()
+            await direct.rename_log("later", "newest")
+
             async def delete() -> None:
                 await direct.delete_log("newer")
 
