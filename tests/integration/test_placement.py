@@ -33,7 +33,7 @@ TIMEOUT_S = 240.0
 PAIR = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=1)
 ALL = QuorumConfig(ensemble_size=5, write_quorum_size=5, ack_quorum_size=4)
 CLIENT = LedgerClientConfig(
-    add_timeout_s=4.0, quarantine=QuarantineConfig(failures_min=1, period_s=3600.0)
+    add_timeout_s=8.0, quarantine=QuarantineConfig(failures_min=1, period_s=3600.0)
 )
 
 

@@ -221,10 +221,10 @@ def test_a_damaged_log_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
         paths = await fill(namespace, LONG)
         async with namespace.watch_logs() as watch:
             while set(watch.names) != {"clicks", "other", LONG}:
-                await watch.take(timeout_s=10)
+                await watch.take(timeout_s=30)
             await overwrite(context, paths.head)
             await namespace.rename_log("clicks", "clocks")
-            (change,) = await watch.take(timeout_s=10)
+            (change,) = await watch.take(timeout_s=30)
             assert (change.old_name, change.name) == ("clicks", "clocks")
         await overwrite(context, context.paths.log(LONG))
         assert await namespace.get_logs() == ["clocks", "other"]
