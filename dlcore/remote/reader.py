@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, EndOfStreamError
+from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
 from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
 from dlcore.log.reading.rows import Rows
@@ -217,7 +217,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
                 return None
             try:
                 message = await feed.take()
-            except DLError:
+            except Exception:
                 await self._leave()  # the next call begins where this one did
                 raise
             if message is None:

@@ -22,7 +22,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogKey
-from dlcore.remote import RemoteLog
+from dlcore.remote import RemoteLog, planning
 from dlcore.remote.reader import RemoteReader, RemoteRows
 from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.aio import cancel_after, until_async
@@ -233,6 +233,24 @@ def test_a_reader_that_failed_goes_on_where_it_was() -> None:
         none = RemoteLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):
             await none.open_reader()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_a_proxy_never_sends_is_not_the_end_of_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who reads on after that error reads what follows."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        await write(await served.cluster.namespaces[0].open_log("clicks"), 0, 5)
+        async with await (await remote(served)).open_reader() as reader:
+            with monkeypatch.context() as patch:
+                patch.setattr(planning, "arrow_of", lambda _: b"no message of Arrow")
+                with pytest.raises(TypeError):
+                    await reader.read_next()
+            assert await reader.read_next() is not None
 
     with_proxies("clicks")(scenario)
 
