@@ -126,15 +126,15 @@ def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) ->
     Raises:
         ConfigurationError: it tells which line is something else, and what would be right.
     """
-    columns = _readable(schema)
     try:
-        return _parsed(lines, columns)
+        return _parsed(lines, schema)
     except (pa.ArrowException, ValueError):
         for number, line in enumerate(lines, written + 1):
-            if problem := _problem_of(line, columns):
+            if problem := _problem_of(line, schema):
+                columns = describe_schema(_readable(schema))
                 raise ConfigurationError(
                     f"line {number}: {problem}: expected a JSON object with columns of "
-                    f"({describe_schema(columns)}); the first {written} lines were written"
+                    f"({columns}); the first {written} lines were written"
                 ) from None
         raise
 
@@ -159,9 +159,15 @@ def _is_plain(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in _PLAIN_KINDS)
 
 
-def _parsed(lines: Sequence[bytes], columns: pa.Schema) -> pa.RecordBatch:
+def _read_as(kind: pa.DataType) -> pa.DataType:
+    if _is_text(kind):
+        return pa.string()
+    return kind if _is_plain(kind) else pa.null()
+
+
+def _parsed(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     data = b"\n".join(lines)
-    read = [pa.field(each.name, pa.string()) if _is_text(each.type) else each for each in columns]
+    read = [pa.field(field.name, _read_as(field.type)) for field in schema]
     table = pyarrow.json.read_json(
         pa.BufferReader(data),
         pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -170,6 +176,7 @@ def _parsed(lines: Sequence[bytes], columns: pa.Schema) -> pa.RecordBatch:
     if table.num_rows != len(lines):
         raise pa.ArrowInvalid("it holds no object, or several")
     (batch,) = table.combine_chunks().to_batches()
+    columns = _readable(schema)
     arrays = [_made(batch.column(field.name), field.type) for field in columns]
     return pa.RecordBatch.from_arrays(arrays, names=columns.names)
 
@@ -184,11 +191,11 @@ def _made(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column if column.type == kind else column.cast(kind)
 
 
-def _problem_of(line: bytes, columns: pa.Schema) -> str | None:
+def _problem_of(line: bytes, schema: pa.Schema) -> str | None:
     try:
-        _parsed([line], columns)
+        _parsed([line], schema)
     except (pa.ArrowException, ValueError) as error:
-        unknown = _names_in(line).difference(columns.names)
+        unknown = _names_in(line).difference(_readable(schema).names)
         return f"column {min(unknown)!r}" if unknown else str(error).removesuffix(" in row 0")
     return None
 
@@ -198,4 +205,6 @@ def _names_in(line: bytes) -> set[str]:
         found = json.loads(line)
     except ValueError:
         return set()
-    return set(found) if isinstance(found, dict) else set()
+    if not isinstance(found, dict):
+        return set()
+    return {name for name, value in found.items() if value is not None}

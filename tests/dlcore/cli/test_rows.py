@@ -51,7 +51,7 @@ def test_what_is_shown_is_read_again() -> None:
         "price": Decimal("-1.50"),
         "list": [{"x": 1}, None],
     }
-    lines = [json_of(row).encode(), b"{}"]
+    lines = [json_of(row | {"map": None, "days": None}).encode(), b"{}"]
     found = batch_of_json(lines, EVERYTHING, written=0)
     assert found.to_pylist() == [row, dict.fromkeys(row)]
     assert json.loads(json_of({"map": [("k", 1)], "float": math.pi})) == {
