@@ -13,6 +13,7 @@ import msgspec
 
 from dlcore.errors import ConfigurationError, LogModeError
 from dlcore.html_tables import ShownFields
+from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,7 @@ _KINDS: dict[object, tuple[type, str]] = {
     str: (str, "text"),
     bool: (bool, "True or False"),
     type(None): (type(None), "None"),
+    DLSN: (DLSN, "a DLSN, as of DLSN.parse('1:0:0')"),
 }
 MIB = 1024 * 1024
 RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.log_range import LogRange
@@ -9,6 +10,7 @@ from dlcore.blocking.reader import LogReader
 from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore.blocking.twin import Blocking
 from dlcore.blocking.writer import LogWriter, TimedLogWriter
+from dlcore.errors import AlreadyClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -240,7 +242,8 @@ class DistributedLogManager(Blocking):
             while True:
                 yield self._call(anext(watching))
         finally:
-            self._call(watching.aclose())
+            with suppress(AlreadyClosedError):  # at the end of the process, by the collector
+                self._call(watching.aclose())
 
     def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
         """Return the position of the first record with `txid` or more, or the end of the log.

@@ -34,6 +34,9 @@ class LogWatch(Blocking):
         self._changes: deque[LogChange] = deque()
         self._ended = threading.Event()
 
+    def __repr__(self) -> str:
+        return repr(self._watch)
+
     def close(self) -> None:
         """Stop watching: loops end, and listeners hear no more."""
         self._ended.set()

@@ -99,6 +99,11 @@ EXITS = {
     ),
     "exit in atexit": ("import atexit; atexit.register(print, 'x'); write(writer, 3)", 0, ""),
     "namespace closed": ("write(writer, 3); namespace.close()", 0, ""),
+    "watching": (
+        "watch = namespace.open_log(log).watch_segments(); next(watch); write(writer, 3)",
+        0,
+        "",
+    ),
     "daemon": (
         """
         def work():

@@ -110,7 +110,8 @@ def batches_from(table: Any) -> list[pa.RecordBatch]:
         return pa.table(table).to_batches(max_chunksize=_ROWS_PER_BATCH)  # type: ignore[no-any-return]
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise ConfigurationError(
-            f"expected a table or frame that Arrow can take, not {type(table).__name__}: {error}"
+            f"expected a table or frame that Arrow can take, not {type(table).__name__}: {error} "
+            "(pa.Table.from_pylist makes one of dictionaries)"
         ) from error
 
 

@@ -50,7 +50,8 @@ async def position_of(finder: Finder, bound: Bound) -> DLSN:
         return await finder.not_less_than_txid(bound)
     if not isinstance(bound, DLSN):
         raise ConfigurationError(
-            f"{bound!r}: expected a DLSN, a transaction id, or a time with a time zone"
+            f"{bound!r}: expected a DLSN, a transaction id, or a time with a time zone; "
+            "DLSN.parse('1:0:0') makes a DLSN of text"
         )
     return finder.snapshot.canonical(bound)
 

@@ -86,7 +86,8 @@ def schema_from(schema: Any) -> pa.Schema:
         return pa.schema(schema)
     except (pa.ArrowInvalid, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"schema={schema!r}: expected an Arrow schema, or what makes one: {error}"
+            f"schema={schema!r:.200}: expected an Arrow schema, or what makes one, like "
+            f"{{'city': 'string', 'fare': 'double'}}: {error}"
         ) from error
 
 
