@@ -278,3 +278,31 @@ def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
         assert await payloads_of(log) == ["1", "3", "4", "2"]
 
     on_log(body)
+
+
+def test_tasks_whose_clocks_differ() -> None:
+    """Times never fall: what comes behind a clock that is ahead has its last time, until then."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        driver = cluster.namespaces[0]
+        now_ms = cluster.clocks["a"].current_ms
+        hour_ms = 3_600_000
+        tasks = {}
+        for name, ahead_ms in (("early", hour_ms), ("late", -hour_ms), ("right", 0)):
+            tasks[name] = await (await cluster.open(name)).open_staging_writer(identity="job")
+            cluster.clocks[name].current_ms = now_ms + ahead_ms
+        for version, order in enumerate((("late", "early", "right"), ("right", "late"))):
+            extents = []
+            for name in order:
+                await tasks[name].write_batch("clicks", batch(name))
+                extents += await tasks[name].stage()
+            await (await driver.begin_append("job", version)).commit(extents)
+        records = await read_all(log)
+        names = ["late", "early", "right", "right", "late"]
+        assert [each.payload.decode() for each in records] == names
+        first, *others = [each.timestamp_ms for each in records]
+        assert first == now_ms - hour_ms
+        assert others == [now_ms + hour_ms] * 4
+        assert [each.txid for each in records] == [now_ms] * 5, "that is the driver's clock"
+
+    on_log(body)
