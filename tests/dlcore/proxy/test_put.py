@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.errors import WriteError
+from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.owned_log import OwnedLog
@@ -62,10 +63,26 @@ def test_what_is_acknowledged_is_in_the_log_in_order() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_records_of_many_streams_share_entries() -> None:
+def test_records_of_many_streams_share_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits goes in the next entry, whoever sent it; each stream keeps its order."""
+    append, accept = AsyncLogWriter._append, OwnedLog.accept
 
     async def scenario(served: Proxies) -> None:
+        accepted = asyncio.Semaphore(0)
+
+        async def accept_one(owned: OwnedLog, *given: Any) -> Any:
+            answer = await accept(owned, *given)
+            accepted.release()
+            return answer
+
+        async def append_some(writer: AsyncLogWriter) -> None:
+            for _ in range(2):  # however slowly they come
+                await accepted.acquire()
+            monkeypatch.setattr(AsyncLogWriter, "_append", append)
+            await append(writer)
+
+        monkeypatch.setattr(OwnedLog, "accept", accept_one)
+        monkeypatch.setattr(AsyncLogWriter, "_append", append_some)
         client = await served.start()
         streams = [await client.opened("clicks") for _ in range(8)]
 
