@@ -47,9 +47,9 @@ WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
         "timestamp_ms=datetime.datetime(2020, 1, 1, 0, 0, tzinfo=datetime.timezone.utc): expected",
     ),
     (lambda space, log: log.open_reader(subscriber=5), "subscriber=5: expected text"),
-    (lambda space, log: log.truncate("1:0:0"), "dlsn='1:0:0': expected a DLSN, as of DLSN.parse"),
+    (lambda space, log: log.truncate("1:0:0"), "dlsn='1:0:0': expected a DLSN, as of DLSN"),
     (lambda space, log: log.truncate(txid=1.5), "txid=1.5: expected a whole number"),
-    (lambda space, log: log.read("1:0:0"), "'1:0:0': expected a DLSN, .* DLSN.parse"),
+    (lambda space, log: log.read("1:0:0"), "'1:0:0': expected a DLSN, a transaction id, or a time"),
     (lambda space, log: log.get_dlsn_not_less_than_txid(True), "txid=True: expected a whole"),
     (lambda space, log: log.get_dlsn_not_less_than_timestamp("now"), "timestamp_ms='now'"),
 ]
