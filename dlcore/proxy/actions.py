@@ -262,15 +262,15 @@ class Actions:
 
     @asynccontextmanager
     async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DistributedLogManager, None]:
-        """Let go of a log if it is owned here, so that it can be locked; open it to be changed."""
+        """Open a log to be changed; if it is owned here, let go of it, so that it can be locked."""
         name = validate_log_name(request.log)
-        await self._owner_of_logs.release(name)
         log = await self._owner_of_logs.open(name)
         if request.log_id not in (None, log.log_id):
             raise LogNotFoundError(
                 f"log {name!r} is another one than was asked for: its id is {log.log_id}, and not "
                 f"{request.log_id}"
             )
+        await self._owner_of_logs.release(name)
         try:
             with self._owner_of_logs.redirecting(name):
                 yield log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -173,6 +173,23 @@ def test_another_log_of_the_name_is_left_alone() -> None:
                 await namespace.rename_log("newest", "newer")
 
     with_proxies()(scenario)
+
+
+def test_who_means_another_log_of_the_name_takes_it_from_nobody() -> None:
+    """It stays with the proxy that writes it."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        for action, body in (("seal", {}), ("delete", {}), ("rename", {"new_name": "older"})):
+            with suppress(grpc.aio.AioRpcError):
+                await client.act(action, log="clicks", log_id="gone", **body)
+            assert (await client.act("logs"))["logs"] == ["clicks"]
+        await stream.send(b"x")
+        await stream.acked(1)
+        await stream.told_all()
+
+    with_proxies("clicks")(scenario)
 
 
 def test_who_is_told_when_to_come_again_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
