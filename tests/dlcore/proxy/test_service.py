@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight import calls
 from dlcore.proxy.service import FlightService
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -41,8 +42,11 @@ def test_a_call_that_ended_is_no_defect() -> None:
         asyncio.run(service._do_get(pb.Ticket(ticket=b"{}"), cast("Any", EndedCall())))
 
 
-def test_who_is_refused_while_he_sends_is_told_why() -> None:
+def test_who_is_refused_while_he_sends_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if more is on its way than gRPC takes of a stream that nobody reads."""
+    # Whoever sends here never pauses, and says when he has sent all; a busy machine pauses.
+    monkeypatch.setattr(calls, "_DROPPED_S", 60.0)
+    monkeypatch.setattr(calls, "_QUIET_S", 60.0)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -51,7 +55,7 @@ def test_who_is_refused_while_he_sends_is_told_why() -> None:
             await stream.call.write(pb.FlightData(data_header=b"no Arrow"))
             for _ in range(8):
                 await stream.send(bytes(2**20))
-            assert await stream.told() is None
+            assert await stream.told_all() is None
             code, message, metadata = await stream.status()
             assert (code, message[:19]) == ("INVALID_ARGUMENT", "ConfigurationError:")
             assert "dlog-error" in metadata
