@@ -210,6 +210,7 @@ def test_zookeeper_is_away_for_longer_than_anybody_waits(
             query.append_to_source()
             staged = query.stage(query.plan())
             before = query.offset
+            query.writer.close()
             cluster.zookeeper.kill()
             with pytest.raises(MetadataConnectionError):
                 query.reader.latestOffset(before)
@@ -219,6 +220,7 @@ def test_zookeeper_is_away_for_longer_than_anybody_waits(
             wait_until(lambda: bool(namespace.get_logs()), timeout_s=WAIT_S)
             query.commit(staged)
             assert query.reader.latestOffset(before) == before
+            query.writer = namespace.open_log(query.source).open_writer()
             query.append_to_source()
             query.commit(query.stage(query.plan()))
             assert query.payloads() == [b"0", b"1", b"2"]
