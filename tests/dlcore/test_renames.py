@@ -91,6 +91,21 @@ def test_names_that_cannot_be_given() -> None:
     on_log(body)
 
 
+def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
+    """It may own the log for minutes after the last record."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        proxy = await (await cluster.open("grpc://proxy:1")).open_log(log.name)
+        told = r"owned by grpc://proxy:1, a proxy: reach the log through it .* idle"
+        async with await proxy.open_writer():
+            with pytest.raises(OwnershipAcquireFailedError, match=told):
+                await cluster.namespaces[0].rename_log("clicks", "visits")
+            with pytest.raises(OwnershipAcquireFailedError, match=told):
+                await log.open_writer()
+
+    on_log(body)
+
+
 def test_a_log_that_is_written_is_not_renamed() -> None:
     """The error names its writer, who goes on."""
 

@@ -193,7 +193,7 @@ class WriterLock:
                 case Denied():
                     self._denied(
                         OwnershipAcquireFailedError(
-                            f"log {self._name!r} is owned by {effect.owner or 'another writer'}",
+                            f"log {self._name!r} is owned by {_described(effect.owner)}",
                             owner=effect.owner,
                         )
                     )
@@ -311,3 +311,13 @@ class WriterLock:
 
     def _holder_of(self, node: Versioned) -> LockHolder:
         return decode(LockHolder, node.value, source=self._path)
+
+
+def _described(owner: str) -> str:
+    if owner.startswith("grpc"):
+        return (
+            f"{owner}, a proxy: reach the log through it (--endpoint of dlog, endpoint of Spark, "
+            "dlcore.remote), or wait until it was idle for so long that the proxy lets go of it "
+            "(idle_release_s)"
+        )
+    return owner or "another writer"
