@@ -168,11 +168,20 @@ class SubscriptionHold:
         if self._is_locked:
             return
         await self._lock(timeout_s=0)
-        node = await self._read()
         # The version alone could be that of another subscription, made since this one was deleted.
-        if node is None or (node.version, node.value) != (self._version, encode(self._stored)):
+        if not self._take_up(await self._read()):
             await self.release()
             raise self._moved()
+
+    def _take_up(self, node: Versioned | None) -> bool:
+        """Learn what is stored, if it has our token: perhaps by a commit that was cancelled."""
+        if node is None:
+            return False
+        stored = decode(Subscription, node.value, source=self._path)
+        if stored.token != self._token:
+            return False
+        self._stored, self._version = stored, node.version
+        return True
 
     async def commit(self, position: DLSN) -> None:
         """Store a position, unless somebody else has taken the subscription.
@@ -185,18 +194,17 @@ class SubscriptionHold:
         for _ in range(_TRIES_MAX):
             try:
                 version = await self._store.put(self._path, encode(stored), version=self._version)
-            except UNANSWERED:
+            except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
                 node = await self._read()
                 if node is not None and node.version == self._version:
                     await asyncio.sleep(_RETRY_S)
-                    continue
-                if node is None or node.value != encode(stored):
-                    raise self._moved() from None
-                version = node.version
-            except (MetadataVersionError, NoNodeError) as error:
-                raise self._moved() from error
-            self._stored, self._version = stored, version
-            return
+                elif not self._take_up(node):
+                    raise self._moved() from error
+                elif self._stored == stored:
+                    return
+            else:
+                self._stored, self._version = stored, version
+                return
         raise self._unanswered()
 
     def _at(self, position: DLSN, token: str) -> Subscription:

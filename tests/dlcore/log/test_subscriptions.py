@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -150,6 +150,38 @@ def test_a_reader_does_not_take_another_subscription_of_its_name_for_its_own() -
             await reader.commit()
         await reader.aclose()
         assert await log.get_subscriptions() == {"s": DLSN.INITIAL}
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("loses_session", [False, True])
+def test_a_commit_that_was_cancelled_is_no_end(*, loses_session: bool) -> None:
+    """Though it was carried out: the next one goes on behind it, in another session too."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log)
+        store = cluster.stores["a"]
+        put, done = store.put, asyncio.Event()
+
+        async def put_unheard(*args: Any, **kwargs: Any) -> None:
+            await put(*args, **kwargs)
+            done.set()
+            await asyncio.Event().wait()
+
+        async with await log.open_reader(subscriber="s") as reader:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(store, "put", put_unheard)
+                task = asyncio.create_task(reader.commit(DLSN(1, 2, 0)))
+                await done.wait()
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            if loses_session:
+                store.expire()
+                await asyncio.sleep(0.01)  # it hears of it
+            await reader.commit(DLSN(1, 1, 0))
+            assert reader.committed == DLSN(1, 1, 0)
+        assert await log.get_subscriptions() == {"s": DLSN(1, 1, 0)}
 
     on_log(body)
 
