@@ -132,6 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._end: ClientEnd[Write, Incoming] = ClientEnd(hello, memory)
+        self.get_buffer = self._end.get_buffer  # type: ignore[method-assign]  # a step less
         self._keepalive = Keepalive(config.add_timeout_s, now_s=(now_s := self._loop.time()))
         self._transport: asyncio.Transport | None = None
         self._is_welcome = False
@@ -227,10 +228,6 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH)
         self._transport.writelines(self._end.hello())
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return self._end.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that came."""

@@ -183,10 +183,11 @@ class LedgerWriter:
         entry is in flight until its whole write set answered or was given up: a slow third replica
         does not collect memory without bound.
         """
-        try:
-            await self._driver.wait_until(lambda: self._has_capacity() or self._is_over)
-        finally:
-            self._driver.share.leave()
+        if not self._has_capacity():
+            try:
+                await self._driver.wait_until(lambda: self._has_capacity() or self._is_over)
+            finally:
+                self._driver.share.leave()
         self._raise_if_failed()
 
     def _has_capacity(self) -> bool:

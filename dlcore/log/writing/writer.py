@@ -431,10 +431,11 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         ledger = self._ledger
         assert ledger is not None
         await ledger.wait_for_capacity()
-        body = self._machine.next_entry(now_ms=self._context.clock.now_ms())
+        now_ms = self._context.clock.now_ms()
+        body = self._machine.next_entry(now_ms=now_ms)
         if body is not None:
             ledger.submit(body, self._answered)
-            if self._machine.is_nearly_full(now_ms=self._context.clock.now_ms()):
+            if self._machine.is_nearly_full(now_ms=now_ms):
                 self._next_place.look()
 
     def _answered(self, error: DLError | None) -> None:
