@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.transport.memory import MemoryBookieClient
@@ -11,12 +13,10 @@ from tests.dlcore.proxy.test_put import until_owned
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
-if TYPE_CHECKING:
-    import pytest
 
-
+@pytest.mark.parametrize("change", [{"action": "release", "log": "clicks"}, {"action": "drain"}])
 def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
-    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for bookies that take their time, and tells the client before it ends the stream."""
     add_entry = MemoryBookieClient.add_entry
@@ -39,7 +39,7 @@ def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
         monkeypatch.setattr(MemoryBookieClient, "add_entry", held)
         await stream.send(b"a", b"b")
         await asked.wait()
-        letting_go = asyncio.create_task(client.act("release", log="clicks"))
+        letting_go = asyncio.create_task(client.act(**change))
         await until_owned(client)
         assert not letting_go.done()
         may_answer.set()
