@@ -134,7 +134,8 @@ class LedgerAppender:
         self.pushed_bytes = length_bytes
         self.confirmed_bytes = length_bytes
         self.pending_bytes = 0
-        self._lac_carried = last_add_confirmed
+        self.lac_carried = last_add_confirmed
+        """The LAC that the last add took along."""
         self.error: DLError | None = None
         self._persist = persist
         self._adds: dict[int, _Add] = {}  # unconfirmed, or not yet answered by all; ascending
@@ -164,7 +165,7 @@ class LedgerAppender:
     @property
     def has_news(self) -> bool:
         """Whether the LAC is one that no add took along."""
-        return self.last_add_confirmed > self._lac_carried
+        return self.last_add_confirmed > self.lac_carried
 
     @property
     def is_changing(self) -> bool:
@@ -187,7 +188,7 @@ class LedgerAppender:
         assert not self._is_sealed
         entry_id = self.last_add_pushed + 1
         ledger_bytes = self.pushed_bytes + sum(map(len, body))
-        self._lac_carried = self.last_add_confirmed
+        self.lac_carried = self.last_add_confirmed
         is_small = ledger_bytes - self.pushed_bytes < _JOIN_BYTES
         frame = (encode_frame if is_small else frame_parts)(
             ledger_id=self.metadata.ledger_id,

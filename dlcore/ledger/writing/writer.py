@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LAC_DELAY_S = 0.005
-"""So much later all bookies are told a LAC that no add took along meanwhile.  At once, it goes to
-the one that followers turn to first: messages to all would delay each other, and what it pushes."""
+"""So much later, or twice that, all bookies are told a LAC that no add took along meanwhile.  At
+once, it goes to the one that followers turn to first: messages to all would delay each other, and
+what it pushes."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 
@@ -375,12 +376,20 @@ class LedgerWriter:
         if self.is_idle:
             self._send_lac(to_all=False)
         if self._lac_timer is None:
-            self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._spread_lac)
+            self._spread_later()
 
-    def _spread_lac(self) -> None:
+    def _spread_later(self) -> None:
+        lac = self.last_add_confirmed
+        self._lac_timer = self._loop.call_later(_LAC_DELAY_S, self._spread_lac, lac)
+
+    def _spread_lac(self, lac: int) -> None:
         self._lac_timer = None
-        if self._appender.has_news and not self._is_over:
+        if self._is_over or not self._appender.has_news:
+            return
+        if self._appender.lac_carried < lac:
             self._send_lac(to_all=True)
+        else:
+            self._spread_later()  # what is news now came after it, and an add may take it along
 
     def _send_lac(self, *, to_all: bool) -> None:
         bookies = self._appender.metadata.last_ensemble.bookies

@@ -58,6 +58,26 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
     run(scenario)
 
 
+def test_a_lac_that_adds_take_along_is_not_spread() -> None:
+    """Whoever appends again soon makes no messages to bookies that nobody follows there."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        first = first_followed(writer.ledger_id, 3)
+        member, other = (cluster.member(writer, p) for p in (first, (first + 1) % 3))
+        before, before_other = member.requests, other.requests
+        for _ in range(20):
+            await writer.append([b"x"])
+            await asyncio.sleep(0.003)
+        assert (member.requests, other.requests) == (before + 40, before_other + 20)
+        await asyncio.sleep(0.011)
+        assert other.read_lac(writer.ledger_id, fence=False) == 19
+        assert (member.requests, other.requests) == (before + 40, before_other + 21)
+        await writer.abandon()
+
+    run(scenario)
+
+
 def test_publishing_waits_for_enough_bookies() -> None:
     """With 3/3/2 two must accept: a LAC read that reaches coverage meets one of them."""
 
