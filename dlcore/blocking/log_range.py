@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.reader import LogReader
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import LogRange as AsyncLogRange, RangeExtent
 
 
-class Framed:
+class Framed(ABC):
     """What gives frames, because it gives a table."""
 
+    @abstractmethod
     def to_arrow(self) -> pa.Table:
         """Return all of it as a table."""
-        raise NotImplementedError
 
     def to_pandas(self) -> pd.DataFrame:
         """Return all of it as a pandas frame.  Raises: as `to_arrow`."""

@@ -91,6 +91,7 @@ def test_the_blocking_face() -> None:
             with open_blocking(location) as namespace, namespace.open_log("clicks") as log:
                 with log.open_reader(subscriber="s") as reader:
                     reader.read_next()
+                    assert reader.commit(DLSN(1, 0, 0)) == reader.committed == DLSN(1, 0, 0)
                     assert reader.commit() == reader.committed == DLSN(1, 1, 0)
                 assert log.get_subscriptions() == {"s": DLSN(1, 1, 0)}
                 assert log.move_subscription("s", txid=3) == DLSN(1, 3, 0)
