@@ -286,10 +286,9 @@ async def _open_reader(log: _Log, **start: Any) -> _Reader:
     reader = await log.open_reader(**start)
     if not reader.is_typed:
         return reader
-    await reader.aclose()
     from dlcore.cli.rows import RowReader
 
-    return await RowReader.open(log, **start)
+    return await RowReader.open(reader, log, **start)
 
 
 def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:

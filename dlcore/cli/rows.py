@@ -63,10 +63,16 @@ class RowReader(AsyncClosing):
         self._left: pa.RecordBatch | None = None
 
     @classmethod
-    async def open(cls, log: DistributedLogManager | RemoteLog, **start: Any) -> RowReader:
-        """Open one."""
+    async def open(
+        cls,
+        reader: AsyncLogReader | RemoteReader,
+        log: DistributedLogManager | RemoteLog,
+        **start: Any,
+    ) -> RowReader:
+        """Make one of a reader of a log, or of another one that is opened with all columns."""
         if isinstance(log, DistributedLogManager):
-            return cls(await log.open_reader(**start))
+            return cls(reader)
+        await reader.aclose()
         names = [*_READ_NAMES, *(await log.get_schema()).names]
         return cls(await log.open_reader(**start, columns=names))
 

@@ -394,7 +394,7 @@ async def move_subscription(
 
 async def delete_subscription(context: LogContext, log: LogKey, subscriber: str) -> bool:
     """Remove a subscription that nobody reads by; return whether there was one."""
-    if subscriber not in await list_subscriptions(context, log):
+    if not await list_subscriptions(context, log, subscriber):
         return False
     hold = SubscriptionHold(context, log, subscriber)
     await hold.take(timeout_s=0)
