@@ -7,11 +7,13 @@ import logging
 import random
 import re
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from dlcore import errors
+from dlcore.background import BackgroundTasks
 from dlcore.backoff import Backoff
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
@@ -37,6 +39,8 @@ _OPTIONS = [
     # A log that is followed may be silent for long, and so is a proxy that was cut off.
     *KEEPALIVE_OPTIONS,
 ]
+_IDLE_MAX = 16
+"""Of so many proxies to which it was sent channels without a call are kept."""
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _TOLD_AFTER_S = 5.0
 _TOO_LARGE = "larger than max"
@@ -139,6 +143,14 @@ class Retries:
         return min(retry_after_s + random.uniform(pause_s / 2, pause_s), left_s)
 
 
+class _Located:
+    """A channel to a proxy to which one was sent, and how many calls it has."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.calls = 0
+
+
 class Endpoint(AsyncClosing):
     """Some proxies, one of which is asked until it fails."""
 
@@ -152,7 +164,8 @@ class Endpoint(AsyncClosing):
         """Whether a proxy has answered: then one that does not is waited for, whatever it says."""
         self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
         self._unreached: dict[str, tuple[str, ...]] = {}
-        self._located: dict[str, grpc.aio.Channel] = {}
+        self._located: dict[str, _Located] = {}  # the one used last comes last
+        self._closings = BackgroundTasks()
         self.patience_s = patience_s
         self._turn = 0
         self._closed = False
@@ -178,8 +191,7 @@ class Endpoint(AsyncClosing):
         location: str | None = None
         while True:
             self._require_open()
-            stub = getattr(self._channel_at(location), kind)(f"{_METHOD}{method}")
-            call = stub(request().SerializeToString())
+            call = self._call(location, kind, method, request().SerializeToString())
             try:
                 if kind == "unary_unary":
                     answer = await call
@@ -233,16 +245,32 @@ class Endpoint(AsyncClosing):
     def put(self, log: str) -> Any:
         """Begin to write to a log, at the proxy that owns it, as far as that is known."""
         self._require_open()
-        channel = self._channel_at(self._owners.get(log))
-        return channel.stream_stream(f"{_METHOD}DoPut")()
+        return self._call(self._owners.get(log), "stream_stream", "DoPut")
 
-    def _channel_at(self, location: str | None) -> grpc.aio.Channel:
-        """Return a channel to the proxy there, or to the one whose turn it is."""
+    def _call(self, location: str | None, kind: str, method: str, *request: bytes) -> Any:
+        """Begin a call to the proxy at a location, or to the one whose turn it is."""
+        path = f"{_METHOD}{method}"
         if location is None:
-            return self._channels[self._turn]
-        if location not in self._located:
-            (self._located[location],) = open_channels(location, self._tls)
-        return self._located[location]
+            return getattr(self._channels[self._turn], kind)(path)(*request)
+        located = self._located.pop(location, None)
+        if located is None:
+            located = _Located(*open_channels(location, self._tls))
+        self._located[location] = located
+        call = getattr(located.channel, kind)(path)(*request)
+        located.calls += 1
+        call.add_done_callback(partial(self._call_ended, located))
+        return call
+
+    def _call_ended(self, located: _Located, _: object) -> None:
+        """Close the channels that nobody uses, but for the latest few.
+
+        Proxies that are started again may have other addresses, without an end.
+        """
+        located.calls -= 1
+        idle = [location for location, each in self._located.items() if not each.calls]
+        for location in idle[:-_IDLE_MAX]:
+            channel = self._located.pop(location).channel
+            self._closings.start(channel.close(), name=f"closing the channel to {location}")
 
     def is_owned_by(self, log: str, location: str) -> None:
         """Note which proxy writes a log."""
@@ -276,5 +304,6 @@ class Endpoint(AsyncClosing):
     async def aclose(self) -> None:
         """Close the connections; calls that wait end."""
         self._closed = True
-        channels = [*self._channels, *self._located.values()]
+        channels = [*self._channels, *(each.channel for each in self._located.values())]
         await asyncio.gather(*(channel.close() for channel in channels))
+        await self._closings.finish()

@@ -1,0 +1,70 @@
+"""Channels to proxies that redirects name: a few, however many addresses there have been."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from dlcore.remote import endpoint
+from tests.dlcore.remote.test_writing import numbered, payloads, remote
+from tests.fixtures.aio import until
+from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_rolling_restarts_leave_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each proxy hands its log over to one of another address, and the writer follows."""
+    monkeypatch.setattr(endpoint, "_IDLE_MAX", 1)
+
+    async def scenario(served: Proxies) -> None:
+        clients = [await served.start()]
+        log = await remote(served)
+        async with await log.open_writer() as writer:
+            for number in range(5):
+                clients.append(await served.start())
+                await clients.pop(0).act("drain")
+                await writer.write(numbered(number, 1)[0])
+                assert len(log._calls._located) <= 2
+        assert await payloads(served) == [b"%d" % number for number in range(5)]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many others were used since; those are closed, and used again they are opened."""
+    monkeypatch.setattr(endpoint, "_IDLE_MAX", 1)
+
+    async def scenario(served: Proxies) -> None:
+        first = await served.start()
+        log = await remote(served)
+        await served.start()
+        await first.act("drain")
+        calls = log._calls
+        async with await log.open_writer() as writer:
+            await writer.write(numbered(0, 1)[0])
+            (owner,) = calls._located.items()
+            for _ in range(2):
+                await served.start()
+            closed = []
+            for server in [*served.servers[2:]] * 2:
+                calls.is_owned_by("other", server.location)
+                call = calls.put("other")
+                closed.append(calls._located[server.location].channel)
+                call.cancel()
+                assert next(iter(calls._located.items())) == owner
+                assert len(calls._located) == 2
+            *closed, last = closed
+            await until(
+                lambda: all(
+                    each.get_state() is grpc.ChannelConnectivity.SHUTDOWN for each in closed
+                )
+            )
+            assert last.get_state() is not grpc.ChannelConnectivity.SHUTDOWN
+            monkeypatch.setattr(calls, "put", None)  # the stream is still the same
+            await writer.write(numbered(1, 1)[0])
+        assert await payloads(served) == [b"0", b"1"]
+
+    with_proxies("clicks")(scenario)
