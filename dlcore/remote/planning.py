@@ -120,9 +120,12 @@ async def get_info(calls: Endpoint, log: str, log_id: str | None = None) -> LogI
     return msgspec.json.decode(info.app_metadata, type=LogInfo)
 
 
-async def seal(calls: Endpoint, log: LogKey) -> None:
-    """Seal a log that is not; asked for again where the answer was lost, it is known by its id."""
-    if (await get_info(calls, log.name, log.log_id)).sealed:
+async def seal(calls: Endpoint, log: LogKey, *, again: bool = False) -> None:
+    """Seal a log that is not; or that may be, since it was to be sealed before: `again`.
+
+    Asked for again where the answer was lost, it is known by its id.
+    """
+    if not again and (await get_info(calls, log.name, log.log_id)).sealed:
         raise EndOfStreamError(f"log {log.name!r} is sealed")
     await act(calls, "seal", ChangeRequest(log=log.name, log_id=log.log_id), Any)
 

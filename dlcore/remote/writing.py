@@ -100,7 +100,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._wake = asyncio.Event()
         self._capacity = asyncio.Event()
         self._error: DLError | None = None
-        self._is_closing = self._is_told = False
+        self._is_closing = self._is_sealing = self._is_told = False
         self._failed_with = 0
         self._attempts = Attempts(calls, log.name, patience_s)
         self._heard_at = 0.0
@@ -221,11 +221,18 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     async def mark_end_of_stream(self) -> None:
         """Flush, end, and seal the log: no record can follow.
 
+        If only sealing fails, all that was accepted is durable, and the writer takes nothing more;
+        called again, this seals the log unless an attempt has done so that failed.
+
         Raises: as `flush`; and as `RemoteLog.mark_end_of_stream`.
         """
-        await self.flush()
+        again = self._is_sealing and not self.lost
+        if not again:
+            await self.flush()
+            self._is_sealing = True
         await self.aclose()
-        await seal(self._calls, self._log)
+        await seal(self._calls, self._log, again=again)
+        self._is_sealing = False
 
     async def aclose(self) -> None:
         """Flush and end; harmless when it is closed.

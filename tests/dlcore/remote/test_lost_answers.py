@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from dlcore.errors import (
+    AlreadyClosedError,
     EndOfStreamError,
     LogExistsError,
     LogNotFoundError,
@@ -21,6 +22,7 @@ from dlcore.errors import (
 from dlcore.log.manager import DistributedLogManager
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.flight.requests import ChangeRequest, RenameRequest
+from dlcore.records import LogRecord
 from dlcore.remote import open_namespace
 from dlcore.remote.endpoint import Endpoint
 from dlcore.remote.planning import act
@@ -188,6 +190,41 @@ def test_who_means_another_log_of_the_name_takes_it_from_nobody() -> None:
         await stream.send(b"x")
         await stream.acked(1)
         await stream.told_all()
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_a_writer_that_could_not_seal_tries_again(*, is_sealed: bool) -> None:
+    """What it wrote is there; whether the log is sealed nobody told."""
+    perform = Actions.perform
+
+    async def fail(self: Actions, name: str, body: bytes) -> bytes:
+        if name != "seal" or is_sealed:
+            await perform(self, name, body)
+        raise MetadataConnectionError("no answer")
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await open_namespace(served.servers[0].location) as namespace:
+            log = await namespace.open_log("clicks")
+            async with await log.open_writer() as writer:
+                writer.write(LogRecord(0, b"0"))
+                namespace._calls.patience_s = 0.01
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(Actions, "perform", fail)
+                    for _ in range(2):
+                        with pytest.raises(MetadataConnectionError):
+                            await writer.mark_end_of_stream()
+                with pytest.raises(AlreadyClosedError):
+                    writer.write(LogRecord(1, b"1"))
+                info = await log.get_info()
+                assert (info.records, info.sealed) == (1, is_sealed)
+                namespace._calls.patience_s = 60.0
+                await writer.mark_end_of_stream()
+                assert (await log.get_info()).sealed
+                with pytest.raises(AlreadyClosedError):
+                    await writer.mark_end_of_stream()
 
     with_proxies("clicks")(scenario)
 

@@ -187,7 +187,7 @@ def test_streams_are_files() -> None:
 def test_a_file_that_cannot_be_sealed_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, for what was written is there: to close it then is no error."""
 
-    async def refuse(_: Endpoint, log: str) -> None:
+    async def refuse(_: Endpoint, log: str, **__: bool) -> None:
         raise ProxyUnavailableError(f"log {log!r}: no proxy answers")
 
     async def scenario(served: Proxies) -> None:
