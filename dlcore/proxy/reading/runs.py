@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 RUN_BYTES = 256 * 1024
 """Entries that are kept are put together up to so much."""
-PART_BYTES = 1280 * 1024
-"""Likewise those that are sent to one reader: two entries of the size that writers give them, and
-little more.  What a message costs is then nothing beside its bytes."""
+PART_BYTES = 1792 * 1024
+"""Likewise those that are sent to one reader: three entries of the size that writers give them, as
+half of a chunk is, and little more.  A message costs some tenth of a millisecond beside its bytes.
+"""
 CUT_FACTOR = 2
 """An entry that would make a message so many times larger is cut.  Most clients take 4 MiB, by
 gRPC's default."""
@@ -96,7 +97,7 @@ def _cut(
     """
     rows = entry.take_stored()
     count = rows.batch.num_rows
-    size_bytes = rows.batch.nbytes + count * row_bytes
+    size_bytes = int(rows.batch.get_total_buffer_size()) + count * row_bytes
     part_count = -(-size_bytes // bytes_max)
     step = -(-count // min(part_count, count))
     for first in range(0, count, step):

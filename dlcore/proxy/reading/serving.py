@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.tickets import Wanted
 
-READ_AHEAD_BYTES = 2 * MIB
+READ_AHEAD_BYTES = 3 * MIB
 """Of a reader that is caught up; of one that follows a log likewise."""
 _ENDLESS = DLSN(2**63 - 1, 0, 0)
 
