@@ -67,9 +67,7 @@ class DlogReader(DataSourceReader):
         address, options = self._options.address, self._options
         logs = list_selected(address, options.logs)
         if not logs:
-            raise LogNotFoundError(
-                f"no log in {address} matches logsPattern={options.logs.pattern!r}"
-            )
+            raise LogNotFoundError(f"no log in {address} matches {options.logs}")
         logs = [log for log in logs if self._wanted.takes_log(log)]
         source = LogSnapshots(address)
         snapshots = require_all(source.take(logs), address)

@@ -13,6 +13,8 @@ compares offsets as text:
   ``init`` the replayed batch is the same.  Logs that a pattern finds later get theirs likewise.
 * ``seq`` is the number of records before the position, where it is known.  With it a position at
   the end of a segment that was truncated since is known to have lost nothing.
+* ``gone`` names the logs whose loss was accepted, by ``failOnDataLoss=false``: it is told once, and
+  the query goes on without them, also where later losses are errors again.
 
 A log once in an offset stays in it, also after it was deleted: were it dropped, a listing that
 misses it for a moment would make it look new, and it would be read from its beginning again.
@@ -20,19 +22,21 @@ misses it for a moment would make it look new, and it would be read from its beg
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, DLError, LogNotFoundError
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from dlcore.sync import LogSnapshot
 
 OFFSET_VERSION = 1
-_KEYS = frozenset({"ids", "init", "logs", "seq", "v"})
+_KEYS = frozenset({"gone", "ids", "init", "logs", "seq", "v"})
+_NAMED_MAX = 5
+"""So many logs are named in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +124,8 @@ class DataLoss:
         return cls(
             log=log,
             what=(
-                "it was deleted, or renamed to a name that the query does not read; the query has "
-                f"read it up to {position.dlsn} (exclusive)"
+                "it was deleted, or renamed to a name that the query does not read, or is in "
+                f"another namespace; the query has read it up to {position.dlsn} (exclusive)"
             ),
             error=LogNotFoundError,
             key=(log, position.log_id),
@@ -133,12 +137,33 @@ class DataLoss:
         return cls(
             log=log,
             what=(
-                "it was deleted and created again, or renamed, and another has its name "
-                f"(id {position.log_id}, now {view.log_id}); "
+                "it was deleted and created again, or renamed, or is in another namespace, and "
+                f"another has its name (id {position.log_id}, now {view.log_id}); "
                 f"the query has read the old one up to {position.dlsn} (exclusive), the new one "
                 f"holds {view.first} … {view.end} (exclusive)"
             ),
             error=LogNotFoundError,
+            key=(log, position.log_id),
+        )
+
+    @classmethod
+    def left_out(
+        cls, log: str, position: LogPosition, view: LogView | None, *, chosen: str, names: list[str]
+    ) -> DataLoss:
+        """The options do not choose the log any more.
+
+        `chosen` is what they do choose, `names` are all logs that they leave out.
+        """
+        is_there = view is not None and view.log_id == position.log_id
+        held = f"holds {view.first} … {view.end} (exclusive)" if view and is_there else "is gone"
+        return cls(
+            log=log,
+            what=(
+                f"the query's checkpoint has it, read up to {position.dlsn} (exclusive), and the "
+                f"option {chosen} does not choose it; it {held}. To go on with this checkpoint "
+                f"choose {_some(names)} too, to read other logs start with a new one"
+            ),
+            error=ConfigurationError,
             key=(log, position.log_id),
         )
 
@@ -161,6 +186,11 @@ class DataLoss:
         )
 
 
+def _some(names: list[str]) -> str:
+    named = ", ".join(map(repr, names[:_NAMED_MAX]))
+    return named if len(names) <= _NAMED_MAX else f"{named} and {len(names) - _NAMED_MAX} more logs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRange:
     """Records of one log that a batch reads: from `start` up to but not including `end`."""
@@ -176,6 +206,7 @@ class StreamOffset:
 
     logs: Mapping[str, LogPosition]
     init: Mapping[str, DLSN] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
 
     @classmethod
     def initial(cls, logs: Mapping[str, LogPosition]) -> StreamOffset:
@@ -186,7 +217,8 @@ class StreamOffset:
         """Return a JSON value whose text is the same for equal offsets."""
         names = sorted(self.logs)
         counts = {log: self.logs[log].sequence_id for log in names}
-        value: dict[str, Any] = {"ids": {log: self.logs[log].log_id for log in names}}
+        value: dict[str, Any] = {"gone": sorted(self.gone)} if self.gone else {}
+        value["ids"] = {log: self.logs[log].log_id for log in names}
         if self.init:
             value["init"] = {log: str(self.init[log]) for log in sorted(self.init)}
         value["logs"] = {log: str(self.logs[log].dlsn) for log in names}
@@ -227,9 +259,21 @@ class StreamOffset:
             for log, text in value["logs"].items()
         }
         init = {log: DLSN.parse(text) for log, text in value.get("init", {}).items()}
-        if not init.keys() <= logs.keys():
-            raise ConfigurationError(f"init names other logs than logs: {sorted(init)}")
-        return cls(logs=logs, init=init)
+        gone = frozenset(value.get("gone", ()))
+        if not init.keys() | gone <= logs.keys():
+            raise ConfigurationError(
+                f"init and gone name other logs than logs: {sorted(init.keys() | gone)}"
+            )
+        return cls(logs=logs, init=init, gone=gone)
+
+    def without(self, logs: Iterable[str]) -> StreamOffset:
+        """Return the offset of a query that goes on without these logs, whose loss it accepts."""
+        gone = self.gone.union(logs)
+        if gone == self.gone:
+            return self
+        # As an offset that follows this one, it is no end of the batches that this one ends.
+        init = {log: start for log, start in self.init.items() if start == self.logs[log].dlsn}
+        return replace(self, gone=gone, init=init)
 
     def advanced(
         self,
@@ -241,8 +285,8 @@ class StreamOffset:
         In logs of which `ends` has a position it goes no further than that.  A log that has another
         name by now is known by its id, and goes on under that name.
 
-        A view of None says that the log does not exist; logs without a view are not read any more
-        and keep their position.  The offset goes on from what is there, for callers that accept
+        A view of None says that the log does not exist; logs without a view are not read now and
+        keep their position.  The offset goes on from what is there, for callers that accept
         the loss.  It equals this one when there is nothing new, also when a segment was merely
         rolled.
         """
@@ -254,14 +298,15 @@ class StreamOffset:
             was = followed.get(log)
             if view is not None and was is not None:
                 if known is not None and was != log:
-                    step.losses.append(DataLoss.recreated(log, known, view))
+                    step.lose(DataLoss.recreated(log, known, view))
                 step.move(log, self.logs[was], view, was=was)
             elif log in views:
                 step.take(log, known, view)
             elif known is not None:
-                step.keep(log, known, was=log)
-        moved = StreamOffset(logs=step.logs, init=step.init)
-        return (self if moved.logs == self.logs else moved), step.losses
+                step.pass_over(log, known, is_gone=log in self.gone)
+        moved = StreamOffset(logs=step.logs, init=step.init, gone=frozenset(step.gone))
+        is_same = (moved.logs, moved.gone) == (self.logs, self.gone)
+        return (self if is_same else moved), step.losses
 
     def _followed(self, views: Mapping[str, LogView | None]) -> dict[str, str]:
         """Return the names of the logs that there are, and those that they have in this offset."""
@@ -309,6 +354,7 @@ class _Step:
     def __init__(self, start: StreamOffset, ends: Mapping[str, LogPosition]) -> None:
         self.logs: dict[str, LogPosition] = {}
         self.init: dict[str, DLSN] = {}
+        self.gone: set[str] = set()
         self.losses: list[DataLoss] = []
         self._start = start
         self._ends = ends
@@ -317,11 +363,16 @@ class _Step:
         """Begin with a log, or tell that the one that had its name is gone."""
         if view is not None:
             if known is not None:
-                self.losses.append(DataLoss.recreated(log, known, view))
+                self.lose(DataLoss.recreated(log, known, view))
             self._begin(log, view)
         elif known is not None:
-            self.losses.append(DataLoss.deleted(log, known))
-            self.keep(log, known, was=log)
+            self.lose(DataLoss.deleted(log, known))
+            self.pass_over(log, known, is_gone=True)
+
+    def lose(self, loss: DataLoss) -> None:
+        """Tell of a log that is lost, unless that was told before."""
+        if loss.log not in self._start.gone:
+            self.losses.append(loss)
 
     def _begin(self, log: str, view: LogView) -> None:
         if view.first_sequence_id:
@@ -329,6 +380,12 @@ class _Step:
             self.losses.append(DataLoss.truncated(log, start, view))
         self.init[log] = view.first
         self.logs[log] = self._end_of(log, view)
+
+    def pass_over(self, log: str, known: LogPosition, *, is_gone: bool) -> None:
+        """Leave one log where it is, of which nothing is read."""
+        self.keep(log, known, was=log)
+        if is_gone:
+            self.gone.add(log)
 
     def keep(self, log: str, known: LogPosition, *, was: str) -> None:
         """Leave one log, whose name was `was`, where it is."""

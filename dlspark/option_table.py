@@ -188,8 +188,9 @@ OPTIONS = (
         values="`true` or `false`",
         default="`true`",
         meaning="Whether a read fails for records that were truncated or whose log was deleted "
-        "before they were read. With `false` it goes on with what is there, never twice, and "
-        "tells how many it skipped.",
+        "before they were read, and a stream for a log of its checkpoint that its options leave "
+        "out. With `false` it goes on with what is there, never twice, and tells how many it "
+        "skipped.",
     ),
     Option(
         name="maxRecordsPerTrigger",

@@ -59,9 +59,8 @@ CATALOG_PREFIX = "option."
 _CATALOG_ADVICE = (
     "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
     "A table that was created without columns of its own, and not by saveAsTable, can be read, and "
-    "none inserted into: "
-    "insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS (uri '…', log '…')), "
-    "or write a DataFrame"
+    "none inserted into: insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS "
+    "(uri '…', log '…')), or write a DataFrame"
 )
 _CATALOG_KEY = "provider"  # a property of every table of Spark's catalog
 _WORDS = {
@@ -111,9 +110,12 @@ class LogSelection:
 
     def matches(self, log: str) -> bool:
         """Whether `log` is selected."""
-        if self.pattern is None:
-            return log in self.names
-        return re.fullmatch(self.pattern, log) is not None
+        return log in self.names if self.pattern is None else bool(re.fullmatch(self.pattern, log))
+
+    def __str__(self) -> str:
+        if self.pattern is not None:
+            return f"logsPattern={self.pattern!r}"
+        return f"{'logs' if len(self.names) > 1 else 'log'}={','.join(self.names)!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,9 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.limits.bounds_batches and not has_admission_control():
                 self._warn_of_version()
         views = self._look(since)
+        left_out = self._left_out(since)
+        self._report(left_out)
+        since = since.without(loss.log for loss in left_out)
         offset, losses = since.advanced(views, self._ends(views))
         self._report(losses)
         if not is_unlimited(limit):
@@ -257,6 +260,24 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A log that a pattern listed and that is gone already was never there for this query.
         views |= {log: None for log in known if log not in self._snapshots}
         return self._with_first_counts(since, views)
+
+    def _left_out(self, since: StreamOffset) -> list[DataLoss]:
+        """Return the logs of the checkpoint that the options do not choose, under any name."""
+        selection = self._options.logs
+        followed = {snapshot.log_id for snapshot in self._snapshots.values()}
+        names = [
+            log
+            for log, known in sorted(since.logs.items())
+            if not (log in since.gone or selection.matches(log) or known.log_id in followed)
+        ]
+        views = {
+            log: None if snapshot is None else LogView.of(snapshot)
+            for log, snapshot in (self._logs.take(names) if names else {}).items()
+        }
+        return [
+            DataLoss.left_out(log, since.logs[log], views[log], chosen=str(selection), names=names)
+            for log in names
+        ]
 
     def _with_first_counts(
         self, since: StreamOffset, views: dict[str, LogView | None]

@@ -234,6 +234,35 @@ def test_deleted_log(logs: LogBench, sink: Sink) -> None:
 
 
 @pytest.mark.prove  # tests/dlspark has it without a session
+def test_another_log_on_the_checkpoint(logs: LogBench, sink: Sink) -> None:
+    """The query stops and names both; or goes on, and then needs no leave any more."""
+    one, other = logs.create("one"), logs.create("other")
+    append(logs, one, range(3))
+    append(logs, other, range(70, 72))
+    sink.start(logs.stream(log=one, startingOffsets="earliest"))
+    sink.wait_for(3)
+    sink.stop()
+    append(logs, one, range(3, 5))
+    for start in ("earliest", "latest"):
+        sink.start(logs.stream(log=other, startingOffsets=start))
+        message = sink.message_of_failure()
+        assert f"log '{one}': the query's checkpoint has it, read up to 1:1:0" in message
+        assert f"the option log='{other}' does not choose it" in message
+    sink.start(logs.stream(log=other, failOnDataLoss="false"))
+    sink.wait_for(5)
+    sink.stop()
+    append(logs, other, range(72, 74))
+    sink.start(logs.stream(log=other))
+    sink.wait_for(7)
+    sink.stop()
+    sink.start(logs.stream(logs=f"{one},{other}"))
+    sink.wait_for(9)
+    sink.stop()
+    assert [n for log, n in sink.rows if log == one] == list(range(5))
+    assert [n for log, n in sink.rows if log == other] == list(range(70, 74))
+
+
+@pytest.mark.prove  # tests/dlspark has it without a session
 def test_truncated_log(logs: LogBench, sink: Sink) -> None:
     """Records that were not read yet are lost: the query stops, or goes on after them."""
     log = logs.create()
