@@ -163,6 +163,8 @@ def staging_writer(address: Address, append: AppendIdentity) -> Iterator[Staging
     if writer is None:
         writer = _open_staging_writer(address, append)
     try:
+        if append.shared is not None:
+            writer.begin_round(int(append.shared.round))  # the number of a batch
         yield writer
     except BaseException:
         _give_up(key, writer, keep=keep)

@@ -37,6 +37,13 @@ class StagingWriter(Blocking):
         """Write rows for several logs.  Raises: as `write_batch`."""
         self._call(self._writer.write_batches(parts))
 
+    def begin_round(self, number: int) -> None:
+        """Tell that what is written next is for a round of appends; rounds have rising numbers.
+
+        All appends of lower rounds are decided or given up.  Raises: MetadataError.
+        """
+        self._call(self._writer.begin_round(number))
+
     def stage(self) -> list[StagedExtent]:
         """Wait until everything written since the last call is durable; return it, log by log.
 

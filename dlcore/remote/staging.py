@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import msgspec
 import pyarrow as pa
+from msgspec import structs
 
 from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, WriteError
@@ -152,6 +153,10 @@ class RemoteStagingWriter:
             call.cancel()
         if answer is not None:
             await asyncio.gather(answer, return_exceptions=True)
+
+    async def begin_round(self, number: int) -> None:
+        """Tell that what is written next is for a round of appends, as the core's writer."""
+        self._target = structs.replace(self._target, round=number)
 
     async def stage(self) -> list[StagedExtent]:
         """Wait until all that was written is durable; return it, log by log.

@@ -43,7 +43,12 @@ class NotedWriter:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.rounds: list[int] = []
         self.is_broken = False
+
+    def begin_round(self, number: int) -> None:
+        """Note it."""
+        self.rounds.append(number)
 
     def discard(self) -> None:
         """Note it, or fail."""
@@ -93,10 +98,12 @@ def namespace() -> Iterator[NotedNamespace]:
     assert made_up.is_closed
 
 
-def stream(target: str = "clicks", run: str = "r", name: str = "stream:q") -> AppendIdentity:
+def stream(
+    target: str = "clicks", run: str = "r", name: str = "stream:q", batch: int = 0
+) -> AppendIdentity:
     """Return the identity of a stream's batch."""
-    shared = SharedStaging(identity=name, round="0")
-    return AppendIdentity(identity=f"{name}>{target}", version=0, run=run, shared=shared)
+    shared = SharedStaging(identity=name, round=str(batch))
+    return AppendIdentity(identity=f"{name}>{target}", version=batch, run=run, shared=shared)
 
 
 ONCE = AppendIdentity(identity="write:t", version=0, is_unique=True)
@@ -118,7 +125,8 @@ def test_batches_share_a_writer() -> None:
     assert use(stream(run="another batch's")) is first
     assert use(stream("views")) is first
     assert use(stream(name="stream:other")) is not first
-    assert first.calls == []
+    assert use(stream(batch=7)) is first
+    assert (first.calls, first.rounds) == ([], [0, 0, 0, 7])
 
 
 @pytest.mark.usefixtures("namespace")
@@ -141,8 +149,9 @@ def test_a_broken_writer_is_not_used_again() -> None:
 
 @pytest.mark.usefixtures("namespace")
 def test_a_writer_of_one_write_ends_with_its_task() -> None:
-    """Closed when the task is done, its ledger deleted when it fails."""
-    assert use(ONCE).calls == ["close"]
+    """Closed when the task is done, its ledger deleted when it fails; it knows of no rounds."""
+    writer = use(ONCE)
+    assert (writer.calls, writer.rounds) == (["close"], [])
     assert use(ONCE, fails=True).calls == ["delete"]
 
 

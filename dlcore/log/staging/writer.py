@@ -113,6 +113,7 @@ class StagingWriter(AsyncClosing):
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
         self._staged: dict[int, int] = {}  # of each ledger not settled, how many entries in extents
+        self._round = 0
         self._error: DLError | None = None
         self._closed = False
 
@@ -282,7 +283,7 @@ class StagingWriter(AsyncClosing):
         if lane.ledger is not None:
             await self._guarded(lane.ledger.flush)
             await self._finish(lane)
-            await self._settle_committed()
+            await self._settle_filled()
         ledger = await create_staged_ledger(
             self._context, self._owner, lane.quorum, identity=self._identity, custom={}
         )
@@ -292,14 +293,27 @@ class StagingWriter(AsyncClosing):
         self._staged[ledger.ledger_id] = 0
         return ledger
 
-    async def _settle_committed(self) -> None:
-        """Settle ledgers filled before of which all that was staged is committed."""
-        filled = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger is not None}
-        nodes = await read_staged(self._context, [i for i in self._staged if i not in filled])
-        for ledger_id, node in nodes.items():
-            committed = sum(end + 1 - start for start, end in node.staged.committed)
-            if committed >= self._staged[ledger_id]:
-                await drop(self._context, node)
+    async def begin_round(self, number: int) -> None:
+        """Tell that what is written next is for a round of appends; rounds have rising numbers.
+
+        All appends of lower rounds are decided or given up: of the ledgers that were filled for
+        them no log takes any more than it has, and they are settled.  Raises: MetadataError.
+        """
+        self._require_usable()
+        if number > self._round:
+            await self._settle_filled(are_decided=True)
+            self._round = number
+
+    async def _settle_filled(self, *, are_decided: bool = False) -> None:
+        """Settle ledgers filled before of which all that was staged is committed, or is decided."""
+        open_ids = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger}
+        filled = [ledger_id for ledger_id in self._staged if ledger_id not in open_ids]
+        nodes = await read_staged(self._context, filled)
+        for ledger_id in filled:
+            node = nodes.get(ledger_id)
+            committed = sum(end + 1 - start for start, end in node.staged.committed) if node else 0
+            is_due = are_decided or committed >= self._staged[ledger_id]
+            if node is None or (is_due and await drop(self._context, node)):
                 del self._staged[ledger_id]
 
     # Staging

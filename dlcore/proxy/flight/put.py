@@ -58,11 +58,15 @@ class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     unreachable: Annotated[tuple[str, ...], msgspec.Meta(max_length=UNREACHABLE_MAX)] = ()
 
 
-class StagingTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """That a stream stages, under which identity, and whether other streams share its ledgers."""
+class StagingTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """That a stream stages, under which identity, and whether other streams share its ledgers.
+
+    With `round` all appends of what streams of lower rounds staged are decided or given up.
+    """
 
     staging: str
     shared: bool = False
+    round: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

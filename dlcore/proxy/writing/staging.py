@@ -97,6 +97,7 @@ class Stagings:
             identity=target.staging
         )
         try:
+            await writer.begin_round(target.round)
             yield writer
         except BaseException:
             await self._give_up(target, writer)

@@ -15,13 +15,17 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.log.metadata.commits import SharedStaging
+from dlcore.log.metadata.staged import drop
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_nodes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dlcore.log.context import LogContext
     from dlcore.log.manager import DistributedLogManager
+    from dlcore.log.metadata.staged import StagedNode
+    from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import StagingWriter
     from dlcore.namespace import Namespace
 
@@ -276,6 +280,38 @@ def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
         append = await small.begin_append("job", 5)
         assert (await append.commit(kept)).committed
         assert await payloads_of(log) == ["1", "3", "4", "2"]
+
+    on_log(body)
+
+
+def test_what_lower_rounds_staged_in_vain_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of this one, nor if a task of a lower one comes late; a failure is made good."""
+    refusals = [True]
+
+    async def refuse_once(context: LogContext, node: StagedNode) -> bool:
+        return False if refusals and refusals.pop() else await drop(context, node)
+
+    monkeypatch.setattr("dlcore.log.staging.writer.drop", refuse_once)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
+
+        async def attempt(number: int, late: int | None = None) -> list[StagedExtent]:
+            await writer.begin_round(number if late is None else late)
+            await writer.write_batch("clicks", batch(f"{number}"))
+            return await writer.stage()
+
+        async with await small.open_staging_writer(identity="stream") as writer:
+            for number in range(1, 7):
+                counts, _, _ = [await attempt(number, late) for late in (None, 1, None)]
+                append = await small.begin_append(">clicks", number, shared=shared(number))
+                assert (await append.commit(counts)).committed
+                await small.tidied()
+            # Those of this round, and the one that was being filled when it began.
+            assert len(staged_nodes(cluster)) == 3 + 1
+            assert len(ledgers(cluster)) == 6 + 2 + 1
+        assert refusals == []
+        assert await payloads_of(log) == [f"{number}" for number in range(1, 7)]
 
     on_log(body)
 

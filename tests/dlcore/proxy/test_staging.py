@@ -12,9 +12,10 @@ from dlcore.errors import NotEnoughBookiesError
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.writing import staging
+from dlcore.remote import open_namespace
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, data_of, with_proxies
-from tests.fixtures.staged_records import ledgers, staged_nodes
+from tests.fixtures.staged_records import batch, ledgers, staged_nodes
 
 if TYPE_CHECKING:
     import pytest
@@ -89,6 +90,26 @@ def test_streams_of_one_identity_share_ledgers(monkeypatch: pytest.MonkeyPatch) 
         await staged(client, "another", b"3")
         await staged(client, "query", b"4")
         assert len(staged_nodes(served.cluster)) == 4
+
+    with_proxies("a")(scenario)
+
+
+def test_what_streams_of_lower_rounds_staged_in_vain_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each stream fills a ledger here; of those that nobody committed one round's are left."""
+    monkeypatch.setattr(StagingWriter, "_is_due_for_another", lambda *_: True)
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await open_namespace(served.servers[0].location) as remote:
+            writer = await remote.open_staging_writer(identity="query", shared=True)
+            for number in range(1, 6):
+                await writer.begin_round(number)
+                for _ in range(2):
+                    await writer.write_batch("a", batch(f"{number}"))
+                    await writer.stage()
+            assert len(staged_nodes(served.cluster)) == 2 + 1
 
     with_proxies("a")(scenario)
 
