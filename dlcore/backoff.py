@@ -1,9 +1,16 @@
-"""Pauses between attempts at what failed: bookies, repairs, requests; each twice the one before."""
+"""Pauses between attempts at what failed: bookies, repairs, requests; each twice the one before.
+
+And waits of which whoever waits is told.
+"""
 
 from __future__ import annotations
 
+import math
+
 _EARLY_S = 0.001
 """Timers of an event loop may fire so much too early."""
+TOLD_AFTER_S = 5.0
+"""Who has waited for so long is told what for."""
 
 
 class Backoff:
@@ -33,3 +40,24 @@ class Backoff:
     def succeeded(self) -> None:
         """Forget all failures."""
         self.pause_s = self.due_s = 0.0
+
+
+class Wait:
+    """Something that is waited for since `begun_s`; who waits is told of it once, after a while.
+
+    Times are as those of `Backoff`.
+    """
+
+    __slots__ = ("begun_s", "due_s")
+
+    def __init__(self, begun_s: float) -> None:
+        self.begun_s = begun_s
+        self.due_s = begun_s + TOLD_AFTER_S
+        """When it is to be told; never again, once it was."""
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to tell of it now: once only."""
+        if now < self.due_s - _EARLY_S:
+            return False
+        self.due_s = math.inf
+        return True

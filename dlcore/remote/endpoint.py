@@ -14,7 +14,7 @@ import grpc
 
 from dlcore import errors
 from dlcore.background import BackgroundTasks
-from dlcore.backoff import Backoff
+from dlcore.backoff import Backoff, Wait
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
 from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
@@ -42,7 +42,6 @@ _OPTIONS = [
 _IDLE_MAX = 16
 """Of so many proxies to which it was sent channels without a call are kept."""
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
-_TOLD_AFTER_S = 5.0
 _TOO_LARGE = "larger than max"
 """What gRPC says of a message; for nothing else than that would it be of no use to try again."""
 
@@ -106,18 +105,16 @@ class Retries:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._clock = asyncio.get_running_loop().time
-        self._failed_at: float | None = None
         self._forget()
 
     def _forget(self) -> None:
         self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
         self._asked: set[str] = set()  # where we were sent to
-        self._failed_at = None
-        self._is_told = False
+        self._outage: Wait | None = None
 
     def succeeded(self) -> None:
         """Forget the failures."""
-        if self._failed_at is not None:
+        if self._outage is not None:
             self._forget()
 
     def failed(
@@ -128,12 +125,11 @@ class Retries:
         Who has waited for a while is told of it, once.
         """
         now = self._clock()
-        self._failed_at = now if self._failed_at is None else self._failed_at
-        left_s = self._failed_at + self._patience_s - now
+        self._outage = self._outage or Wait(now)
+        left_s = self._outage.begun_s + self._patience_s - now
         if not again or left_s <= 0:
             raise error from None  # what gRPC said is in it
-        if not self._is_told and now - self._failed_at >= _TOLD_AFTER_S:
-            self._is_told = True
+        if self._outage.is_due(now):
             logger.warning("%s; trying for %.0f s more", error, left_s)
         if location is not None and location not in self._asked:
             self._asked.add(location)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlcore.backoff import Backoff
+from dlcore.backoff import TOLD_AFTER_S, Backoff, Wait
 
 
 def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
@@ -20,3 +20,12 @@ def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> No
     backoff.succeeded()
     assert (backoff.pause_s, backoff.due_s) == (0, 0)
     assert round(backoff.failed(now), 9) == 0.05
+
+
+def test_who_waits_long_is_told_once() -> None:
+    """A timer for it may fire early."""
+    wait = Wait(100.0)
+    assert not wait.is_due(99.0 + TOLD_AFTER_S)
+    assert wait.is_due(wait.due_s - 0.0005)
+    assert not wait.is_due(1000.0)
+    assert wait.due_s > 10**9  # no timer is set for it again

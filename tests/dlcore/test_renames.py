@@ -96,7 +96,7 @@ def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         proxy = await (await cluster.open("grpc://proxy:1")).open_log(log.name)
-        told = r"owned by grpc://proxy:1, a proxy: reach the log through it .* idle"
+        told = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
         async with await proxy.open_writer():
             with pytest.raises(OwnershipAcquireFailedError, match=told):
                 await cluster.namespaces[0].rename_log("clicks", "visits")

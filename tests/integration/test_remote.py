@@ -15,6 +15,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from dlcore import backoff
 from dlcore.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
@@ -212,7 +213,7 @@ def test_who_waits_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, of what fails and for how long it is tried; what is raised is one error, not three."""
-    monkeypatch.setattr(endpoint, "_TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.1)
     with (
         open_remote(f"grpc://127.0.0.1:{free_ports(1)}", patience_s=0.5) as nowhere,
         pytest.raises(ProxyUnavailableError) as raised,

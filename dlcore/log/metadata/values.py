@@ -10,6 +10,7 @@ reads and writes the head and, now and then, one new chunk: never what came befo
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -333,8 +334,9 @@ class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a log's writer lock: `owner` is for people, `token` names one acquisition.
+    """Who holds a log's writer lock, or a subscriber's: `owner` is for people.
 
+    `token` names one acquisition, which was at `since_ms`; 0: that is not known.
     `turn` says whether an atomic append may change the log meanwhile: ``refused``: no; ``free``: on
     demand; ``asked``: one waits for it; ``given``: the holder has no extent open, and begins none
     until the turn is over.
@@ -344,6 +346,13 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     token: str
     turn: Turn = "refused"
+    since_ms: Count = 0
+
+    def described(self, client_id: str) -> str:
+        """Return who it is, and since when, as the client of that id is told."""
+        since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
+        when = f" since {since:%Y-%m-%dT%H:%M:%SZ}" if self.since_ms else ""
+        return f"{self.owner}{when}{', this client itself' * (self.owner == client_id)}"
 
 
 class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):

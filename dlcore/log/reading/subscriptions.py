@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from dlcore.backoff import Wait
 from dlcore.config import require_kind
 from dlcore.errors import (
     ConfigurationError,
@@ -144,6 +145,8 @@ class SubscriptionHold:
 
     async def take(self, *, timeout_s: float) -> None:
         """Make the subscription if there is none, and lock it, waiting for another holder.
+
+        Who waits long is told of him by a warning.
 
         Raises:
             OwnershipAcquireFailedError: another reader held it for `timeout_s`.
@@ -285,7 +288,10 @@ class SubscriptionHold:
             logger.info("%r: its lock goes with the session: %r", self, error)
 
     async def _unlock(self) -> None:
-        if await self._holder() == self._token:  # not so once a removal took effect unanswered
+        holder = await self._holder()
+        if (
+            holder is not None and holder.token == self._token
+        ):  # not so once a removal took effect unanswered
             await self._store.delete(self._lock_path, version=ANY_VERSION)
 
     async def _make(self) -> None:
@@ -309,27 +315,31 @@ class SubscriptionHold:
     async def _read(self) -> Versioned | None:
         return await persistently(lambda: self._store.get(self._path, fresh=True))
 
-    async def _holder(self) -> str | None:
-        """Return the token of whoever has the lock."""
+    async def _holder(self) -> LockHolder | None:
+        """Return who has the lock."""
         node = await persistently(lambda: self._store.get(self._lock_path, fresh=True))
         if node is None:
             return None
-        return decode(LockHolder, node.value, source=self._lock_path).token
+        return decode(LockHolder, node.value, source=self._lock_path)
 
     async def _lock(self, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        wait = Wait(loop.time())
+        deadline = wait.begun_s + timeout_s
         changed = asyncio.Event()
         unwatch = self._store.watch(self._lock_path, changed.set, children=False)
         try:
-            while not await self._try_lock():
-                if loop.time() >= deadline:
-                    raise OwnershipAcquireFailedError(
-                        f"log {self._log.name!r}: another reader has subscriber "
-                        f"{self._subscriber!r}"
-                    )
+            while (other := await self._try_lock()) is not None:
+                text = (
+                    f"log {self._log.name!r}: another reader has subscriber {self._subscriber!r}: "
+                    f"{other.described(self._context.client_id)}"
+                )
+                if (now := loop.time()) >= deadline:
+                    raise OwnershipAcquireFailedError(text, owner=other.owner)
+                if wait.is_due(now):
+                    logger.warning("%s; waiting for %.0f s more", text, deadline - now)
                 try:
-                    async with asyncio.timeout_at(deadline):
+                    async with asyncio.timeout_at(min(deadline, wait.due_s)):
                         await changed.wait()
                         changed.clear()
                 except TimeoutError:
@@ -337,21 +347,26 @@ class SubscriptionHold:
         finally:
             unwatch()
 
-    async def _try_lock(self) -> bool:
-        holder = LockHolder(owner=self._context.client_id, token=self._token)
+    async def _try_lock(self) -> LockHolder | None:
+        """Lock it, or return who has it."""
+        holder = LockHolder(
+            owner=self._context.client_id,
+            token=self._token,
+            since_ms=self._context.clock.now_ms(),
+        )
         while not self._is_locked:
             try:
                 await self._store.create(self._lock_path, encode(holder), ephemeral=True)
             except (NodeExistsError, *UNANSWERED):
                 found = await self._holder()
-                if found not in (None, self._token):
-                    return False
-                self._is_locked = found == self._token  # else it is free, by now or still
+                if found is not None and found.token != self._token:
+                    return found
+                self._is_locked = found is not None  # else it is free, by now or still
             except NoNodeError:
                 raise self._moved() from None
             else:
                 self._is_locked = True
-        return True
+        return None
 
     async def _take_over(self) -> None:
         """Write our token, so that whoever had it before can move it no more."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
+from dlcore.backoff import Wait
 from dlcore.closing import AsyncClosing
 from dlcore.config import require_kind
 from dlcore.errors import (
@@ -227,9 +228,8 @@ class StagedAppend(AsyncClosing):
         return list(self._staged)
 
     async def _commit(self, extents: Sequence[StagedExtent]) -> CommitResult:
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        begun_ns = _clock_of(self._run, begun_s)
+        wait = Wait(asyncio.get_running_loop().time())
+        begun_ns = _clock_of(self._run, wait.begun_s)
         attempts = 0
         while attempts < _ATTEMPTS_MAX:
             found = await self._look(extents)
@@ -242,7 +242,7 @@ class StagedAppend(AsyncClosing):
                     plan = await self._plan(extents, found)
                 except _HeldError as error:
                     await wait_for_turns(
-                        self._context, error.held, begun_s=begun_s, timeout_s=self._lock_timeout_s
+                        self._context, error.held, wait, timeout_s=self._lock_timeout_s
                     )
                     continue
                 except _ChangedError:

@@ -18,6 +18,7 @@ from dlcore.metadata.stored import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.backoff import Wait
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey, VersionedHead
     from dlcore.metadata.port import Versioned
@@ -57,25 +58,27 @@ def held_log(context: LogContext, log: LogKey, lock: Versioned | None) -> HeldLo
 
 
 async def wait_for_turns(
-    context: LogContext, held: Sequence[HeldLog], *, begun_s: float, timeout_s: float
+    context: LogContext, held: Sequence[HeldLog], wait: Wait, *, timeout_s: float
 ) -> None:
     """Wait until the locks have changed, at most for a while; of proxies ask for a turn.
 
-    The lock of a dead writer goes with its session.
+    The lock of a dead writer goes with its session.  Who waits long is told by a warning.
 
-    Raises: OwnershipAcquireFailedError: `timeout_s` have passed since `begun_s`, or `ASKING_S` if
-        that is longer and all of them give turns.
+    Raises: OwnershipAcquireFailedError: `timeout_s` have passed since the wait began, or `ASKING_S`
+        if that is longer and all of them give turns.
     """
     if all(each.holder.turn != "refused" for each in held):
         timeout_s = max(timeout_s, ASKING_S)
-    left_s = begun_s + timeout_s - asyncio.get_running_loop().time()
+    first, now = held[0], asyncio.get_running_loop().time()
+    left_s = wait.begun_s + timeout_s - now
+    who = first.holder.described(context.client_id)
+    text = f"log {first.log.name!r} is owned by the writer {who}"
     if left_s <= 0:
-        first = held[0]
         raise OwnershipAcquireFailedError(
-            f"log {first.log.name!r} is owned by the writer {first.holder.owner} (waited "
-            f"{timeout_s:g} s)",
-            owner=first.holder.owner,
+            f"{text} (waited {timeout_s:g} s)", owner=first.holder.owner
         )
+    if wait.is_due(now):
+        logger.warning("%s; waiting for %.0f s more", text, left_s)
     try:
         async with asyncio.timeout(min(left_s, _LOOKS_EVERY_S)):
             await asyncio.gather(*(_wait(context, each) for each in held))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec.structs import replace
 
 from dlcore.background import BackgroundTasks
+from dlcore.backoff import Wait
 from dlcore.errors import (
     AlreadyClosedError,
     DLError,
@@ -111,7 +112,7 @@ class WriterLock:
         return self._denial
 
     async def acquire(self, *, timeout_s: float) -> None:
-        """Take the lock, waiting for another owner up to `timeout_s`.
+        """Take the lock, waiting for another owner up to `timeout_s`; a warning tells who that is.
 
         Raises:
             OwnershipAcquireFailedError: another writer owns the log.
@@ -124,11 +125,17 @@ class WriterLock:
         ]
         self._task = asyncio.create_task(self._run(), name=f"writer-lock-{self._name}")
         self._task.add_done_callback(self._stopped)
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._tell, TimedOut())
+        loop = asyncio.get_running_loop()
+        wait = Wait(loop.time())
+        timer = loop.call_later(timeout_s, self._tell, TimedOut())
+        to_tell = loop.call_at(wait.due_s, self._changed.set)
         try:
             if timeout_s <= 0:
                 timer.cancel()  # the first refusal is final
             while self._ownership.state is OwnershipState.ACQUIRING and self._denial is None:
+                if self._ownership.holder is not None and wait.is_due(now := loop.time()):
+                    left_s = max(wait.begun_s + timeout_s - now, 0.0)
+                    logger.warning("%s; waiting for %.0f s more", self._owned_text(), left_s)
                 self._changed.clear()
                 await self._changed.wait()
         except BaseException:
@@ -136,6 +143,7 @@ class WriterLock:
             raise
         finally:
             timer.cancel()
+            to_tell.cancel()
         if self._denial is not None:
             await self.release()
             raise self._denial
@@ -193,8 +201,7 @@ class WriterLock:
                 case Denied():
                     self._denied(
                         OwnershipAcquireFailedError(
-                            f"log {self._name!r} is owned by {_described(effect.owner)}",
-                            owner=effect.owner,
+                            self._owned_text(), owner=effect.holder.owner if effect.holder else ""
                         )
                     )
                 case TryLock():
@@ -213,9 +220,13 @@ class WriterLock:
     async def _try_lock(self, *, guarded: bool) -> Event:
         """Try to create the node; the answer tells whose it is."""
         token = self._clock.new_token()
-        turn: Turn = "free" if self.gives_turns else "refused"
-        value = encode(LockHolder(owner=self._client_id, token=token, turn=turn))
-        create = Create(self._path, value, ephemeral=True)
+        holder = LockHolder(
+            owner=self._client_id,
+            token=token,
+            turn="free" if self.gives_turns else "refused",
+            since_ms=self._clock.now_ms(),
+        )
+        create = Create(self._path, encode(holder), ephemeral=True)
         for _ in range(_GUARDED_ATTEMPTS_MAX):
             ops: list[Op] = [create]
             if guarded:
@@ -312,12 +323,13 @@ class WriterLock:
     def _holder_of(self, node: Versioned) -> LockHolder:
         return decode(LockHolder, node.value, source=self._path)
 
-
-def _described(owner: str) -> str:
-    if owner.startswith("grpc"):
-        return (
-            f"{owner}, a proxy: reach the log through it (--endpoint of dlog, endpoint of Spark, "
-            "dlcore.remote), or wait until it was idle for so long that the proxy lets go of it "
-            "(idle_release_s)"
-        )
-    return owner or "another writer"
+    def _owned_text(self) -> str:
+        holder = self._ownership.holder
+        who = "another writer" if holder is None else holder.described(self._client_id)
+        if holder is not None and holder.owner.startswith("grpc"):
+            who += (
+                ", a proxy: reach the log through it (--endpoint of dlog, endpoint of Spark, "
+                "dlcore.remote), or wait until it was idle for so long that the proxy lets go of "
+                "it (idle_release_s)"
+            )
+        return f"log {self._name!r} is owned by {who}"

@@ -106,9 +106,9 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Effect: give up; `owner` is who has the log, "" if unknown."""
+    """Effect: give up; `holder` is who has the log, None if unknown."""
 
-    owner: str
+    holder: LockHolder | None
 
 
 Effect: TypeAlias = TryLock | Granted | Suspended | Resumed | Denied
@@ -120,7 +120,8 @@ class Ownership:
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits  # whether another owner is waited for
         self._attempts: deque[str] = deque(maxlen=_TOKENS_MAX)  # their tokens
-        self._holder = ""
+        self.holder: LockHolder | None = None
+        """Who was seen to have the log last."""
         self._connected = True
         self.state = OwnershipState.ACQUIRING
 
@@ -192,6 +193,7 @@ class Ownership:
     def _taken(self) -> list[Effect]:
         if not self._connected:
             return []  # taken by a session that is gone
+        self.holder = None
         if self.state is OwnershipState.ACQUIRING:
             self.state = OwnershipState.OWNED
             return [Granted()]
@@ -201,7 +203,7 @@ class Ownership:
         return []
 
     def _held(self, holder: LockHolder) -> list[Effect]:
-        self._holder = holder.owner
+        self.holder = holder
         if self.is_own(holder):
             return []  # left by our earlier session, it is about to vanish
         if self.state is OwnershipState.LOST:
@@ -212,4 +214,4 @@ class Ownership:
 
     def _deny(self) -> list[Effect]:
         self.state = OwnershipState.DENIED
-        return [Denied(self._holder)]
+        return [Denied(self.holder)]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore import backoff, sync
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE
 from dlcore.cli.framing import framed
+from dlcore.log.writing import lock
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.namespace import open_namespace
 from tests.fixtures.aio import run
@@ -177,3 +182,37 @@ def test_options_that_contradict_each_other(
     exit_code, out, err = shell.outcome(*arguments)
     assert (exit_code, out) == (EXIT_USAGE, "")
     assert complaint in err
+
+
+def test_who_writes_to_a_log_that_another_has_is_told(
+    shell: Shell, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the answer, while the command waits; it goes on once the other one is done."""
+    told = threading.Event()
+
+    def note(_: logging.LogRecord) -> bool:
+        told.set()
+        return True
+
+    with (
+        sync.open_namespace(shell.uri) as namespace,
+        namespace.open_log(log) as manager,
+        monkeypatch.context() as patch,
+    ):
+        writer = manager.open_writer()
+
+        def close() -> None:
+            told.wait(60)
+            writer.close()
+
+        patch.setattr(backoff, "TOLD_AFTER_S", 0.1)
+        patch.setattr(lock.logger, "filters", [note])
+        patch.setattr(logging.getLogger(), "handlers", [])  # as in a program
+        closing = threading.Thread(target=close)
+        closing.start()
+        path = lines_file(tmp_path, b"mine")
+        exit_code, out, err = shell.outcome("log", "write", log, "--file", path)
+        closing.join()
+    assert (exit_code, out.startswith("wrote 1 record")) == (0, True)
+    owner = rf"log '{log}' is owned by \S+:{os.getpid()} since \S+Z, this client itself"
+    assert re.fullmatch(rf"{owner}; waiting for 20 s more\n", err)

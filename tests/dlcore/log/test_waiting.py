@@ -1,0 +1,100 @@
+"""Whoever waits for what another holds is told by whom, since when, and how long he will wait."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlcore import backoff
+from dlcore.errors import OwnershipAcquireFailedError
+from dlcore.log.metadata.values import LockHolder
+from dlcore.log.staging import turns
+from tests.fixtures.aio import until
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log
+from tests.fixtures.staged_records import stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from dlcore.log.manager import DistributedLogManager
+    from dlcore.namespace import Namespace
+
+SINCE = "a since 2023-11-14T22:13:20Z"
+
+
+async def write(namespace: Namespace) -> Any:
+    """Open a writer."""
+    return await (await namespace.open_log("clicks")).open_writer()
+
+
+async def read(namespace: Namespace) -> Any:
+    """Open a reader for a subscriber."""
+    return await (await namespace.open_log("clicks")).open_reader(subscriber="s")
+
+
+async def append(namespace: Namespace) -> Any:
+    """Commit an append."""
+    extent = await stage(namespace, "appended")
+    staged = await namespace.begin_append("job", 1)
+    await staged.commit([extent])
+    return staged
+
+
+@pytest.mark.parametrize(
+    ("hold", "wait", "told"),
+    [
+        (write, write, f"log 'clicks' is owned by {SINCE}"),
+        (read, read, f"log 'clicks': another reader has subscriber 's': {SINCE}"),
+        (write, append, f"log 'clicks' is owned by the writer {SINCE}"),
+    ],
+    ids=["writer", "subscriber", "append"],
+)
+def test_who_waits_is_told_for_whom(
+    hold: Callable[[Namespace], Coroutine[Any, Any, Any]],
+    wait: Callable[[Namespace], Coroutine[Any, Any, Any]],
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a warning, and by the error at the end."""
+    monkeypatch.setattr(turns, "_LOOKS_EVERY_S", 0.05)
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        patient = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
+        hasty = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.01))
+        async with AsyncExitStack() as opened:
+            held = await opened.enter_async_context(await hold(cluster.namespaces[0]))
+            with pytest.raises(OwnershipAcquireFailedError) as caught:
+                await wait(hasty)
+            assert str(caught.value).removesuffix(" (waited 0.01 s)") == told
+            assert caught.value.owner == "a"
+            assert caplog.messages == []  # it was soon over
+            monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
+            waiting = asyncio.create_task(wait(patient))
+            await until(lambda: bool(caplog.messages))
+            assert caplog.messages == [f"{told}; waiting for 60 s more"]
+            assert not waiting.done()
+            await held.aclose()
+            await opened.enter_async_context(await waiting)
+
+    on_log(body)
+
+
+def test_a_second_writer_of_one_client_is_told_that_it_is_this_one() -> None:
+    """As in a notebook whose first one was never closed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer():
+            with pytest.raises(OwnershipAcquireFailedError, match=f"{SINCE}, this client itself$"):
+                await log.open_writer()
+
+    on_log(body)
+
+
+def test_a_holder_of_an_earlier_release_says_no_time() -> None:
+    """It stored none."""
+    assert LockHolder(owner="host:1", token="t").described("me") == "host:1"
