@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from dlcore.copying import copy_log
     from dlcore.log.manager import DistributedLogManager
     from dlcore.log.metadata.watching import LogWatch
+    from dlcore.log.reading.log_range import LogRange
     from dlcore.log.reading.merged import AsyncMergedReader
-    from dlcore.log.reading.ranges import LogRange
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.staging.append import StagedAppend
     from dlcore.log.staging.writer import StagingWriter
@@ -88,7 +88,7 @@ _HEAVY = {
     "AsyncLogWriter": "dlcore.log.writing.writer",
     "DistributedLogManager": "dlcore.log.manager",
     "AsyncMergedReader": "dlcore.log.reading.merged",
-    "LogRange": "dlcore.log.reading.ranges",
+    "LogRange": "dlcore.log.reading.log_range",
     "LogWatch": "dlcore.log.metadata.watching",
     "Namespace": "dlcore.namespace",
     "StagedAppend": "dlcore.log.staging.append",

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.reader import LogReader
-from dlcore.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.blocking.portal import Portal
-    from dlcore.log.reading.ranges import LogRange as AsyncLogRange, RangeExtent
+    from dlcore.log.reading.log_range import LogRange as AsyncLogRange
+    from dlcore.log.reading.ranges import RangeExtent
 
 
 class Framed(ABC):
@@ -36,11 +36,10 @@ class Framed(ABC):
         Raises:
             ConfigurationError: Polars is not installed.
         """
-        try:
-            import polars
-        except ImportError as error:
-            raise ConfigurationError("to_polars() needs Polars: pip install polars") from error
-        return polars.from_arrow(self.to_arrow())
+        from dlcore.log.reading.ranges import polars_from_arrow
+
+        make = polars_from_arrow()
+        return make(self.to_arrow())
 
 
 class LogRange(Framed):

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
-    from dlcore.log.reading.ranges import Bound, LogRange
+    from dlcore.log.reading.log_range import LogRange
+    from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus

@@ -19,6 +19,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.log_range import AsyncFramed
 from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.reading.rows_reader import ReadStart
@@ -421,7 +422,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         """Nothing is held: readers and writers go on."""
 
 
-class RemoteRange:
+class RemoteRange(AsyncFramed):
     """The records of a log in [start, end); use `RemoteLog.read`."""
 
     def __init__(self, calls: Endpoint, log: LogKey, *asked: Any) -> None:

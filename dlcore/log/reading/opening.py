@@ -11,7 +11,8 @@ from dlcore.log.metadata.history import LogHistory
 from dlcore.log.reading.broken import BrokenEntries
 from dlcore.log.reading.cursor import ReadCursor, TruncationRule
 from dlcore.log.reading.fetch import SEGMENTS_AHEAD, Fetcher
-from dlcore.log.reading.ranges import LogRange, RangeExtent, RangeView, position_of
+from dlcore.log.reading.log_range import LogRange
+from dlcore.log.reading.ranges import RangeExtent, RangeView, position_of
 from dlcore.log.reading.reader import AsyncLogReader, Fetching
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas

@@ -1,10 +1,10 @@
-"""A range of a log's records, fixed when it is made, as Arrow batches or a table."""
+"""The bounds and columns of a range of a log's records, and which rows are in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,10 @@ from dlcore.log.entries.batches import read_schema, typed_read_fields
 from dlcore.log.typed.arrow import conform, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow.compute as pc
 
-    from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.snapshot import Finder
     from dlcore.log.typed.schema import LogSchema
 
@@ -187,55 +186,14 @@ class RangeExtent:
         )
 
 
-class LogRange:
-    """The records of a log in [start, end), fixed when it was made; use `log.read`.
+def polars_from_arrow() -> Callable[[pa.Table], Any]:
+    """Return what makes a Polars frame of a table.
 
-    `async for batch in log_range` yields Arrow batches with the columns of `schema`.  Each
-    iteration reads again; what is truncated before it is read is an `AlreadyTruncatedError`.
+    Raises:
+        ConfigurationError: Polars is not installed.
     """
-
-    def __init__(
-        self,
-        extent: RangeExtent,
-        open_reader: Callable[[], Awaitable[AsyncLogReader]],
-        view: RangeView,
-    ) -> None:
-        self.extent = extent
-        self.view = view
-        self._open_reader = open_reader
-
-    def __repr__(self) -> str:
-        return f"<LogRange {self.extent}>"
-
-    def _repr_html_(self) -> str:
-        return self.extent._repr_html_()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns."""
-        return self.view.schema
-
-    async def open_reader(self) -> AsyncLogReader:
-        """Open a reader at the start; it does not stop at the end.
-
-        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
-        """
-        return await self._open_reader()
-
-    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        end = self.extent.end
-        if self.extent.is_empty:
-            return
-        async with await self.open_reader() as reader:
-            while reader.position < end:
-                batch = await reader.read_batch()
-                part = self.view.of(rows_before(batch, end))
-                if part.num_rows:
-                    yield part
-
-    async def to_arrow(self) -> pa.Table:
-        """Return all of it as a table; the records are not copied.
-
-        Raises: AlreadyTruncatedError, and as `AsyncLogReader.read_batch`.
-        """
-        return pa.Table.from_batches([batch async for batch in self], self.schema)
+    try:
+        import polars
+    except ImportError as error:
+        raise ConfigurationError("to_polars() needs Polars: pip install polars") from error
+    return polars.from_arrow

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -58,6 +60,25 @@ def test_ranges_by_position_transaction_id_and_time(seed: int) -> None:
             assert await found.to_arrow() == table  # each use reads again
             assert (found.extent.record_count_estimate > 0) == bool(wanted)
             assert found.extent.is_empty == (not wanted)
+
+    on_log(body)
+
+
+def test_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of the table; without Polars nothing is read, and the error says what to do."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            for txid in range(5):
+                await writer.write(record(txid, b"%d" % txid))
+        part = await log.read(1, 4)
+        assert (await part.to_pandas())["payload"].tolist() == [b"1", b"2", b"3"]
+        frame = await part.to_polars()
+        assert frame.equals(pl.from_arrow(await part.to_arrow()))
+        monkeypatch.setitem(sys.modules, "polars", None)
+        monkeypatch.setattr(part, "to_arrow", None)
+        with pytest.raises(ConfigurationError, match="pip install polars"):
+            await part.to_polars()
 
     on_log(body)
 

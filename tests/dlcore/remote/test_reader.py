@@ -376,7 +376,10 @@ def test_the_very_first_position_is_what_is_left() -> None:
             found = await reader.read_bulk(9, until_caught_up=True)
             assert [each.txid for each in found] == [2, 3, 4]
             await reader.aclose()
-        assert (await (await log.read(DLSN.INITIAL)).to_arrow()).num_rows == 3
+        left = await log.read(DLSN.INITIAL)
+        assert (await left.to_arrow()).num_rows == 3
+        assert (await left.to_pandas()).txid.tolist() == [2, 3, 4]
+        assert (await left.to_polars())["txid"].to_list() == [2, 3, 4]
         assert (await (await log.read(None, DLSN.INITIAL)).to_arrow()).num_rows == 0
 
     with_proxies("clicks")(scenario)

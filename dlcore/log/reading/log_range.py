@@ -1,0 +1,94 @@
+"""A range of a log's records, fixed when it is made, as Arrow batches, a table or a frame."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dlcore.log.reading.ranges import polars_from_arrow, rows_before
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    import pandas as pd
+
+    from dlcore.log.reading.ranges import RangeExtent, RangeView
+    from dlcore.log.reading.reader import AsyncLogReader
+
+
+class AsyncFramed(ABC):
+    """What gives frames, because it gives a table; they are made in a thread, beside the loop."""
+
+    @abstractmethod
+    async def to_arrow(self) -> pa.Table:
+        """Return all of it as a table."""
+
+    async def to_pandas(self) -> pd.DataFrame:
+        """Return all of it as a pandas frame.  Raises: as `to_arrow`."""
+        return await asyncio.to_thread((await self.to_arrow()).to_pandas)
+
+    async def to_polars(self) -> Any:
+        """Return all of it as a Polars frame.
+
+        Raises:
+            ConfigurationError: Polars is not installed.
+        """
+        make = polars_from_arrow()
+        return await asyncio.to_thread(make, await self.to_arrow())
+
+
+class LogRange(AsyncFramed):
+    """The records of a log in [start, end), fixed when it was made; use `log.read`.
+
+    `async for batch in log_range` yields Arrow batches with the columns of `schema`.  Each
+    iteration reads again; what is truncated before it is read is an `AlreadyTruncatedError`.
+    """
+
+    def __init__(
+        self,
+        extent: RangeExtent,
+        open_reader: Callable[[], Awaitable[AsyncLogReader]],
+        view: RangeView,
+    ) -> None:
+        self.extent = extent
+        self.view = view
+        self._open_reader = open_reader
+
+    def __repr__(self) -> str:
+        return f"<LogRange {self.extent}>"
+
+    def _repr_html_(self) -> str:
+        return self.extent._repr_html_()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self.view.schema
+
+    async def open_reader(self) -> AsyncLogReader:
+        """Open a reader at the start; it does not stop at the end.
+
+        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
+        """
+        return await self._open_reader()
+
+    async def __aiter__(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        end = self.extent.end
+        if self.extent.is_empty:
+            return
+        async with await self.open_reader() as reader:
+            while reader.position < end:
+                batch = await reader.read_batch()
+                part = self.view.of(rows_before(batch, end))
+                if part.num_rows:
+                    yield part
+
+    async def to_arrow(self) -> pa.Table:
+        """Return all of it as a table; the records are not copied.
+
+        Raises: AlreadyTruncatedError, and as `AsyncLogReader.read_batch`.
+        """
+        return pa.Table.from_batches([batch async for batch in self], self.schema)
