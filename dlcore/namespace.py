@@ -301,6 +301,9 @@ class Namespace(AsyncClosing):
             names: the logs, each once; of equal transaction ids the first named log's comes first.
             txid: where to start in each log, as for `open_reader`; so is `timestamp_ms`.
             positions: where to start in some of them instead, such as `positions` of a reader told.
+                They are of names: where a log may be deleted and another one created under its
+                name, keep `log_id` of each log beside them.  Of another log it is no position: what
+                is before it there would be left out, or the reader wait for it.
 
         Raises:
             LogNotFoundError, AlreadyTruncatedError: of one of the logs.

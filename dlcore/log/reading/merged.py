@@ -132,7 +132,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
 
     @property
     def positions(self) -> dict[str, DLSN]:
-        """Where it reads on in each log."""
+        """Where it reads on in each log; whoever keeps them keeps the ids of the logs, too."""
         found = {source.name: source.position for source in self._sources}
         return found | {log: record.dlsn for log, record in reversed(self._ready)}
 
