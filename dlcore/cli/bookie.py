@@ -16,6 +16,7 @@ from dlcore.cli.context import (
     ask,
     common_options,
     confirmed,
+    lists_names,
     namespace_tls,
     require_consent,
     run_async,
@@ -62,6 +63,7 @@ def run_bookie(context: click.Context, options: tuple[str, ...]) -> None:
 @bookie_group.command(
     "list", epilog="Example: dlog bookie list --uri distributedlog://127.0.0.1:2181/dlog"
 )
+@lists_names
 @common_options
 def list_bookies() -> None:
     """List the bookies that are registered now: where they are, their room, if they take writes.
@@ -226,6 +228,7 @@ def cookie_group() -> None:
 
 
 @cookie_group.command("list", epilog="Example: dlog bookie cookie list")
+@lists_names
 @common_options
 def list_cookies() -> None:
     """List the cookies: each bookie that the cluster knows, registered or not."""

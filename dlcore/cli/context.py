@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DEBUG_KEY = "debug"
 JSON_KEY = "json"
+_NAMES_KEY = "names"
 NAMESPACE_KEY = "uri"
 ENDPOINT_KEY = "endpoint"
 _PATIENCE_KEY = "patience"
@@ -157,6 +158,23 @@ def has_settings_file() -> bool:
 def wants_json() -> bool:
     """Whether --json was given."""
     return bool(click.get_current_context().obj.get(JSON_KEY))
+
+
+def lists_names(command: _Command) -> _Command:
+    """Add --quiet to a command that lists things; `show_rows` then prints what they are called."""
+    return click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember(_NAMES_KEY),
+        help="Print nothing but their names, a line each, as for xargs.",
+    )(command)
+
+
+def wants_names() -> bool:
+    """Whether --quiet was given."""
+    return bool(click.get_current_context().obj.get(_NAMES_KEY))
 
 
 def namespace_uri() -> str:

@@ -12,6 +12,7 @@ from dlcore.cli.context import (
     ask,
     common_options,
     confirmed,
+    lists_names,
     note,
     require_consent,
     run_async,
@@ -54,6 +55,7 @@ def ledger_group() -> None:
 @ledger_group.command("list", epilog="Example: dlog ledger list --from 1000 -n 20")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, metavar="ID", help="Start.")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@lists_names
 @common_options
 def list_ledgers(first: int, count: int | None) -> None:
     """List the ledgers, ascending by id: state, quorums, length, and the log they were made for.

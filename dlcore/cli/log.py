@@ -18,6 +18,7 @@ from dlcore.cli.context import (
     ask,
     common_options,
     confirmed,
+    lists_names,
     namespace_endpoint,
     require_consent,
     run_async,
@@ -153,8 +154,9 @@ def _quorum(
     )
 
 
-@log_group.command("list", epilog="Example: dlog log list orders/")
+@log_group.command("list", epilog="Example: dlog log list -q orders/ | xargs -n 1 dlog log show")
 @click.argument("prefix", required=False)
+@lists_names
 @common_options
 def list_logs(prefix: str | None) -> None:
     """List the names of the logs, or of those that start with PREFIX."""

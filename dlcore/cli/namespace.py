@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlcore.cli.context import common_options, in_time, namespace_uri, run_async, wants_json
+from dlcore.cli.context import (
+    common_options,
+    in_time,
+    lists_names,
+    namespace_uri,
+    run_async,
+    wants_json,
+)
 from dlcore.cli.output import (
     bytes_text,
     printable,
@@ -57,6 +64,7 @@ def create_namespace() -> None:
 @namespace_group.command(
     "list", epilog="Example: dlog namespace list --uri distributedlog://127.0.0.1:2181/"
 )
+@lists_names
 @common_options
 def list_namespaces() -> None:
     """List the namespaces at and below the path of --uri, some levels deep."""

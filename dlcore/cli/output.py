@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
-from dlcore.cli.context import wants_json
+from dlcore.cli.context import wants_json, wants_names
 from dlcore.clock import SystemClock
 from dlcore.errors import DLError
 
@@ -31,6 +31,8 @@ _UNIT = 1024
 def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
     """Show `rows` as a table with `columns`, or all their fields as a JSON array.
 
+    With --quiet only the first column, without a head.
+
     Args:
         rows: one mapping each; fields that are no column appear in JSON only.
         columns: field names, in order; they head the table with spaces for underscores.
@@ -38,6 +40,10 @@ def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> Non
     """
     if wants_json():
         show_json(list(rows))
+        return
+    if wants_names():
+        for row in rows:
+            click.echo(cell(row[columns[0]]))
         return
     if not rows:
         click.echo(empty, err=True)

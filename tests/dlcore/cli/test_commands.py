@@ -42,6 +42,7 @@ def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path)
     """Each step is seen by the commands after it."""
     assert {"log": log} in shell.json("log", "list")
     assert {"log": log} in shell.json("log", "list", log[:12])
+    assert shell.text("log", "list", "-q", log) == f"{log}\n"
     assert shell.json("log", "list", "no-such-prefix") == []
     shown = shell.json("log", "show", log)
     assert (shown["records"], shown["first_dlsn"], shown["sealed"]) == (0, None, False)

@@ -31,9 +31,11 @@ def printed(
 ) -> Callable[..., tuple[str, str]]:
     """Run something as a command does; return what it prints to standard output and error."""
 
-    def run(action: Callable[[], None], *, is_json: bool, is_terminal: bool) -> tuple[str, str]:
+    def run(
+        action: Callable[[], None], *, is_json: bool, is_terminal: bool, is_quiet: bool = False
+    ) -> tuple[str, str]:
         monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
-        with click.Context(click.Command("test"), obj={"json": is_json}):
+        with click.Context(click.Command("test"), obj={"json": is_json, "names": is_quiet}):
             action()
         captured = capsys.readouterr()
         return click.unstyle(captured.out), captured.err
@@ -67,6 +69,16 @@ def test_a_pipe_gets_columns_and_a_program_all_fields(
         "[b]          1000     yes",
     ]
     out, _ = printed(show(ROWS), is_json=True, is_terminal=True)
+    assert json.loads(out) == ROWS
+
+
+def test_quiet_prints_names_alone(printed: Callable[..., tuple[str, str]]) -> None:
+    """No head that a loop would take for a name, on a terminal neither; JSON has all, as ever."""
+    for is_terminal in (False, True):
+        told = printed(show(ROWS), is_json=False, is_terminal=is_terminal, is_quiet=True)
+        assert told == ("a\n[b]\n", "")
+    assert printed(show([]), is_json=False, is_terminal=False, is_quiet=True) == ("", "")
+    out, _ = printed(show(ROWS), is_json=True, is_terminal=False, is_quiet=True)
     assert json.loads(out) == ROWS
 
 
