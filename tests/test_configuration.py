@@ -6,23 +6,38 @@ all settings is true.  Method: files and variables of each test's own, and the p
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from bookie.__main__ import _parser, _read_config
-from dlcore.cli.app import EXIT_USAGE, run
-from dlcore.config import LogConfig, LogSettings, QuorumConfig
-from dlcore.errors import ConfigurationError
+from dlcore import kept_memory, namespace
+from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
+from dlcore.cli.autorecovery import _serve, _ServiceConfig, autorecovery_options
+from dlcore.config import (
+    LedgerClientConfig,
+    LogConfig,
+    LogSettings,
+    PlacementConfig,
+    QuarantineConfig,
+    QuorumConfig,
+)
+from dlcore.errors import ConfigurationError, DLError
 from dlcore.settings import Option, field_texts, read_settings, variable_of
 from tests.fixtures.configuration_page import MODELS, PROGRAMS, page
+from tests.fixtures.lateness import run_in_own_time
+from tests.fixtures.memory_namespace import memory_cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 URI = "distributedlog://127.0.0.1:1/dlog"
@@ -201,3 +216,113 @@ def test_the_command_takes_its_namespace_from_the_file(
     assert "url=1: there is no such setting, expected one of endpoint, patience" in told()
     command[:2] = ["--config", str(tmp_path / "none")]
     assert f"{tmp_path}/none" in told()
+
+
+CLIENT_FILE = """
+[ledger_client]
+add_timeout_s = 30
+quarantine_failures_min = 7
+placement_enforce_racks = true
+"""
+CLIENT_PROGRAMS = ("log list", "log write clicks", "autorecovery run", "proxy run")
+
+
+@pytest.mark.parametrize("command", CLIENT_PROGRAMS)
+def test_programs_take_how_bookies_are_talked_to(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """From a table of its own, parts by their names before; variables count before the file."""
+    taken: list[LedgerClientConfig] = []
+
+    async def open_namespace(uri: str, *, client_config: LedgerClientConfig, **_: object) -> None:
+        taken.append(client_config)
+        raise DLError("not now")
+
+    monkeypatch.setattr(namespace, "open_namespace", open_namespace)
+    monkeypatch.setattr(kept_memory, "keep_what_is_freed", lambda: None)
+    monkeypatch.setenv("DLOG_URI", URI)
+    monkeypatch.setenv("DLOG_LEDGER_CLIENT_READ_TIMEOUT_S", "40")
+    monkeypatch.setenv("DLOG_LEDGER_CLIENT_QUARANTINE_FAILURES_MIN", "8")
+    file = tmp_path / "dlog.toml"
+    file.write_text(CLIENT_FILE)
+    with caplog.at_level(logging.WARNING):  # which a program changes
+        assert run(["--config", str(file), *command.split()]) == EXIT_FAILED
+    assert taken == [
+        LedgerClientConfig(
+            add_timeout_s=30.0,
+            read_timeout_s=40.0,
+            placement=PlacementConfig(enforce_racks=True),
+            quarantine=QuarantineConfig(failures_min=8),
+        )
+    ]
+
+
+@pytest.mark.parametrize("command", CLIENT_PROGRAMS)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("add_timeout_s = 0", "add_timeout_s=0.0: expected a number > 0"),
+        ("add_timeout = 3", "[ledger_client] add_timeout=3: there is no such setting"),
+        ("placement_enforce_racks = 1", "placement_enforce_racks=1: expected true or false"),
+        ("placement_enforce_racks = 'on'", "placement_enforce_racks='on': expected true or false"),
+        ("quarantine_failure_share = true", "failure_share=True: expected a number"),
+    ],
+)
+def test_programs_refuse_what_no_client_can_be(
+    command: str,
+    text: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before anything is asked."""
+    monkeypatch.setenv("DLOG_URI", URI)
+    file = tmp_path / "dlog.toml"
+    file.write_text(f"[ledger_client]\n{text}\n")
+    assert run(["--config", str(file), *command.split()]) == EXIT_USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On SIGHUP; for what else has changed its namespace stays open."""
+    defaults = {key: option.default for key, option in autorecovery_options().items()}
+    known = _ServiceConfig.of(defaults, LedgerClientConfig())
+    opened: list[LedgerClientConfig] = []
+    out = ""
+
+    async def until_at_work(times: int) -> None:
+        nonlocal out
+        while out.count("at work") < times:
+            await asyncio.sleep(0.01)
+            out += capsys.readouterr().out
+
+    async def scenario() -> None:
+        nonlocal known
+        async with memory_cluster() as cluster:
+
+            async def open_namespace(_: str, *, client_config: Any, **__: Any) -> Any:
+                opened.append(client_config)
+                return await cluster.open(f"service-{len(opened)}")
+
+            monkeypatch.setattr(namespace, "open_namespace", open_namespace)
+            serving = asyncio.create_task(_serve("memory", None, lambda: known))
+            await until_at_work(1)
+            known = _ServiceConfig.of(defaults | {"audit_interval_s": 5.0}, known.client)
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until_at_work(2)
+            assert opened == [LedgerClientConfig()]
+            known = replace(known, client=LedgerClientConfig(add_timeout_s=30))
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until_at_work(3)
+            assert opened == [LedgerClientConfig(), known.client]
+            os.kill(os.getpid(), signal.SIGTERM)
+            await serving
+
+    with click.Context(click.Command("run"), obj={"config": "dlog.toml"}):
+        run_in_own_time(asyncio.wait_for(scenario(), 60))

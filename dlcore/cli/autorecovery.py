@@ -17,6 +17,7 @@ import click
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
 from dlcore.cli.context import (
+    client_config,
     common_options,
     has_settings_file,
     namespace_tls,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from dlcore.autorecovery.maintenance import RecoveryStatus
+    from dlcore.config import LedgerClientConfig
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
 
@@ -140,7 +142,8 @@ def run_service(**options: float | str) -> None:
     to standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
 
     Its settings may also stand in the table [autorecovery] of the configuration file, and in
-    variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S.  On SIGHUP the file is read again.
+    variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S; those by which it talks to bookies in the
+    table [ledger_client].  On SIGHUP the file is read again.
     """
     context = click.get_current_context()
     by_hand = {
@@ -151,7 +154,7 @@ def run_service(**options: float | str) -> None:
 
     def read() -> _ServiceConfig:
         below = settings_below("autorecovery", autorecovery_options())
-        return _ServiceConfig.of(options | below | by_hand)
+        return _ServiceConfig.of(options | below | by_hand, client_config())
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(_serve(namespace_uri(), namespace_tls(), read))
@@ -159,14 +162,15 @@ def run_service(**options: float | str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ServiceConfig:
-    """What the service does, and what it tells."""
+    """What the service does, how it talks to bookies, and what it tells."""
 
+    client: LedgerClientConfig
     recovery: AutoRecoveryConfig
     upkeep: UpkeepConfig
     log_level: str
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> _ServiceConfig:
+    def of(cls, settings: Mapping[str, Any], client: LedgerClientConfig) -> _ServiceConfig:
         """Return what the settings say, by key; `ConfigurationError` if one of them cannot be."""
         require_log_level(settings["log_level"])
         others = {*_OF_UPKEEP, "log_level"}
@@ -175,7 +179,7 @@ class _ServiceConfig:
             **{field: settings[key] for key, field in _OF_UPKEEP.items()},
             copy_bytes_per_s=recovery.copy_bytes_per_s / 2,
         )
-        return cls(recovery=recovery, upkeep=upkeep, log_level=settings["log_level"])
+        return cls(client, recovery, upkeep, log_level=settings["log_level"])
 
 
 def autorecovery_options() -> dict[str, Option]:
@@ -195,18 +199,17 @@ async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConf
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, (hung_up if has_settings_file() else stop).set)
-    config = read()
-    async with await open_namespace(uri, tls=tls) as namespace:
-        while not stop.is_set():
-            logging.getLogger().setLevel(config.log_level.upper())
-            async with _started(namespace, config) as running:
-                click.echo(f"auto-recovery of {namespace.uri} at work")
-                changed = await _changed(running, stop, hung_up, read, config)
-            if running.done():
-                running.result()  # raises if it ended by a defect
-            if changed is None:
-                return
-            config = changed
+    config: _ServiceConfig | None = read()
+    while config is not None:
+        client = config.client
+        async with await open_namespace(uri, client_config=client, tls=tls) as namespace:
+            while config is not None and config.client == client:
+                logging.getLogger().setLevel(config.log_level.upper())
+                async with _started(namespace, config) as running:
+                    click.echo(f"auto-recovery of {namespace.uri} at work")
+                    config = await _changed(running, stop, hung_up, read, config)
+                if running.done():
+                    running.result()  # raises if it ended by a defect
 
 
 @contextlib.asynccontextmanager

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dlcore.config import SESSION_TIMEOUT_S
+from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig
 from dlcore.errors import DLError
-from dlcore.settings import Option, configuration_file, read_settings
+from dlcore.settings import Option, config_of, configuration_file, options_of, read_settings
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace as AsyncNamespace
@@ -147,6 +147,16 @@ def settings_below(table: str, options: Mapping[str, Option]) -> dict[str, objec
     """Return what file and variables say of a program that a command runs."""
     file = click.get_current_context().obj.get(CONFIG_KEY)
     return read_settings(table, options, file=file, environment=os.environ)
+
+
+def client_config() -> LedgerClientConfig:
+    """Return how bookies are talked to, by what file and variables say of the ledger client.
+
+    Raises:
+        ConfigurationError: there is no such setting, or it cannot have that value.
+    """
+    options = options_of(LedgerClientConfig, explained=False)
+    return config_of(LedgerClientConfig, settings_below("ledger_client", options))
 
 
 def has_settings_file() -> bool:
@@ -285,11 +295,13 @@ def run_async(
         return asyncio.run(ask_proxies() if is_long else in_time(ask_proxies(), endpoint))
     from dlcore.namespace import open_namespace
 
-    uri = namespace_uri()
+    uri, client = namespace_uri(), client_config()
 
     async def run() -> _Result:
         timeout_s = connect_timeout_s()
-        async with await open_namespace(uri, tls=tls, connect_timeout_s=timeout_s) as namespace:
+        async with await open_namespace(
+            uri, client_config=client, tls=tls, connect_timeout_s=timeout_s
+        ) as namespace:
             return await work(namespace)
 
     return asyncio.run(run() if is_long else in_time(run()))
@@ -330,7 +342,9 @@ def connect() -> Iterator[Namespace]:
     from dlcore.sync import open_namespace
 
     uri, tls, timeout_s = namespace_uri(), namespace_tls(), connect_timeout_s()
-    with open_namespace(uri, tls=tls, connect_timeout_s=timeout_s) as namespace:
+    with open_namespace(
+        uri, client_config=client_config(), tls=tls, connect_timeout_s=timeout_s
+    ) as namespace:
         yield namespace
 
 

@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlcore import kept_memory
-from dlcore.cli.context import common_options, namespace_tls, namespace_uri, settings_below
+from dlcore.cli.context import (
+    client_config,
+    common_options,
+    namespace_tls,
+    namespace_uri,
+    settings_below,
+)
 from dlcore.proxy.config import ProxyConfig, proxy_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlcore.config import LedgerClientConfig
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
 
@@ -54,7 +61,7 @@ def run_proxy(**options: object) -> None:
     standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
 
     Its settings may also stand in the table [proxy] of the configuration file, and in variables
-    like DLOG_PROXY_PORT.
+    like DLOG_PROXY_PORT; those by which it talks to bookies in the table [ledger_client].
     """
     import uvloop
 
@@ -66,19 +73,26 @@ def run_proxy(**options: object) -> None:
     }
     defaults = {key.removeprefix(_SERVING): value for key, value in options.items()}
     config = ProxyConfig(**(defaults | settings_below("proxy", proxy_options()) | by_hand))  # type: ignore[arg-type]
+    client = client_config()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
-    uvloop.run(_serve(namespace_uri(), config, namespace_tls()))
+    uvloop.run(_serve(namespace_uri(), config, namespace_tls(), client))
 
 
-async def _serve(uri: str, config: ProxyConfig, tls: TlsFiles | None) -> None:
+async def _serve(
+    uri: str, config: ProxyConfig, tls: TlsFiles | None, client: LedgerClientConfig
+) -> None:
     from dlcore.namespace import open_namespace
     from dlcore.proxy.server import ProxyServer
 
     async def open_as(client_id: str) -> Namespace:
         return await open_namespace(
-            uri, client_id=client_id, tls=tls, session_timeout_s=config.session_timeout_s
+            uri,
+            client_config=client,
+            client_id=client_id,
+            tls=tls,
+            session_timeout_s=config.session_timeout_s,
         )
 
     stop = asyncio.Event()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from dlcore.config import MIB, checked, require, require_not_negative, require_positive
-from dlcore.settings import Option, field_texts, require_log_level
+from dlcore.settings import Option, options_of, require_log_level
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -154,8 +154,4 @@ class ProxyConfig:
 
 def proxy_options() -> dict[str, Option]:
     """Return the settings of a proxy by key, with what they mean."""
-    texts = field_texts(ProxyConfig)
-    return {
-        each.name: Option(type(each.default), each.default, texts[each.name])
-        for each in fields(ProxyConfig)
-    }
+    return options_of(ProxyConfig)
