@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from dlcore.cli.json_values import from_json, json_type, to_json
 from dlcore.closing import AsyncClosing
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
@@ -27,16 +26,6 @@ if TYPE_CHECKING:
 
 _READ_NAMES = [field.name for field in typed_read_fields()]
 _MS = pa.timestamp("ms", "UTC")
-_PLAIN_KINDS = (
-    pa.types.is_null,
-    pa.types.is_boolean,
-    pa.types.is_integer,
-    pa.types.is_float32,
-    pa.types.is_float64,
-    pa.types.is_string,
-    pa.types.is_timestamp,
-    pa.types.is_decimal,
-)
 
 
 class TypedRow(NamedTuple):
@@ -96,29 +85,23 @@ def rows_of(batch: pa.RecordBatch) -> list[TypedRow]:
     dlsns, txids, sequence_ids = (batch.column(name).to_pylist() for name in _READ_NAMES[:3])
     times = pc.cast(pc.cast(batch.column("_timestamp"), _MS, safe=False), pa.int64()).to_pylist()
     return [
-        TypedRow(DLSN(*dlsn.values()), txid, sequence_id, timestamp_ms, json_of(columns).encode())
-        for dlsn, txid, sequence_id, timestamp_ms, columns in zip(
+        TypedRow(DLSN(*dlsn.values()), txid, sequence_id, timestamp_ms, row.encode())
+        for dlsn, txid, sequence_id, timestamp_ms, row in zip(
             dlsns,
             txids,
             sequence_ids,
             times,
-            batch.drop_columns(_READ_NAMES).to_pylist(),
+            json_rows(batch.drop_columns(_READ_NAMES)),
             strict=True,
         )
     ]
 
 
-def json_of(columns: dict[str, Any]) -> str:
-    """Return a row as JSON: bytes in base64, times as ISO 8601 has them, decimals as text."""
-    return json.dumps(columns, ensure_ascii=False, default=_text)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, date | datetime | time):
-        return value.isoformat()
-    return str(value)
+def json_rows(batch: pa.RecordBatch) -> list[str]:
+    """Return the rows of a batch of a log's columns as JSON objects (`dlcore.cli.json_values`)."""
+    columns = [to_json(column) for column in batch.columns]
+    rows = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    return [json.dumps(row, ensure_ascii=False, default=str) for row in rows]  # decimals are left
 
 
 def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) -> pa.RecordBatch:
@@ -137,7 +120,7 @@ def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) ->
     except (pa.ArrowException, ValueError):
         for number, line in enumerate(lines, written + 1):
             if problem := _problem_of(line, schema):
-                columns = describe_schema(_readable(schema))
+                columns = describe_schema(schema)
                 raise ConfigurationError(
                     f"line {number}: {problem}: expected a JSON object with columns of "
                     f"({columns}); the first {written} lines were written"
@@ -145,35 +128,9 @@ def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) ->
         raise
 
 
-def _readable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field for field in schema if _is_text(field.type) or _is_plain(field.type)])
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    """Return whether Arrow reads values of this type from no text, but makes them of it."""
-    return _is_binary(kind) or bool(pa.types.is_date(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether Arrow reads values of this type from JSON."""
-    if pa.types.is_list(kind) or pa.types.is_struct(kind):
-        return all(_is_plain(kind.field(index).type) for index in range(kind.num_fields))
-    return any(is_kind(kind) for is_kind in _PLAIN_KINDS)
-
-
-def _read_as(kind: pa.DataType) -> pa.DataType:
-    if _is_text(kind):
-        return pa.string()
-    return kind if _is_plain(kind) else pa.null()
-
-
 def _parsed(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     data = b"\n".join(lines)
-    read = [pa.field(field.name, _read_as(field.type)) for field in schema]
+    read = [pa.field(field.name, json_type(field.type)) for field in schema]
     table = pyarrow.json.read_json(
         pa.BufferReader(data),
         pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -182,26 +139,22 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     if table.num_rows != len(lines):
         raise pa.ArrowInvalid("it holds no object, or several")
     (batch,) = table.combine_chunks().to_batches()
-    columns = _readable(schema)
-    arrays = [_made(batch.column(field.name), field.type) for field in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=columns.names)
+    arrays = [_made(batch.column(field.name), field) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
 
-def _made(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if _is_binary(kind):
-        values = [
-            None if text is None else base64.b64decode(text, validate=True)
-            for text in column.to_pylist()
-        ]
-        return pa.array(values, kind)
-    return column if column.type == kind else column.cast(kind)
+def _made(column: pa.Array, field: pa.Field) -> pa.Array:
+    try:
+        return from_json(column, field.type)
+    except ValueError as error:  # Arrow's are of this kind
+        raise ValueError(f"column {field.name!r}: {error}") from error
 
 
 def _problem_of(line: bytes, schema: pa.Schema) -> str | None:
     try:
         _parsed([line], schema)
     except (pa.ArrowException, ValueError) as error:
-        unknown = _names_in(line).difference(_readable(schema).names)
+        unknown = _names_in(line).difference(schema.names)
         return f"column {min(unknown)!r}" if unknown else str(error).removesuffix(" in row 0")
     return None
 

@@ -73,7 +73,10 @@ def write_log(
 ) -> None:
     """Append records to LOG: each line of the input is one, without the line's end.
 
-    Of a typed log each is a JSON object of its columns, as --raw of tail and dump prints them.
+    Of a typed log each is a JSON object of its columns, as --raw of tail and dump prints them:
+    binary is text in base64; decimals, dates and times are text, as ISO 8601 has it; a duration is
+    a whole number of its unit; a map is a list of {"key": …, "value": …}; an interval has months,
+    days and nanoseconds.
 
     A record is durable and visible to readers when no further input is waiting behind it; at the
     end everything is.
