@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 1 << 20
 """Rows of one message: columns of some types have them without a byte."""
+COPIED_BYTES_MAX = 8 * 1024
+"""To copy the body of a message that is no longer costs less than to look for it."""
 UNREACHABLE_MAX = 16
 """Locations that a client may name; of more it forgets the oldest."""
 _PREFIX = struct.Struct("<Ii")  # of an encapsulated message: a mark, and how long the header is
 _MARK = 0xFFFFFFFF
 _ALIGNMENT = 8
+_SEEN_BYTES_MAX = 4096  # of a header that a stream keeps
 _BODY_TAG = 1000 << 3 | 2
 _BYTES_KIND = 2  # of a field of protobuf
 _FIELDS_MAX = 4  # that FlightData has
@@ -85,7 +88,7 @@ class Numbered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PutMessage:
     """What is sent either way: FlightData of flight.proto without its body, and that beside it.
 
-    The protobuf library would copy a body three times until it is an Arrow buffer.
+    The protobuf library copies a body three times until it is an Arrow buffer.
     """
 
     told: pb.FlightData
@@ -93,15 +96,16 @@ class PutMessage:
 
     @classmethod
     def parse(cls, data: bytes) -> PutMessage:
-        """Return a message, whose body is not copied if it comes last, as clients send it.
+        """Return a message, whose body is not copied if it is long and comes last.
 
         Raises:
             ConfigurationError: it is none.
         """
         try:
-            start, body_at = _find_last_body(data)
-            if start < body_at:
-                return cls(pb.FlightData.FromString(data[:start]), memoryview(data)[body_at:])
+            if len(data) > COPIED_BYTES_MAX:
+                start, body_at = _find_last_body(data)
+                if start < body_at:
+                    return cls(pb.FlightData.FromString(data[:start]), memoryview(data)[body_at:])
             told = pb.FlightData.FromString(data)
         except DecodeError as error:
             raise ConfigurationError(f"a message is no FlightData: {error}") from error
@@ -215,14 +219,18 @@ def parse_schema(message: bytes) -> pa.Schema:
 class PutDecoder:
     """Makes record batches of one stream's messages, the first of which has its schema.
 
+    Messages with as many rows, as long together, have the same header: it is looked at once.
+
     Raises:
         ConfigurationError: the first message has none, or one that a stream cannot have.
     """
 
     def __init__(self, first: PutMessage) -> None:
-        message = _arrow_of(first, "schema")
+        header = first.told.data_header
+        arrow = _encapsulated(header, first.body, "schema")
+        _check_whole(arrow, first.body, "schema")
         try:
-            self.schema: pa.Schema = pa.ipc.read_schema(message)
+            self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(arrow))
             names = self.schema.names  # which are bytes until they are asked for
         except _unreadable() as error:
             raise ConfigurationError(f"the schema does not parse: {error}") from error
@@ -230,6 +238,7 @@ class PutDecoder:
             for each in _kinds_in(kind):
                 if why := _problem_of(each):
                     raise ConfigurationError(f"column {name!r}: {why}")
+        self._seen: tuple[bytes, int] | None = None  # a header that is good for so long a body
 
     def decode(self, message: PutMessage) -> pa.RecordBatch:
         """Return the batch of a message.
@@ -237,9 +246,15 @@ class PutDecoder:
         Raises:
             ConfigurationError: it has none that is whole.
         """
-        arrow = _arrow_of(message, "record batch")
-        if _is_compressed(message.told.data_header):
-            raise ConfigurationError("the batch's buffers are compressed: send them as they are")
+        header, body = message.told.data_header, message.body
+        arrow = _encapsulated(header, body, "record batch")
+        if self._seen != (header, len(body)):
+            _check_whole(arrow, body, "record batch")
+            if _is_compressed(header):
+                raise ConfigurationError(
+                    "the batch's buffers are compressed: send them as they are"
+                )
+            self._seen = (header, len(body)) if len(header) <= _SEEN_BYTES_MAX else None
         try:
             batch = pa.ipc.read_record_batch(arrow, self.schema)
             if batch.num_rows <= ROWS_MAX:
@@ -251,16 +266,20 @@ class PutDecoder:
         return batch
 
 
-def _arrow_of(message: PutMessage, kind: str) -> pa.ipc.Message:
-    """Return the Arrow message of this kind that a message of Flight carries in two parts."""
-    header, body = message.told.data_header, message.body
+def _encapsulated(header: bytes, body: memoryview, kind: str) -> bytes:
+    """Return the two parts of an Arrow message that a message of Flight carries as one."""
     if not header:
         raise ConfigurationError(f"a message without an Arrow message, expected a {kind}")
     padding = -(_PREFIX.size + len(header)) % _ALIGNMENT
     prefix = _PREFIX.pack(_MARK, len(header) + padding)
+    # This copy is needed: bodies may be anywhere in messages, and Arrow's are aligned.
+    return b"".join((prefix, header, bytes(padding), body))
+
+
+def _check_whole(data: bytes, body: memoryview, kind: str) -> None:
+    """Raise unless an Arrow message is of this kind, and says of its body what it has."""
     try:
-        # This copy is needed: bodies may be anywhere in messages, and Arrow's are aligned.
-        arrow = pa.ipc.read_message(b"".join((prefix, header, bytes(padding), body)))
+        arrow = pa.ipc.read_message(data)
     except _unreadable() as error:
         raise ConfigurationError(f"an Arrow message does not parse: {error}") from error
     if arrow.type != kind:
@@ -269,7 +288,6 @@ def _arrow_of(message: PutMessage, kind: str) -> pa.ipc.Message:
         raise ConfigurationError(
             f"a {kind} says that its body has {arrow.body.size} bytes, it came with {len(body)}"
         )
-    return arrow
 
 
 def _is_compressed(header: bytes) -> bool:

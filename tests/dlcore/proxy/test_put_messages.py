@@ -11,7 +11,9 @@ from google.protobuf.message import DecodeError
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight import put
 from dlcore.proxy.flight.put import (
+    COPIED_BYTES_MAX,
     ROWS_MAX,
     PutDecoder,
     PutMessage,
@@ -21,6 +23,7 @@ from dlcore.proxy.flight.put import (
     parse_schema,
     parse_target,
 )
+from dlcore.proxy.flight.sending import framed
 from tests.fixtures import served_proxies
 
 BATCH = pa.record_batch({"payload": [b"one", b"two", b""], "txid": [1, 2, 3]})
@@ -146,6 +149,20 @@ def test_a_batch_that_is_not_whole_is_refused(fields: dict[str, bytes], problem:
         decoder_of(BATCH.schema).decode(data_of(BATCH.serialize(), **fields))
 
 
+def test_a_header_that_was_seen_tells_nothing_of_the_next_body() -> None:
+    """Each batch is as whole as the first one has to be, and kept apart from it."""
+    decoder, data = decoder_of(BATCH.schema), data_of(BATCH.serialize())
+    header, body = data.told.data_header, bytes(data.body)
+    for _ in range(2):
+        assert decoder.decode(data).equals(BATCH)
+    for other in (body[:-8], body + bytes(8), body[:8] + b"\xff" * 8 + body[16:]):
+        with pytest.raises(ConfigurationError, match=r"does not parse|says that"):
+            decoder.decode(parsed(pb.FlightData(data_header=header, data_body=other)))
+    another = pa.record_batch({"payload": [b"uno", b"due", b""], "txid": [4, 5, 6]})
+    assert decoder.decode(data_of(another.serialize())).equals(another)
+    assert decoder.decode(data_of(another.slice(1).serialize())).equals(another.slice(1))
+
+
 def test_messages_of_another_kind_are_refused() -> None:
     """A schema is no batch, and a batch no schema."""
     with pytest.raises(ConfigurationError, match="kind schema, expected a record batch"):
@@ -226,8 +243,12 @@ HEADER, BESIDE, BODY = b"\x12\x02hh", b"\x1a\x01{", b"\xc2\x3e\x03abc"
         (b"\xc2\xbe\x80\x80\x00\x00" + HEADER + BESIDE, b""),  # a long way to say a thousand
     ],
 )
-def test_a_message_is_what_the_protobuf_library_says_of_it(data: bytes, body: bytes) -> None:
-    """Wherever its body stands, and whatever stands beside it."""
+@pytest.mark.parametrize("copied_bytes_max", [0, COPIED_BYTES_MAX])
+def test_a_message_is_what_the_protobuf_library_says_of_it(
+    data: bytes, body: bytes, copied_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever its body stands, whatever stands beside it, and whether it counts as long."""
+    monkeypatch.setattr(put, "COPIED_BYTES_MAX", copied_bytes_max)
     message, whole = PutMessage.parse(data), pb.FlightData.FromString(data)
     assert bytes(message.body) == whole.data_body == body
     assert message.told.data_header == whole.data_header == b"hh"
@@ -235,8 +256,8 @@ def test_a_message_is_what_the_protobuf_library_says_of_it(data: bytes, body: by
 
 
 def test_a_body_that_comes_last_is_not_copied() -> None:
-    """It is a view into what came."""
-    data = HEADER + BODY
+    """It is a view into what came, if it is long."""
+    data = framed(pa.record_batch({"payload": [bytes(COPIED_BYTES_MAX)]}).serialize(), b"")
     assert PutMessage.parse(data).body.obj is data
 
 
@@ -250,14 +271,21 @@ def test_a_body_that_comes_last_is_not_copied() -> None:
         b"\x0a\x01x" + BODY,
     ],
 )
-def test_what_is_no_message_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("copied_bytes_max", [0, COPIED_BYTES_MAX])
+def test_what_is_no_message_is_refused(
+    data: bytes, copied_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Soon, however long it is."""
+    monkeypatch.setattr(put, "COPIED_BYTES_MAX", copied_bytes_max)
     with pytest.raises(ConfigurationError, match="a message is no FlightData"):
         PutMessage.parse(data)
 
 
-def test_messages_cut_and_changed_at_random_are_taken_as_the_protobuf_library_takes_them() -> None:
+def test_messages_cut_and_changed_at_random_are_taken_as_the_protobuf_library_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Either both refuse one, or both have the same fields."""
+    monkeypatch.setattr(put, "COPIED_BYTES_MAX", 0)
     rng = random.Random(5)
     whole = served_proxies.data_of(BATCH.serialize()).SerializeToString()
     refused = 0
