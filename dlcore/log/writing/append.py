@@ -90,6 +90,7 @@ from dlcore.log.writing.steps import (
     WriterState,
 )
 from dlcore.log.writing.transmit import RECORD_TICKET_BYTES, Transmitter, Unwritten
+from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -102,7 +103,6 @@ if TYPE_CHECKING:
     from dlcore.log.typed.rows import TypedRows
     from dlcore.log.writing.producers import Mark, Producers
     from dlcore.log.writing.transmit import Group
-    from dlcore.records import LogRecord
     from dlcore.wire.digest import BytesLike
 
 _Ticket = TypeVar("_Ticket")
@@ -183,7 +183,7 @@ class LogAppender(Generic[_Ticket]):
     def has_room(self) -> bool:
         """Whether less than a quarter is pending of what the limits allow, and it is not aside."""
         transmitter = self._transmitter
-        return (self.is_over or not self._is_aside) and (
+        return (not self._is_aside or self.is_over) and (
             transmitter.pending_bytes <= self._pending_bytes_max // 4
             and transmitter.pending_records <= self._pending_records_max // 4
         )
@@ -241,7 +241,8 @@ class LogAppender(Generic[_Ticket]):
         whole: bool = False,
     ) -> None:
         """Accept a byte log's batch of at least one row, or nothing of it, as `add_record`."""
-        self._require_writable()
+        if not isinstance(batch, LogRecord):  # which is asked for as all records are
+            self._require_writable()
         self._transmitter.add_batch(batch, ticket, mark=mark, whole=whole)
 
     def add_rows(

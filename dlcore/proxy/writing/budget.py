@@ -99,7 +99,8 @@ class ByteBudget:
     def give(self, holder: Holder, size_bytes: int) -> None:
         """Give back what was taken."""
         self._add(holder, -size_bytes)
-        self._let_in()
+        if self._waiting:
+            self._let_in()
 
     def is_due_to_principal(self, holder: Holder, size_bytes: int) -> bool:
         """Return whether the principal, of those who have one, holds too much to take so much."""
@@ -108,15 +109,17 @@ class ByteBudget:
 
     def _add(self, holder: Holder, size_bytes: int) -> None:
         self._taken += size_bytes
-        for counts, key in (
-            (self._taken_by, holder.log),
-            (self._taken_by_principal, holder.principal),
-        ):
-            if key is not None:
-                counts[key] += size_bytes
-                assert self._taken >= counts[key] >= 0
-                if not counts[key]:
-                    del counts[key]
+        self._count(self._taken_by, holder.log, size_bytes)
+        if holder.principal is not None:
+            self._count(self._taken_by_principal, holder.principal, size_bytes)
+
+    def _count(self, counts: dict[str, int], key: str, size_bytes: int) -> None:
+        held = counts.get(key, 0) + size_bytes
+        assert self._taken >= held >= 0
+        if held:
+            counts[key] = held
+        else:
+            counts.pop(key, None)
 
     def _fits(self, size_bytes: int) -> bool:
         return not self._taken or self._taken + size_bytes <= self._bytes_max

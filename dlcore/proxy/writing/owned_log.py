@@ -242,7 +242,7 @@ class OwnedLog:
                 if not isinstance(found, Fresh):
                     return _known(found)
                 known = found.known
-            rows = await self._fitted(batch.slice(known))
+            rows = await self._fitted(batch.slice(known) if known else batch)
             if self.ending is not None:
                 raise self.ending
             try:
