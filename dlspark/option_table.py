@@ -112,7 +112,7 @@ OPTIONS = (
         values="`true` or `false`",
         default="`false`",
         meaning="Of typed logs: add the columns `_log`, `_dlsn`, `_txid`, `_sequence_id` and "
-        "`_timestamp` to their own.",
+        "`_timestamp` to their own, or to those that `columns` names.",
     ),
     Option(
         name="startingTimestamp",
@@ -260,7 +260,7 @@ OPTIONS = (
         values="`true` or `false`",
         default="whether the DataFrame has no column `value`",
         meaning="With `createLog`: whether the log that is created is typed, with the DataFrame's "
-        "columns.",
+        "columns. One that exists has to be of the kind that is named.",
     ),
     Option(
         name="mergeSchema",

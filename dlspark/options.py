@@ -259,8 +259,8 @@ class WriteOptions:
     log: str | None
     transaction: Transaction | None
     create_log: bool = False
-    typed: bool = False
-    """Whether a log that is created is typed, also if there is a column ``value``."""
+    typed: bool | None = None
+    """Whether the log is typed, or to be created as such; None for what it and its columns say."""
     merge_schema: bool = False
     lock_timeout_s: float | None = None
     """None for what the namespace's configuration says."""
@@ -283,7 +283,7 @@ class WriteOptions:
             log=None if table.get("log") is None else table.parse("log", _parse_log, default=""),
             transaction=_parse_transaction(table),
             create_log=table.parse("createLog", _parse_boolean, default=False),
-            typed=table.parse("typed", _parse_boolean, default=False),
+            typed=table.parse("typed", _parse_boolean, default=None),
             merge_schema=table.parse("mergeSchema", _parse_boolean, default=False),
             lock_timeout_s=table.parse("lockTimeoutMs", _parse_milliseconds, default=None),
         )
@@ -350,7 +350,9 @@ def _describe_unknown(given: str, value: str, keys: tuple[str, ...]) -> str:
     for option in OPTIONS:
         if option.name.lower() == lowered:
             uses = " and ".join(
-                dict.fromkeys("reading" if use.is_read else _WORDS[use] for use in option.uses)
+                dict.fromkeys(
+                    "reading records" if use.is_read else _WORDS[use] for use in option.uses
+                )
             )
             return (
                 f"option {given}={value!r} is for {uses}, not allowed here; expected {_join(keys)}"

@@ -15,7 +15,7 @@ from dlcore.ids import DLSN, TXID_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_INTEGER = re.compile(r"[+-]?\d+")
+_INTEGER = re.compile(r"[+-]?\d{1,100}")  # Python converts no text of thousands of digits
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -32,12 +32,18 @@ class TxidBound:
 
     txid: int
 
+    def __str__(self) -> str:
+        return f"transaction id {self.txid}"
+
 
 @dataclass(frozen=True, slots=True)
 class TimestampBound:
     """The first record whose timestamp is not below `timestamp_ms` (epoch milliseconds)."""
 
     timestamp_ms: int
+
+    def __str__(self) -> str:
+        return f"timestamp {self.timestamp_ms}"
 
 
 Position = Edge | DLSN | TimestampBound
@@ -131,7 +137,9 @@ def parse_integer(option: str, text: str, *, minimum: int, maximum: int = 2**63 
     word = text.strip()
     if _INTEGER.fullmatch(word) and minimum <= int(word) <= maximum:
         return int(word)
-    bounds = f">= {minimum}" if maximum == 2**63 - 1 else f"in {minimum} … {maximum}"
+    bounds = f"in {minimum} … {maximum}"
+    if maximum == 2**63 - 1:
+        bounds = f">= {minimum} and < 2**63"
     raise ConfigurationError(f"option {option}={text!r}: expected an integer {bounds}")
 
 
@@ -141,11 +149,11 @@ def parse_size(option: str, text: str) -> int:
     Raises:
         ConfigurationError: it is something else; the error says what would be right.
     """
-    found = re.fullmatch(r"(\d+)\s*(?:([kmg])b?)?", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,100})\s*(?:([kmg])b?)?", text.strip().lower())
     size = int(found[1]) * 1024 ** " kmg".index(found[2] or " ") if found else 0
     if not 1 <= size < 2**63:
         raise ConfigurationError(
-            f"option {option}={text!r}: expected bytes > 0 such as 1000 or 64m"
+            f"option {option}={text!r}: expected bytes > 0 and < 2**63 such as 1000 or 64m"
         )
     return size
 
@@ -156,7 +164,7 @@ def parse_duration(option: str, text: str) -> float:
     Raises:
         ConfigurationError: it is something else; the error says what would be right.
     """
-    found = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h)", text.strip().lower())
+    found = re.fullmatch(r"(\d{1,15})\s*(ms|s|m|min|h)", text.strip().lower())
     if found is None:
         raise ConfigurationError(
             f"option {option}={text!r}: expected a time such as 90s, 15m or 1h"

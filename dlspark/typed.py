@@ -137,8 +137,9 @@ def read_schema(
         ConfigurationError: there is no such column.
         SchemaMismatchError: Spark has no type for one.
     """
-    if columns is None:
-        columns = [*log_schema.names, *(METADATA_COLUMNS if include_metadata else ())]
+    columns = list(log_schema.names if columns is None else columns)
+    if include_metadata:
+        columns += [name for name in METADATA_COLUMNS if name not in columns]
     fields = []
     for name in columns:
         if name in METADATA_COLUMNS:

@@ -31,17 +31,19 @@ def writes_typed(
     there is no column ``value``.
 
     Raises:
-        SchemaMismatchError: a typed log is asked for, and the log is one of bytes.
+        SchemaMismatchError: the log is of the other kind than the options ask for.
     """
+    wanted = options.typed
     if options.log is None:
-        return options.typed or _LOG in names
+        return _LOG in names if wanted is None else wanted
     if options.log not in found:
-        return options.typed or (options.create_log and "value" not in names)
+        return (options.create_log and "value" not in names) if wanted is None else wanted
     is_typed = found[options.log] is not None
-    if options.typed and not is_typed:
+    if wanted is not None and wanted is not is_typed:
         raise SchemaMismatchError(
-            f"option typed=true: log {options.log!r} exists, and is one of bytes: leave the option "
-            "out, or write to another log"
+            f"option typed={str(wanted).lower()}: log {options.log!r} exists, and is "
+            f"{'typed' if is_typed else 'one of bytes'}: leave the option out, or write to another "
+            "log"
         )
     return is_typed
 

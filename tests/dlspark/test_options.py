@@ -134,8 +134,8 @@ def test_pattern_matches_whole_names() -> None:
         ({"startingTimestamp": "1969-01-01"}, ["1970"]),
         ({"startingTimestamp": "-5"}, ["startingTimestamp='-5'"]),
         ({"startingOffsets": "3:0:0", "endingOffsets": "2:9:9"}, ["end at 2:9:9", "3:0:0"]),
-        ({"startingTxid": "5", "endingTxid": "4"}, ["4", "5"]),
-        ({"startingTimestamp": "5", "endingTimestamp": "4"}, ["4", "5"]),
+        ({"startingTxid": "5", "endingTxid": "4"}, ["end at transaction id 4 before", "id 5"]),
+        ({"startingTimestamp": "5", "endingTimestamp": "4"}, ["timestamp 4 before", "timestamp 5"]),
         (
             {"startingOffsets": '{"clicks":"3:0:0"}', "endingOffsets": '{"clicks":"1:0:0"}'},
             ["'clicks'", "1:0:0", "3:0:0"],
@@ -143,6 +143,9 @@ def test_pattern_matches_whole_names() -> None:
         ({"failOnDataLoss": "yes"}, ["failOnDataLoss='yes'", "true or false"]),
         ({"minPartitions": "0"}, ["minPartitions='0'", ">= 1"]),
         ({"maxRecordsPerPartition": "1.5"}, ["maxRecordsPerPartition='1.5'"]),
+        ({"maxRecordsPerPartition": str(2**63)}, ["expected an integer >= 1 and < 2**63"]),
+        ({"startingTimestamp": "9" * 5000}, ["expected epoch milliseconds"]),
+        ({"maxBytesPerPartition": "9" * 5000}, ["expected bytes > 0 and < 2**63"]),
         ({"uri": "http://x/y"}, ["uri='http://x/y'", "distributedlog://"]),
         ({"uri": "distributedlog://host:1"}, ["uri=", "/path"]),
         ({"log": "a b"}, ["log='a b'", "' '"]),
@@ -409,7 +412,7 @@ def test_metadata_tables() -> None:
             MetadataOptions.parse(LOG | {"metadata": table})
     with pytest.raises(ConfigurationError, match=r"metadata='x': expected logs, .* or commits"):
         MetadataOptions.parse({"uri": URI, "metadata": "x"})
-    with pytest.raises(ConfigurationError, match="minPartitions='2' is for reading"):
+    with pytest.raises(ConfigurationError, match="minPartitions='2' is for reading records"):
         MetadataOptions.parse({"uri": URI, "metadata": "logs", "minPartitions": "2"})
 
 

@@ -184,6 +184,8 @@ def test_rows_as_spark_expects_them(bench: Bench) -> None:
     assert batch.schema.equals(shape_of(schema).schema)
     counted = bench.source(columns="_sequence_id,_log")
     assert bench.rows(counted.reader(counted.schema()))[4] == {"_sequence_id": 4, "_log": bench.log}
+    more = bench.source(columns="_txid,id", includeMetadata="true").schema()
+    assert more.names == ["_txid", "id", "_log", "_dlsn", "_sequence_id", "_timestamp"]
     few = bench.source(columns="id,_txid")
     plain: Any = few.reader(few.schema())
     filtering = FilteringDlogReader(plain._options)
@@ -285,6 +287,14 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
     bench.namespace.create_log(bytes_log)
     with pytest.raises(SchemaMismatchError, match="exists, and is one of bytes"):
         bench.source(log=bytes_log, typed="true").writer(ids, overwrite=False)
+    with pytest.raises(SchemaMismatchError, match=r"typed=false: .*exists, and is typed: leave"):
+        bench.source(log=new, typed="false").writer(ids, overwrite=False)
+    plain = bench.source(log=bench.log + "/plain", createLog="true", typed="false")
+    with pytest.raises(ConfigurationError, match="a log of bytes has no column 'id'"):
+        plain.writer(ids, overwrite=False)
+    by_column = DistributedLogDataSource({"uri": bench.uri, "typed": "false"})
+    with pytest.raises(ConfigurationError, match="a log of bytes has no column 'id'"):
+        by_column.writer(by_log, overwrite=False)
     source = bench.source(log=bench.log + "/third", createLog="true")
     assert source.writer(ids, overwrite=False)._columns.typed == ids
     columns = source.streamWriter(ids, overwrite=False)._columns
