@@ -96,8 +96,8 @@ def test_every_type_there_and_back(typed: Typed) -> None:
         typed.spark.conf.unset("spark.sql.session.timeZone")
 
 
-def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed) -> None:
-    """To the microsecond; PySpark refuses the type in a DataFrame unless a setting allows it."""
+def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed, tmp_path: Path) -> None:
+    """To the microsecond, by batch and stream; Spark has the type where a setting allows it."""
     setting = "spark.sql.timeType.enabled"
     typed.spark.conf.set(setting, "true")
     try:
@@ -106,13 +106,18 @@ def test_times_of_day_where_spark_is_told_to_have_them(typed: Typed) -> None:
             " as rows(id, at)"
         )
         typed.save(frame)
-        found = typed.load()
-        assert found.schema["at"].dataType.simpleString() == "time(6)"
-        assert [row["at"] for row in found.orderBy("id").collect()] == [
-            datetime.time(23, 59, 59, 999_999),
-            datetime.time(0),
-            None,
-        ]
+        copy = {"uri": typed.uri, "log": typed.log + "/copy", "createLog": "true"}
+        stream = typed.spark.readStream.format("dlog").option("startingOffsets", "earliest")
+        writer = stream.options(uri=typed.uri, log=typed.log).load().writeStream.format("dlog")
+        writer = writer.options(**copy, checkpointLocation=str(tmp_path))
+        assert writer.trigger(availableNow=True).start().awaitTermination(TIMEOUT_S)
+        for found in (typed.load(), typed.load(log=copy["log"])):
+            assert found.schema["at"].dataType.simpleString() == "time(6)"
+            assert [row["at"] for row in found.orderBy("id").collect()] == [
+                datetime.time(23, 59, 59, 999_999),
+                datetime.time(0),
+                None,
+            ]
     finally:
         typed.spark.conf.unset(setting)
 
