@@ -7,6 +7,9 @@ installation.
 
 from __future__ import annotations
 
+import logging
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dlcore.clock import SystemClock
@@ -30,12 +33,26 @@ __all__ = [
     "register",
 ]
 
+logger = logging.getLogger(__name__)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("dlog")`` known to a session."""
+    """Make ``format("dlog")`` known to a session.
+
+    A warning tells where streams will not work, because Spark ships dlog to tasks only.
+    """
+    shipped, jvm = Path(__file__).parents[1], getattr(spark, "_jvm", None)
+    if jvm is not None and shipped.is_file():
+        inherited = (jvm.System.getenv("PYTHONPATH") or "").split(os.pathsep)
+        if shipped.name not in [Path(entry).name for entry in inherited]:
+            logger.warning(
+                "dlog comes from %s, which Spark ships to tasks, and not to the processes that "
+                "plan streams: for these set PYTHONPATH to it where the driver starts, or install "
+                "dlog there",
+                shipped,
+            )
     spark.dataSource.register(DistributedLogDataSource)
 
 

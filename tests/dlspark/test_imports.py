@@ -9,11 +9,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
 import dlspark
 import pyspark_dlog
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("module", ["dlspark", "pyspark_dlog", "dlspark.batch", "dlspark.stream"])
@@ -33,6 +38,36 @@ def test_spark_finds_the_source_by_its_module() -> None:
     """Spark takes `DefaultSource` of modules called pyspark_*."""
     assert pyspark_dlog.DefaultSource is dlspark.DistributedLogDataSource
     assert pyspark_dlog.DefaultSource.name() == "dlog"
+
+
+@pytest.mark.parametrize(
+    ("inherited", "has_jvm", "warns"),
+    [
+        (None, True, True),
+        ("/opt/lib:/opt/other.zip", True, True),
+        ("/opt/lib:dlog.zip", True, False),
+        (None, False, False),  # of a client of Spark Connect, which ships nothing of its own
+    ],
+)
+def test_register_tells_where_a_zip_file_does_not_reach(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    inherited: str | None,
+    has_jvm: bool,
+    warns: bool,
+) -> None:
+    """Streams are planned in processes that have what the JVM inherited, and no shipped files."""
+    shipped = tmp_path / "dlog.zip"
+    shipped.touch()
+    monkeypatch.setattr(dlspark, "__file__", str(shipped / "dlspark" / "__init__.py"))
+    spark = Mock()
+    spark._jvm = Mock() if has_jvm else None
+    if has_jvm:
+        spark._jvm.System.getenv.return_value = inherited
+    dlspark.register(spark)
+    spark.dataSource.register.assert_called_once_with(dlspark.DistributedLogDataSource)
+    assert ("set PYTHONPATH" in caplog.text) is warns
 
 
 def test_the_face_is_what_it_says() -> None:
