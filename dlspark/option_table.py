@@ -23,11 +23,6 @@ class Use(enum.Enum):
     STREAM_WRITE = "stream write"
     METADATA = "metadata read"
 
-    @property
-    def is_read(self) -> bool:
-        """Whether it reads records."""
-        return self in _READS
-
 
 _READS = (Use.BATCH_READ, Use.STREAM_READ)
 _BATCH_READ = (Use.BATCH_READ,)

@@ -349,11 +349,8 @@ def _describe_unknown(given: str, value: str, keys: tuple[str, ...]) -> str:
     lowered = given.lower()
     for option in OPTIONS:
         if option.name.lower() == lowered:
-            uses = " and ".join(
-                dict.fromkeys(
-                    "reading records" if use.is_read else _WORDS[use] for use in option.uses
-                )
-            )
+            words = (_WORDS.get(use, "reading records") for use in option.uses)
+            uses = " and ".join(dict.fromkeys(words))
             return (
                 f"option {given}={value!r} is for {uses}, not allowed here; expected {_join(keys)}"
             )

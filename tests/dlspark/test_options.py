@@ -450,7 +450,7 @@ def test_every_option_of_the_table_is_known_to_the_parser() -> None:
             try:
                 if use is Use.METADATA:
                     MetadataOptions.parse(given)
-                elif use.is_read:
+                elif use in (Use.BATCH_READ, Use.STREAM_READ):
                     ReadOptions.parse(given, Mode.STREAM if use is Use.STREAM_READ else Mode.BATCH)
                 else:
                     WriteOptions.parse(given, Mode.BATCH)
