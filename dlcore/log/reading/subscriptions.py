@@ -11,11 +11,13 @@ then on that alone says that the subscription is his, until somebody else takes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from dlcore.background import BackgroundTasks
 from dlcore.backoff import Wait
 from dlcore.config import require_kind
 from dlcore.errors import (
@@ -49,6 +51,9 @@ _ID_BYTES_MAX = 200
 _RETRY_S = 0.1
 _TRIES_MAX = 50
 _RELEASE_WAIT_S = 5.0
+"""Without an answer of the metadata store, whoever releases a lock does not wait longer."""
+_releases = BackgroundTasks()
+"""Locks that are released in the background; each ends when its store is closed, or sooner."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +134,7 @@ class SubscriptionHold:
         self._stored = Subscription()
         self._version = -1
         self._is_locked = False
+        self._has_attempted = False  # to lock it, whether or not somebody waited for the answer
         self._unsubscribe = self._store.on_session(self._session_changed)
 
     def __repr__(self) -> str:
@@ -273,26 +279,32 @@ class SubscriptionHold:
     async def delete(self) -> None:
         """Remove the subscription; it must be locked."""
         await self._store.multi([Delete(self._lock_path), Delete(self._path, self._version)])
-        self._is_locked = False
+        self._is_locked = self._has_attempted = False
 
     async def release(self) -> None:
-        """Let others have it; harmless when it is not held."""
+        """Let others have it; harmless when it is not held.
+
+        While the metadata store does not answer it goes on in the background, and if it is
+        cancelled.
+        """
         self._unsubscribe()
-        if not self._is_locked:
-            return
         self._is_locked = False
-        try:
-            async with asyncio.timeout(_RELEASE_WAIT_S):
-                await persistently(self._unlock)
-        except (DLError, TimeoutError) as error:
-            logger.info("%r: its lock goes with the session: %r", self, error)
+        if self._has_attempted:
+            self._has_attempted = False
+            release = _releases.start(self._unlock(), name=f"release {self!r}")
+            await asyncio.wait({release}, timeout=_RELEASE_WAIT_S)
 
     async def _unlock(self) -> None:
-        holder = await self._holder()
-        if (
-            holder is not None and holder.token == self._token
-        ):  # not so once a removal took effect unanswered
-            await self._store.delete(self._lock_path, version=ANY_VERSION)
+        async def delete() -> None:
+            node = await self._store.get(self._lock_path, fresh=True)
+            if node is not None and self._locked_by(node).token == self._token:
+                with contextlib.suppress(NoNodeError):  # it vanished with its session
+                    await self._store.delete(self._lock_path, version=ANY_VERSION)
+
+        try:
+            await persistently(delete)
+        except DLError as error:
+            logger.info("%r: its lock goes with the session: %r", self, error)
 
     async def _make(self) -> None:
         if await self._read() is not None:
@@ -318,8 +330,9 @@ class SubscriptionHold:
     async def _holder(self) -> LockHolder | None:
         """Return who has the lock."""
         node = await persistently(lambda: self._store.get(self._lock_path, fresh=True))
-        if node is None:
-            return None
+        return None if node is None else self._locked_by(node)
+
+    def _locked_by(self, node: Versioned) -> LockHolder:
         return decode(LockHolder, node.value, source=self._lock_path)
 
     async def _lock(self, *, timeout_s: float) -> None:
@@ -355,6 +368,7 @@ class SubscriptionHold:
             since_ms=self._context.clock.now_ms(),
         )
         while not self._is_locked:
+            self._has_attempted = True
             try:
                 await self._store.create(self._lock_path, encode(holder), ephemeral=True)
             except (NodeExistsError, *UNANSWERED):

@@ -17,6 +17,7 @@ from dlcore.errors import (
     SubscriptionMovedError,
 )
 from dlcore.ids import DLSN
+from tests.fixtures.aio import cancel_after
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
@@ -92,6 +93,29 @@ def test_one_reader_for_each_subscriber() -> None:
             await cancelled
         async with await log.open_reader(subscriber="s"):
             pass  # the one that was cancelled holds nothing
+
+    on_log(body)
+
+
+def test_one_who_is_cancelled_leaves_no_lock() -> None:
+    """At any turn of the loop, while it opens a reader or closes it."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        patient = await (
+            await cluster.open("b", config=replace(CONFIG, lock_timeout_s=20))
+        ).open_log("clicks")
+
+        async def open_and_close() -> None:
+            await (await log.open_reader(subscriber="s")).aclose()
+
+        for turns in range(100):
+            task = asyncio.create_task(open_and_close())
+            await cancel_after(task, turns)
+            await (await patient.open_reader(subscriber="s")).aclose()
+            if not task.cancelled():
+                break
+        else:
+            pytest.fail(f"it does not end in {turns} turns")
 
     on_log(body)
 
