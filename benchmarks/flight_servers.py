@@ -2,7 +2,8 @@
 
 DoPut acknowledges how many records were taken, at once or when a log has them durably, in the words
 of a proxy; DoGet gives each follower what a clock makes, and that of grpc.aio, by a ticket
-``{"batches", "rows"}``, one batch so many times.  None does more: what is compared are the roads.
+``{"batches", "rows"}``, one batch so many times, or, with a ``source``, the chunks of a bare server
+as values of batches.  None does more: what is compared are the roads.
 
 `python -m benchmarks.flight_servers pyarrow|aio [URI]` prints its port, serves until its standard
 input ends, and answers the action `usage` with its CPU seconds, memory, threads and followers.
@@ -19,15 +20,19 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import crc32c
 import grpc
 import pyarrow as pa
 import pyarrow.flight as fl
 import uvloop
 
+from benchmarks.bare_server import CHUNK_BYTES, Ask, BareClient
+from dlcore import kept_memory
 from dlcore.config import LogConfig, QuorumConfig
 from dlcore.namespace import open_namespace
 
@@ -38,6 +43,7 @@ SCHEMA = pa.schema([("payload", pa.binary())])
 _METHOD = "/arrow.flight.protocol.FlightService/"
 _ROW_BYTES = 1024
 _READY = b'{"ready": {}}'
+_CHUNKS_AHEAD = 2
 
 
 def _acked(count: int) -> bytes:
@@ -297,13 +303,16 @@ class AioServer(grpc.GenericRpcHandler):
         finally:
             feed.followers -= 1
 
-    async def _send(self, context: Any, batches: int, rows: int) -> None:
-        """Send a batch again and again: nothing is read or made for it."""
+    async def _send(self, context: Any, batches: int, rows: int, source: str | None = None) -> None:
+        """Send a batch again and again: nothing is read or made for it, or its values alone."""
         txids = pa.array(range(rows), pa.int64())
         values = pa.array([os.urandom(_ROW_BYTES)] * rows, pa.binary())
         batch = pa.record_batch({"txid": txids, "value": values})
         await context.write(framed(batch.schema.serialize()))
         message = framed(batch.serialize())
+        if source is not None:
+            await _relay(context, message[:-CHUNK_BYTES], source, batches)
+            return
         for _ in range(batches):
             await context.write(message)
 
@@ -312,6 +321,19 @@ class AioServer(grpc.GenericRpcHandler):
         if bytes(parts[1]) == b"feed":
             self._feeding = asyncio.create_task(self._feed.run(*json.loads(bytes(parts[2]))))
         await context.write(b"".join(field(1, usage(self._feed))))
+
+
+async def _relay(context: Any, head: bytes, source: str, count: int) -> None:
+    """Send chunks of a bare server, summed at both ends, each behind the same head."""
+    client = await BareClient.connect(source)
+    chunks = deque(client.ask(Ask.FETCH, b"%d" % number) for number in range(_CHUNKS_AHEAD))
+    for number in range(_CHUNKS_AHEAD, count + _CHUNKS_AHEAD):
+        chunk = await chunks.popleft()
+        if number < count:
+            chunks.append(client.ask(Ask.FETCH, b"%d" % number))
+        crc32c.crc32c(chunk)
+        await context.write(b"".join([head, chunk]))
+    client.close()
 
 
 async def serve(kind: str, uri: str | None) -> None:
@@ -334,4 +356,5 @@ async def serve(kind: str, uri: str | None) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path.cwd()))
+    kept_memory.keep_what_is_freed()
     uvloop.run(serve(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None))

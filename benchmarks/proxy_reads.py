@@ -17,7 +17,7 @@ import uvloop
 
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.followers import STAMP
-from benchmarks.limits import MIB
+from benchmarks.limits import MIB, bare_server
 from benchmarks.logs import (
     CONFIG,
     RECORD_BYTES,
@@ -50,13 +50,14 @@ _SENT_ROWS = 1024
 _AT_ONCE = 4
 
 
-def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
+def read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """All records of a log by DoGet, ids and bytes, beside the core's scan in the client's process.
 
     Of a log of one segment, of the same with all columns that either side has, and of a log of 16
-    segments, whose parts are asked for by four threads.  The notes tell what a server of grpc.aio
-    gives the same client that sends one batch of a MiB again and again.  CPU is that of all
-    processes.
+    segments, whose parts are asked for by four threads.  And beside a bare relay, which is what any
+    proxy on grpc.aio has to do: it reads chunks of a bare server, sums them, and sends each as ids
+    and values.  The notes tell what it gives that sends one batch of a MiB again and again.  CPU is
+    that of all processes.
     """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     figures = []
@@ -68,18 +69,19 @@ def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     ):
         config = replace(CONFIG, segment_bytes_max=segment_bytes)
         log, _ = write_log(sandbox.uri, batches, config=config)
-        figures.append(_read(sandbox, name, log, *columns))
+        figures += _read(sandbox, folder, name, log, *columns)
         drop_log(sandbox.uri, log)
     return figures
 
 
 def _read(
     sandbox: Sandbox,
+    folder: Path,
     name: str,
     log: str,
     columns: list[str] | None,
     core_columns: list[str] | None,
-) -> Figure:
+) -> list[Figure]:
     bookies = [each.pid for each in sandbox.bookies]
     proxied = CpuCost([*bookies, sandbox.proxies[0].pid])
     direct = CpuCost(bookies)
@@ -98,14 +100,14 @@ def _read(
             assert found == _RECORDS
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
-    with served("aio") as server:
-        bare = CpuCost([server.pid])
-        ticket = json.dumps({"batches": _RECORDS // _SENT_ROWS, "rows": _SENT_ROWS}).encode()
+    with served("aio") as server, bare_server(folder) as source:
+        bare, relayed = CpuCost([server.pid]), CpuCost([server.pid, source.pid])
 
-        def sent() -> float:
+        def sent(cost: CpuCost, **more: str) -> float:
+            asked = {"batches": _RECORDS // _SENT_ROWS, "rows": _SENT_ROWS, **more}
             started = time.perf_counter()
-            with bare.counted():
-                assert _count(server.location, fl.Ticket(ticket)) == _RECORDS
+            with cost.counted():
+                assert _count(server.location, fl.Ticket(json.dumps(asked))) == _RECORDS
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
         figure = measure(
@@ -113,16 +115,27 @@ def _read(
             unit="MB/s",
             target=Target(ratio=0.7, is_rate=True),
             value=value,
-            limit={"core": core, "bare server": sent},
+            limit={
+                "core": core,
+                "bare relay": lambda: sent(relayed, source=source.address),
+                "bare server": lambda: sent(bare),
+            },
         )
     costs = {}
     for who, what, cost in (
         ("client", "proxy and bookies", proxied),
         ("client of the core", "its bookies", direct),
+        ("client of a bare relay", "bare relay and its source", relayed),
         ("client of a bare server", "bare server", bare),
     ):
         costs[who], costs[what] = cost.per_gb()
-    return replace(figure, limit=figure.limits["core"], cpu_s_per_gb=costs)
+    beside_relay = replace(
+        figure, name=f"{name}_relayed", limit=figure.limits["bare relay"], limits={}
+    )
+    return [
+        replace(figure, limit=figure.limits["core"], cpu_s_per_gb=costs),
+        beside_relay,
+    ]
 
 
 def _get_all(location: str, log: str, columns: list[str] | None) -> int:
