@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
+from dlcore.config import MIB
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
@@ -31,8 +33,7 @@ if TYPE_CHECKING:
     from dlcore.records import NotLessThan
 
 _LOOK_S = 1.0
-_FIRST_BYTES = 64 * 1024
-_GROWTH = 4
+_FIRST_BYTES = (64 * 1024, 256 * 1024, MIB)
 """A reader's first messages are small, and soon larger: one that takes none holds little."""
 TURN_BYTES = 64 * 1024 * 1024
 """After so much a reader that is caught up makes room for one that waits."""
@@ -185,7 +186,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
     for a moment; that is waited for, and nothing is left out, nor given twice.
     """
     async with await reading.log.open_reader(dlsn=position) as reader:
-        bytes_max = _FIRST_BYTES
+        sizes = chain(_FIRST_BYTES, repeat(PART_BYTES))
         with suppress(EndOfStreamError):
             while position < end:
                 rows = await reader.take_rows(timeout_s=_LOOK_S)
@@ -194,9 +195,8 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
                         f"log {reading.log.name!r}: the records before {end} were truncated while "
                         "they were read"
                     )
-                for each in fetched(rows, log=reading.log.name, bytes_max=bytes_max):
+                for each in fetched(rows, log=reading.log.name, sizes=sizes):
                     position = each.end
                     yield each
                     if position >= end:
                         return
-                bytes_max = min(_GROWTH * bytes_max, PART_BYTES)

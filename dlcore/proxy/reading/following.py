@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
@@ -92,7 +93,7 @@ class FollowedLog:
                 self._tell()
                 while True:
                     taken = await reader.take_rows()
-                    for each in fetched(taken, log=self._log.name, bytes_max=RUN_BYTES):
+                    for each in fetched(taken, log=self._log.name, sizes=repeat(RUN_BYTES)):
                         for known in self._rings.values():
                             known.append(each)
                         self._end = each.end

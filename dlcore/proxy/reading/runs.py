@@ -71,37 +71,35 @@ class Fetched:
         return view.message(wanted, end) if wanted else None
 
 
-def fetched(taken: Iterable[EntryRows], *, log: str, bytes_max: int) -> Iterator[Fetched]:
-    """Yield entries that were taken from a reader of a log, those that are small together."""
+def fetched(taken: Iterable[EntryRows], *, log: str, sizes: Iterator[int]) -> Iterator[Fetched]:
+    """Yield entries that were taken from a reader of a log, those that are small together.
+
+    `sizes` says how many bytes each message shall have.  Its rows count as they are in memory:
+    entries may be compressed, which messages are not.
+    """
     together: list[StoredRows] = []
-    end, size_bytes = DLSN.INITIAL, 0
+    end, size_bytes, bytes_max = DLSN.INITIAL, 0, 0
     row_bytes = _ROW_BYTES + len(log.encode())
     for entry in taken:
-        for rows, rows_end, rows_bytes in _cut(entry, row_bytes, CUT_FACTOR * bytes_max):
-            if together and size_bytes + rows_bytes > bytes_max:
+        rest = entry.take_stored()
+        count = rest.batch.num_rows
+        rest_bytes = int(rest.batch.get_total_buffer_size()) + count * row_bytes
+        while count:
+            if not together:
+                bytes_max = next(sizes)
+            part_count = min(-(-rest_bytes // (CUT_FACTOR * bytes_max)), count)
+            part_bytes = rest_bytes // part_count
+            if together and size_bytes + part_bytes > bytes_max:
                 yield Fetched.of(together, end, size_bytes)
                 together, size_bytes = [], 0
-            together.append(rows)
-            end = rows_end
-            size_bytes += rows_bytes
+                continue
+            part, part_rows = rest, -(-count // part_count)
+            if part_count > 1:
+                part, rest = rest.slice(0, part_rows), rest.slice(part_rows, count)
+            together.append(part)
+            count -= part_rows
+            end = rest.position if count else entry.place.end
+            size_bytes += part_bytes
+            rest_bytes -= part_bytes
     if together:
         yield Fetched.of(together, end, size_bytes)
-
-
-def _cut(
-    entry: EntryRows, row_bytes: int, bytes_max: int
-) -> Iterator[tuple[StoredRows, DLSN, int]]:
-    """Yield the rows of an entry, where they end, and about how many bytes a message has of them.
-
-    They are as they are in memory: entries may be compressed, which messages are not.
-    """
-    rows = entry.take_stored()
-    count = rows.batch.num_rows
-    size_bytes = int(rows.batch.get_total_buffer_size()) + count * row_bytes
-    part_count = -(-size_bytes // bytes_max)
-    step = -(-count // min(part_count, count))
-    for first in range(0, count, step):
-        part = rows.slice(first, step)
-        is_last = first + step >= count
-        end = entry.place.end if is_last else rows.slice(first + step, 0).position
-        yield part, end, size_bytes // part_count

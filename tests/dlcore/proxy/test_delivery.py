@@ -81,9 +81,11 @@ def test_what_was_truncated_meanwhile_is_told() -> None:
         delivered(Log([[entry(0, 1)], []], first=DLSN(1, 2, 0)), DLSN(1, 2, 0))
 
 
-def test_a_reader_is_sent_little_at_first() -> None:
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_reader_is_sent_little_at_first(at_once: int) -> None:
     """So one that takes nothing holds little; what comes later goes in few messages."""
-    log = Log([[entry(number, 600, size=1024)] for number in range(4)])
+    entries = [entry(number, 600, size=1024) for number in range(4)]
+    log = Log([entries[first : first + at_once] for first in range(0, 4, at_once)])
     sent = messages(log, DLSN(1, 4, 0))
     assert [each for message in sent for each in values(message)] == [
         b"%d:%d" % (number, slot) for number in range(4) for slot in range(600)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pyarrow as pa
 import pytest
 
@@ -36,7 +38,7 @@ def values(message: bytes | None) -> list[bytes]:
 
 def together(entries: list[EntryRows], bytes_max: int = RUN_BYTES) -> list[Fetched]:
     """Return entries of the log as they go together."""
-    return list(fetched(entries, log="a", bytes_max=bytes_max))
+    return list(fetched(entries, log="a", sizes=repeat(bytes_max)))
 
 
 def test_small_entries_go_together() -> None:
@@ -67,7 +69,7 @@ def test_a_long_name_counts_with_each_record() -> None:
     """Every row has it, in UTF-8."""
     log, bytes_max = "ü" * 100, 10_000
     view = RowView(log, None, None)
-    parts = fetched([entry(3, 500)], log=log, bytes_max=bytes_max)
+    parts = fetched([entry(3, 500)], log=log, sizes=repeat(bytes_max))
     sizes = [len(each.part(view, DLSN(1, 4, 0)) or b"") for each in parts]
     assert 0 < max(sizes) <= CUT_FACTOR * bytes_max
 
