@@ -52,8 +52,9 @@ logger = logging.getLogger(__name__)
 
 SEGMENTS_AHEAD = 50
 """A reader knows the metadata of so many segments: a log may have very many."""
-_OPENED_AHEAD_BYTES = 4 * MIB
-"""With so much left of an extent the next one is opened, and its first entries are asked for."""
+_OPENED_AHEAD_BYTES = 12 * MIB
+"""With so much left of an extent the next one is opened, and its first entries are asked for: its
+ledger and a first chunk take some milliseconds to come, in which a reader reads on by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
