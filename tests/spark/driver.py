@@ -1,10 +1,11 @@
 """A Spark driver of its own, to be killed: streams one log into another and waits in a commit.
 
-    python -m tests.spark.driver URI SOURCE TARGET FOLDER before-commit|after-commit
+    python -m tests.spark.driver URI SOURCE TARGET FOLDER before-commit|after-commit|within-commit
 
 It prints the process id of its JVM, and keeps its checkpoint in FOLDER.  The first commit touches
 the file of the pause's name in FOLDER, before or after the transaction, and waits there to be
-killed.
+killed.  Within it, each commit does so when it has seen what there is and is about to change it,
+and goes on when the file is gone.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+from dlcore.log.staging.append import StagedAppend
 from dlspark import DistributedLogDataSource
 from dlspark.stream import DlogStreamWriter
 from tests.fixtures.spark import start_session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
@@ -36,13 +41,32 @@ class PausingWriter(DlogStreamWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit, and wait."""
+        if self._pause == "within-commit":
+            with patch.object(StagedAppend, "_record_ops", self._waiting(StagedAppend._record_ops)):
+                super().commit(messages, batchId)
+            return
         if self._pause == "after-commit":
             super().commit(messages, batchId)
+        self._wait()
+        os._exit(1)
+
+    def _waiting(self, plan: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what waits when the operations of a transaction are planned for the first time."""
+        waits = iter([self._wait])
+
+        def wait_and_plan(*arguments: Any) -> Any:
+            next(waits, lambda: None)()
+            return plan(*arguments)
+
+        return wait_and_plan
+
+    def _wait(self) -> None:
         self._marker.touch()
         parent = os.getppid()
-        while os.getppid() == parent:  # whoever kills the driver leaves this process behind
+        while self._marker.exists():
             time.sleep(POLL_S)
-        os._exit(1)
+            if os.getppid() != parent:  # whoever kills the driver leaves this process behind
+                os._exit(1)
 
 
 class PausingDataSource(DistributedLogDataSource):

@@ -1,9 +1,10 @@
-"""A driver that dies with SIGKILL around a commit: restarted, it has written each record once.
+"""A driver that dies around a commit, or stands still within one: each record is written once.
 
 Goal: between the metadata transaction and Spark's own commit log there is no moment in which a
-crash loses or doubles a batch, or leaves staged data behind.  Method: a driver process whose commit
-waits at the moment in question, is killed there, and is started again from its checkpoint: first
-before the transaction, then after it.  The third run, by the session of the tests, goes through.
+crash loses or doubles a batch, or leaves staged data behind; nor in which a driver that was taken
+for dead does so when it goes on.  Method: a driver process whose commit waits at the moment in
+question, is killed or stopped there, and is started again from its checkpoint: first before the
+transaction, then after it.  The last run, by the session of the tests, goes through.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +25,6 @@ from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.fixtures.spark import LogBench
 
@@ -46,6 +47,7 @@ def driver(
         env=spark_environment(),
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     jvm = 0
@@ -60,8 +62,31 @@ def driver(
         if jvm:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(jvm, signal.SIGKILL)
+        signal_all(process, signal.SIGKILL)
         process.wait(TIMEOUT_S)
         process.stdout.close()
+
+
+def signal_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal to the process and all that came of it."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(path.name)) == process.pid:
+                os.kill(int(path.name), number)
+
+
+@contextlib.contextmanager
+def standing_still(
+    logs: LogBench, process: subprocess.Popen[str], *, others: set[str]
+) -> Iterator[None]:
+    """Stop a driver for longer than its sessions last; it goes on at the end."""
+    assert list_staged(logs.uri, "none")[1] - others, "its tasks have sessions"
+    signal_all(process, signal.SIGSTOP)
+    try:
+        wait_until(lambda: list_staged(logs.uri, "none")[1] <= others, timeout_s=TIMEOUT_S)
+        yield
+    finally:
+        signal_all(process, signal.SIGCONT)
 
 
 def run_into_pause(logs: LogBench, source: str, target: str, folder: Path, pause: str) -> None:
@@ -100,3 +125,40 @@ def test_killed_driver(logs: LogBench, tmp_path: Path) -> None:
     wait_until(lambda: not list_staged(logs.uri, identity)[0] & left, timeout_s=TIMEOUT_S)
     query.stop()
     assert logs.payloads(target) == [b"%d" % n for n in range(60)]
+
+
+def test_frozen_driver(logs: LogBench, tmp_path: Path) -> None:
+    """Its sessions are gone when it goes on: alone, or when another one has taken its place."""
+    source, target = logs.create("in"), logs.create("out")
+    marker, checkpoint = tmp_path / "within-commit", tmp_path / "checkpoint"
+
+    def append(*numbers: int) -> None:
+        logs.append(source, [(n, b"%d" % n) for n in numbers])
+
+    def wait_for(count: int) -> None:
+        wait_until(lambda: len(logs.payloads(target)) >= count, timeout_s=TIMEOUT_S)
+
+    append(*range(50))
+    _, others = list_staged(logs.uri, "none")
+    with driver(logs, source, target, tmp_path, marker.name) as frozen:
+        wait_until(marker.exists, timeout_s=TIMEOUT_S)
+        with standing_still(logs, frozen, others=others):
+            marker.unlink()
+            assert logs.payloads(target) == []
+        wait_for(50)
+        append(*range(50, 60))
+        wait_until(marker.exists, timeout_s=TIMEOUT_S)
+        assert (checkpoint / "commits" / "0").exists(), "it went on with its own batch"
+        with standing_still(logs, frozen, others=others):
+            frame = logs.stream(log=source, startingOffsets="earliest")
+            writer = frame.writeStream.format("dlog").options(uri=logs.uri, log=target)
+            query = writer.option("checkpointLocation", str(checkpoint)).start()
+            wait_until((checkpoint / "commits" / "1").exists, timeout_s=TIMEOUT_S)
+            assert len(logs.payloads(target)) == 60
+            marker.unlink()
+        assert frozen.wait(TIMEOUT_S) != 0, "Spark finds its checkpoint taken"
+        append(*range(60, 70))
+        wait_for(70)
+        assert query.isActive, query.exception()
+        query.stop()
+    assert logs.payloads(target) == [b"%d" % n for n in range(70)]
