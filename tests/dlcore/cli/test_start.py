@@ -36,7 +36,7 @@ CLIENTS = ("dlcore.namespace", "dlcore.sync", "kazoo", "numpy", "pyarrow")
         (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 395),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 380),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 380),
-        (ENDPOINT_WRITE, ("bookie", "dlcore.namespace", "kazoo", *FRAMES, *ARRAYS), 395),
+        (ENDPOINT_WRITE, ("bookie", "dlcore.namespace", "kazoo", *FRAMES, *ARRAYS), 400),
         (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 480),
         (PROXY, ("bookie", "dlcore.remote", *FRAMES), 605),
         (BOOKIE, ("dlcore.cli", "dlcore.namespace", "pyarrow", *FRAMES), 545),
