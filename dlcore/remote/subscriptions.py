@@ -62,7 +62,7 @@ class RemoteHold:
         self._calls = calls
         self._log = log
         self._subscriber = subscriber
-        self._token = SystemClock().new_token()
+        self._token = ""
         self._mark: Mark | None = None
         self._position = DLSN.INITIAL
         self._asked: DLSN | None = None  # to be stored, by an attempt whose end is not known
@@ -79,6 +79,7 @@ class RemoteHold:
             seen = (await show(self._calls, self._log, self._subscriber)).get(self._subscriber)
             at = DLSN.INITIAL if seen is None else DLSN.parse(seen.dlsn)
             self._mark = None if seen is None else seen.mark
+            self._token = SystemClock().new_token()
             try:
                 await self._move(at if position is None else position, waits=waits)
             except SubscriptionMovedError:

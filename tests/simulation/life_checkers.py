@@ -110,6 +110,7 @@ class LifeCheckers:
         self._names: dict[str, tuple[str, str]] = {}  # by path: name and id
         self._lives: dict[str, _Life] = {}  # by id
         self._positions: dict[str, list[Position]] = {}  # by path of a subscription
+        self._ended: dict[str, list[list[Position]]] = {}  # of those that were deleted
         self.renamed: list[tuple[str, str]] = []
         """The id of each log that was renamed, and its name from then on."""
 
@@ -308,7 +309,8 @@ class LifeCheckers:
         """L11: who was replaced moves it no more; who replaces another begins where he was."""
         node = self._tree._find(path)
         if node is None:
-            self._positions.pop(path, None)
+            if path in self._positions:
+                self._ended.setdefault(path, []).append(self._positions.pop(path))
             return
         history = self._positions.setdefault(path, [])
         now = read_position(node.value)
@@ -328,6 +330,11 @@ class LifeCheckers:
     def moves(self, log_id: str, subscriber: str) -> list[Position]:
         """Return all positions that a subscription had so far."""
         return self._positions.get(self._paths.log_of(log_id).subscriber(subscriber), [])
+
+    def lives(self, log_id: str, subscriber: str) -> list[list[Position]]:
+        """Return those of each time that it was made, until it was deleted; the last one is now."""
+        path = self._paths.log_of(log_id).subscriber(subscriber)
+        return [*self._ended.get(path, []), self._positions.get(path, [])]
 
 
 class Watching:

@@ -19,6 +19,7 @@ from dlcore.config import QuorumConfig
 from tests.simulation import (
     mutants_bookie,
     mutants_client,
+    mutants_consumers,
     mutants_disk,
     mutants_garbage,
     mutants_life,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _MODULES = (
     mutants_client,
+    mutants_consumers,
     mutants_quorum,
     mutants_bookie,
     mutants_disk,
@@ -290,12 +292,18 @@ def _proxies(plan: Plan) -> Plan:
     return with_proxies(_logs(plan))
 
 
+def _consumers(plan: Plan) -> Plan:
+    """The same, with subscribers over proxies."""
+    return with_proxies(_logs(plan), has_consumers=True)
+
+
 def _wire(plan: Plan) -> Plan:
     return replace(plan, has_wire=True)
 
 
 FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "any": _any,
+    "consumers": _consumers,
     "takeovers": _takeovers,
     "crashes": _crashes,
     "garbage": _garbage,
@@ -341,6 +349,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "torn changes": _scene("torn_change", spares=1, metadata_latency_s=0.2),
 }
 _FOCUS_OF = {
+    **dict.fromkeys(mutants_consumers.MUTANTS, "consumers"),
     **dict.fromkeys(mutants_garbage.MUTANTS, "garbage"),
     **dict.fromkeys(mutants_disk.MUTANTS, "crashes"),
     **dict.fromkeys(mutants_recovery.MUTANTS, "repairs"),
@@ -445,7 +454,8 @@ def focused(focus: str) -> Iterator[None]:
 
     def draw(rng: random.Random) -> Plan:
         plan = replace(draw_plan(rng), has_wire=False, has_logs=False)
-        plan = replace(plan, has_life=False, has_types=False, has_proxies=False)
+        plan = replace(plan, has_life=False, has_types=False)
+        plan = replace(plan, has_proxies=False, has_consumers=False)
         return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):

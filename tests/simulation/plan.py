@@ -98,6 +98,8 @@ class Plan:
     """Whether one more log is typed, and its schema changes; see `log_types.py`."""
     has_proxies: bool = False
     """Whether logs are written and read through proxies; see `proxies.py`."""
+    has_consumers: bool = False
+    """Whether there are subscribers over proxies, too; see `proxy_consumers.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -116,6 +118,7 @@ _LOGS_SHARE = 0.08
 _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
 _PROXIES_SHARE = 0.4
+_CONSUMERS_SHARE = 0.5
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
@@ -160,7 +163,7 @@ def draw_plan(rng: random.Random) -> Plan:
             has_types=own.random() < _TYPES_SHARE,
         )
         if own.random() < _PROXIES_SHARE:
-            plan = with_proxies(plan)
+            plan = with_proxies(plan, has_consumers=own.random() < _CONSUMERS_SHARE)
     return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
 
 
@@ -178,6 +181,12 @@ def with_logs(plan: Plan) -> Plan:
     )
 
 
-def with_proxies(plan: Plan) -> Plan:
+def with_proxies(plan: Plan, *, has_consumers: bool = False) -> Plan:
     """Return a plan whose logs are written through proxies."""
-    return replace(with_logs(plan), has_proxies=True, has_life=False, has_types=False)
+    return replace(
+        with_logs(plan),
+        has_proxies=True,
+        has_consumers=has_consumers,
+        has_life=False,
+        has_types=False,
+    )

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import ProxyUnavailableError
+from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership
@@ -28,6 +29,7 @@ from tests.simulation.log_process import LogProcess
 from tests.simulation.proxy_appends import Conditional, Stager
 from tests.simulation.proxy_checkers import ProxyCheckers
 from tests.simulation.proxy_clients import Producer, Reader
+from tests.simulation.proxy_consumers import Consumer, shift_names
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ _KNOWN_MAX = 3
 _PRODUCERS = 3
 _CONDITIONALS = 2
 _STAGERS = 2
+_CONSUMERS = 3
 _READERS = 4
 _STOP_GRACE_S = 0.5
 _LOOK_S = 0.05
@@ -98,6 +101,19 @@ class Proxy:
 
         async def serve(context: Context) -> None:
             await self._count(partial(self.reads.do_get, ticket, context.write))
+
+        return Call(self._world, caller, self._process.client, serve)
+
+    def get_info(self, caller: str, asked: bytes) -> Call:
+        """Begin a GetFlightInfo of somebody."""
+
+        async def serve(context: Context) -> None:
+            async def tell() -> None:
+                descriptor = pb.FlightDescriptor.FromString(asked)
+                info = await self.reads.get_flight_info(descriptor)
+                await context.write(info.SerializeToString())
+
+            await self._count(tell)
 
         return Call(self._world, caller, self._process.client, serve)
 
@@ -193,7 +209,7 @@ class Proxies:
         self.checkers = ProxyCheckers(self.log_checkers)
         self._at: dict[str, Proxy] = {}  # who serves at a location, or did last
         self._keeps_locations = self.rng.random() < 0.5
-        self._clients: list[Producer | Stager | Reader] = []
+        self._clients: list[Producer | Stager | Reader | Consumer] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.is_ending = False
 
@@ -213,6 +229,12 @@ class Proxies:
             self._clients.append(Stager(self, f"stager-{number}", sorted(log_ids)))
         for number in range(_READERS):
             self._clients.append(Reader(self, f"fetcher-{number}", log_ids))
+        if self._world.plan.has_consumers:
+            self._logs.supervise("shifter", partial(shift_names, self._logs))
+            for number in range(_CONSUMERS):
+                is_last = number == 0
+                name = f"consumer-{number}"
+                self._clients.append(Consumer(self, name, sorted(log_ids), is_last=is_last))
         self._world.callers += [each.name for each in self._clients]
         self._tasks = [self._world.spawn(each.run()) for each in self._clients]
 
@@ -253,7 +275,11 @@ class Proxies:
 
     def some_location(self) -> str:
         """Return a location where somebody serves, or served, if there is one."""
-        return self.rng.choice(list(self._at)[-_KNOWN_MAX:] or [""])
+        return self.rng.choice(self.locations() or [""])
+
+    def locations(self) -> list[str]:
+        """Return the locations that clients know."""
+        return list(self._at)[-_KNOWN_MAX:]
 
     def at(self, location: str) -> Proxy:
         """Return who serves at a location, or did last.  Raises: ProxyUnavailableError."""
@@ -264,6 +290,10 @@ class Proxies:
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""
         self._world.trace.note(who, what)
+
+    def later(self, delay_s: float, action: Callable[[], object]) -> None:
+        """Do something after a while, unless the end is near by then."""
+        self._world.loop.call_later(delay_s, lambda: self.is_ending or action())
 
     def count(self, what: str, times: int = 1) -> None:
         """Count what happened."""

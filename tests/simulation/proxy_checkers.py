@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.ids import DLSN
 from tests.simulation.life_checkers import require
+from tests.simulation.subscription_checkers import CONSUMED, SubscriptionCheckers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ SENT = "P2 AcksAreOfWhatWasSent"
 AS_IN_THE_LOG = "P3 ProxyReadersSeeTheLog"
 LEADS_ON = "P4 RedirectsLeadOn"
 AT_ITS_PLACE = "P5 ConditionalAppendsAreWholeAtTheirPlace"
-PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON, AT_ITS_PLACE)
+PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON, AT_ITS_PLACE, CONSUMED)
 _ANYWHERE = DLSN(2**62, 0, 0)
 
 
@@ -170,6 +171,7 @@ class ProxyCheckers:
         self._produced: list[Produced] = []
         self._delivered: list[Delivered] = []
         self.delivered_count = 0
+        self.subscriptions = SubscriptionCheckers(logs)
 
     def new_producer(self, log_id: str, name: str) -> Produced:
         """Begin to judge what a producer is told."""
@@ -192,6 +194,7 @@ class ProxyCheckers:
             self._check_conditions(produced)
         for delivered in self._delivered:
             self._check_reader(delivered)
+        self.subscriptions.check_whole()
 
     def _check_producer(self, produced: Produced) -> None:
         """P1: what was acknowledged is there, in the order of its numbers, unless truncated."""

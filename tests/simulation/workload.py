@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.log.staging import writer as staging
+from dlcore.remote import endpoint
 from dlcore.wire import messages
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
@@ -80,7 +81,7 @@ def run_seed(seed: int) -> Run:
     """Run one seed; the same seed gives the same trace."""
     result = Run(seed)
     try:
-        with _few_are_many():
+        with _few_are_many(), _by_chance_of(seed):
             _, loop = run_loop(_main(seed, result), seconds_max=CHAOS_S * 3 + HEALING_S_MAX)
         result.steps = loop.steps
     except AssertionError as error:
@@ -99,6 +100,13 @@ def _few_are_many() -> Iterator[None]:
         patch.object(messages, "_RUN_FRAMES_MIN", 2),
         patch.object(staging, "QUEUED_BYTES_MAX", 40),
     ):
+        yield
+
+
+@contextmanager
+def _by_chance_of(seed: int) -> Iterator[None]:
+    """Let clients of proxies wait as long each time that a seed is played."""
+    with patch.object(endpoint, "random", random.Random(seed)):
         yield
 
 

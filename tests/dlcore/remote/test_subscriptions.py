@@ -21,6 +21,7 @@ from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogKey, Mark
 from dlcore.log.reading.subscriptions import Seen, SubscriptionHold
 from dlcore.proxy.actions import Actions
+from dlcore.remote.subscriptions import show
 from dlcore.remote.sync import open_namespace as open_blocking
 from tests.dlcore.proxy.test_actions import refused
 from tests.dlcore.remote.test_lost_answers import losing_the_answer
@@ -183,8 +184,16 @@ def test_what_was_done_is_done() -> None:
         ):
             await reader.commit(DLSN(1, 4, 0))
         assert await log.get_subscriptions() == {"s": DLSN(1, 3, 0)}
-        with losing_the_answer("move_subscription", take):  # taken twice
+        tokens: list[str] = []
+
+        async def note_and_take() -> None:
+            tokens.append((await show(log._calls, log._log))["s"].mark.token)
+            await take()
+
+        with losing_the_answer("move_subscription", note_and_take):  # taken twice
             again = await log.open_reader(subscriber="s")
+        # Who was replaced does not come back as the same one.
+        assert (await show(log._calls, log._log))["s"].mark.token not in tokens
         await again.commit(DLSN(1, 4, 0))
         with losing_the_answer("delete_subscription"):
             assert await log.delete_subscription("s")
