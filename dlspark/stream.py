@@ -268,7 +268,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         names = [
             log
             for log, known in sorted(since.logs.items())
-            if not (log in since.gone or selection.matches(log) or known.log_id in followed)
+            if not (known.log_id in followed or log in since.gone or selection.matches(log))
         ]
         views = {
             log: None if snapshot is None else LogView.of(snapshot)
