@@ -9,6 +9,7 @@ time, so whoever finds its file gone looks again.
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -189,7 +190,8 @@ class EntryReader:
     def read_newest(self, ledger_id: int, entry_id: int) -> memoryview | None:
         """Return the verified frame of an entry if it is the last confirmed one, and in memory.
 
-        None: it is not durable, or was stored before another one of the ledger, or long ago.
+        None: it is not durable, or was stored long ago.  Mostly the ledger's next entry, which told
+        that this one is confirmed, is here too.
         """
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed != entry_id:
@@ -197,9 +199,12 @@ class EntryReader:
         current = self._log.unsealed.current
         index = current.index
         entries = index.entries(ledger_id)
-        if entries is None or not len(entries.entry_ids) or entries.entry_ids[-1] != entry_id:
+        if entries is None:
             return None
-        offset, size = int(entries.offsets[-1]), int(entries.sizes[-1])
+        position = bisect.bisect_right(entries.entry_ids, entry_id) - 1
+        if position < 0 or entries.entry_ids[position] != entry_id:
+            return None
+        offset, size = int(entries.offsets[position]), int(entries.sizes[position])
         file = current.file
         if file is None or not self._log.unsealed.is_durable_at(index.number, offset):
             return None

@@ -32,3 +32,30 @@ def test_a_range_looks_only_at_the_footers_it_has_come_to() -> None:
             assert looked_at < len(storage.core.handles._footers) / 3 < file_count / 2
 
     run(main())
+
+
+def test_the_last_confirmed_entry_is_found_at_once() -> None:
+    """Goal: along a busy tail, where an add tells that the one before is confirmed, nothing is
+    searched.  Method: whatever else is held of the ledger."""
+
+    async def main() -> None:
+        async with open_storage(MemoryDisk()) as storage:
+            reader = storage.core.reader
+            assert reader.read_newest(1, 0) is None
+            await storage.writes.add_entry(make_frame(1, 0))
+            assert reader.read_newest(1, 0) is None  # not confirmed
+            following = storage.writes.add_entry(make_frame(1, 1))
+            assert not following.done()
+            assert bytes(reader.read_newest(1, 0) or b"") == make_frame(1, 0)
+            storage.writes.write_lac(1, 1)
+            assert reader.read_newest(1, 1) is None  # not durable
+            await following
+            assert bytes(reader.read_newest(1, 1) or b"") == make_frame(1, 1)
+            for entry_id in (3, 5):  # the others are on other bookies
+                await storage.writes.add_entry(make_frame(1, entry_id))
+            assert reader.read_newest(1, 4) is None
+            await storage.writes.add_entry(make_frame(2, 7))
+            storage.writes.write_lac(2, 6)
+            assert reader.read_newest(2, 6) is None
+
+    run(main())
