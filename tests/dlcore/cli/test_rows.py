@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -142,7 +142,11 @@ def test_how_values_are_shown() -> None:
         "spot": {"x": 1, "key": "YWI="},
         "map": [{"key": "k", "value": "dg=="}],
     }
-    assert batch_of_json([b"{}"], schema, written=0).to_pylist() == [dict.fromkeys(row)]
+    found = batch_of_json([shown.encode(), b"{}"], schema, written=0)
+    assert found.to_pylist() == [
+        row | {"at": time(), "local": datetime(1970, 1, 1)},  # noqa: DTZ001  # without a zone
+        dict.fromkeys(row),
+    ]
 
 
 EVERYTHING = pa.schema(
