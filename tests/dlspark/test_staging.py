@@ -6,8 +6,11 @@ Method: a real cluster; this process is task and driver.
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,6 +23,7 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
     TransactionIdOutOfOrderError,
 )
+from dlcore.log.staging.append import StagedAppend
 from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark.commit import AppendIdentity
@@ -39,6 +43,7 @@ pytestmark = pytest.mark.integration
 VALUES = WriteColumns(has_txid=False, has_log=False)
 TXIDS = WriteColumns(has_txid=True, has_log=False)
 LOGS = WriteColumns(has_txid=False, has_log=True)
+WAIT_S = 60
 
 
 class Target:
@@ -164,6 +169,35 @@ def test_a_batch_of_a_stream_is_known_by_the_id_of_its_log(target: Target) -> No
     close_shared_namespace(target.options.address)  # as in a run of the query that begins now
     commit(3, b"b")
     assert target.payloads() == [b"b"]
+
+
+def test_a_commit_that_stands_still_while_another_run_commits(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen that nothing was committed; when it goes on, it is skipped."""
+    query = f"stream:{uuid4().hex}"
+    shared = SharedStaging(identity=query, round="1")
+    target.append = AppendIdentity(
+        identity=query, version=1, shared=shared, is_stream=True, is_of_log=True
+    )
+    late, other = target.stage(b"a"), target.stage(b"a")
+    plan, stands_still, goes_on = StagedAppend._plan, threading.Event(), threading.Event()
+
+    async def plan_and_wait(self: StagedAppend, *arguments: Any) -> Any:
+        planned = await plan(self, *arguments)
+        if not stands_still.is_set():
+            stands_still.set()
+            await asyncio.to_thread(goes_on.wait, WAIT_S)
+        return planned
+
+    monkeypatch.setattr(StagedAppend, "_plan", plan_and_wait)
+    with ThreadPoolExecutor(1) as driver:
+        commit = driver.submit(commit_staged, [late], options=target.options)
+        assert stands_still.wait(WAIT_S)
+        commit_staged([other], options=target.options)
+        goes_on.set()
+        commit.result(WAIT_S)
+    assert target.payloads() == [b"a"]
 
 
 def test_an_aborted_batch_leaves_no_record(target: Target) -> None:
