@@ -22,6 +22,7 @@ from dlcore.errors import (
     LogExistsError,
     OwnershipAcquireFailedError,
 )
+from dlcore.ids import DLSN
 from tests.simulation.life_checkers import SETTINGS, SUBSCRIBED, WATCHED, Watching, require
 from tests.simulation.log_types import TYPED
 from tests.simulation.stored_log import Position
@@ -213,8 +214,11 @@ class Life:
             message=f"a subscriber of log {log.name} begins at {reader.committed}, where it never "
             "was",
         )
+        # Who begins at the very first position reads whatever is there.
+        begins = reader.committed == DLSN.INITIAL
+        start = DLSN.INITIAL if begins else reader.position
         async with reader:
-            reading = self._checkers.new_reading(log.log_id, log.name, reader.position)
+            reading = self._checkers.new_reading(log.log_id, log.name, start)
             for _ in range(rng.randint(1, 12)):
                 self._lose(process)
                 try:
