@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import subprocess
 import sys
@@ -424,6 +425,7 @@ def test_a_writer_that_cannot_write_at_exit_says_what_is_lost(
     namespace_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of which log, how many records, and why; one that wrote everything says nothing."""
+    caplog.set_level(logging.WARNING)  # programs that ran in this process may have set another
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("sync/exit")
         with namespace.open_log("sync/exit") as log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -258,6 +259,7 @@ def test_a_writer_that_nobody_closes_says_what_is_not_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As that of the core does."""
+    caplog.set_level(logging.WARNING)  # programs that ran in this process may have set another
 
     async def scenario(served: Proxies) -> None:
         await served.start()
