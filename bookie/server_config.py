@@ -12,15 +12,9 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path  # noqa: TC003  get_type_hints looks it up
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING
 
-from bookie.config import (
-    CompactionConfig,
-    GarbageConfig,
-    ScrubConfig,
-    SpaceConfig,
-    StorageConfig,
-)
+from bookie.config import StorageConfig
 from dlcore.config import (
     DEFAULT_RACK,
     ENTRY_SIZE_BYTES_MAX,
@@ -31,7 +25,7 @@ from dlcore.config import (
 )
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
-from dlcore.settings import KINDS, Option, field_texts, parse_value, require_log_level
+from dlcore.settings import Option, config_of, options_of, parse_value, require_log_level
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -202,43 +196,18 @@ class BookieConfig:
         for key in ("name", "metadata_uri", "data_dir"):
             if key not in values:
                 raise ConfigurationError(f"option {key!r} is missing")
-        storage = StorageConfig(
-            **_take(StorageConfig, "", values),
-            space=SpaceConfig(**_take(SpaceConfig, "space_", values)),
-            garbage=GarbageConfig(**_take(GarbageConfig, "garbage_", values)),
-            compact=CompactionConfig(**_take(CompactionConfig, "compact_", values)),
-            scrub=ScrubConfig(**_take(ScrubConfig, "scrub_", values)),
-        )
-        return cls(**_take(cls, "", values), storage=storage)
+        own = {
+            each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values
+        }
+        return cls(**own, storage=config_of(StorageConfig, values))  # type: ignore[arg-type]
 
 
 @cache
 def bookie_options() -> dict[str, Option]:
     """Return every option by its key, with what it means."""
+    found = options_of(BookieConfig)
+    by_key = {key.removeprefix("storage_"): option for key, option in found.items()}
     return {
-        **_scalars(BookieConfig, ""),
-        **_scalars(StorageConfig, ""),
-        **_scalars(SpaceConfig, "space_"),
-        **_scalars(GarbageConfig, "garbage_"),
-        **_scalars(CompactionConfig, "compact_"),
-        **_scalars(ScrubConfig, "scrub_"),
+        key: dataclasses.replace(option, changes=_CHANGING.fullmatch(key) is not None)
+        for key, option in by_key.items()
     }
-
-
-def _scalars(config: type, prefix: str) -> dict[str, Option]:
-    types, texts = get_type_hints(config), field_texts(config)
-    return {
-        prefix + each.name: Option(
-            types[each.name],
-            None if each.default is dataclasses.MISSING else each.default,
-            texts.get(each.name, ""),
-            changes=_CHANGING.fullmatch(prefix + each.name) is not None,
-        )
-        for each in dataclasses.fields(config)
-        if types[each.name] in KINDS
-    }
-
-
-def _take(config: type, prefix: str, values: Mapping[str, object]) -> dict[str, Any]:
-    keys = [prefix + each.name for each in dataclasses.fields(config)]
-    return {key.removeprefix(prefix): values[key] for key in keys if key in values}
