@@ -23,6 +23,7 @@ import pytest
 
 from bookie.__main__ import _parser, _read_config
 from dlcore import kept_memory, namespace
+from dlcore.cli import proxy
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
 from dlcore.cli.autorecovery import _serve, _ServiceConfig, autorecovery_options
 from dlcore.config import (
@@ -34,6 +35,7 @@ from dlcore.config import (
     QuorumConfig,
 )
 from dlcore.errors import ConfigurationError, DLError
+from dlcore.proxy.config import ProxyConfig
 from dlcore.settings import Option, field_texts, read_settings, variable_of
 from tests.fixtures.configuration_page import MODELS, PROGRAMS, page
 from tests.fixtures.lateness import run_in_own_time
@@ -287,12 +289,44 @@ def test_programs_refuse_what_no_client_can_be(
     assert told in capsys.readouterr().err
 
 
+def test_each_setting_of_autorecovery_counts() -> None:
+    """For one thing; said as it is by default, it changes nothing."""
+    known = _ServiceConfig.of({}, LedgerClientConfig())
+    others: set[_ServiceConfig] = set()
+    for key, option in autorecovery_options().items():
+        assert _ServiceConfig.of({key: option.default}, known.client) == known
+        other = "debug" if option.kind is str else 2 * option.default  # type: ignore[operator]
+        others.add(_ServiceConfig.of({"merge_run_weight_max": 2**27, key: other}, known.client))
+    assert len(others - {known}) == len(autorecovery_options())
+
+
+def test_a_proxy_takes_line_variable_and_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In this order; its own TLS files have names of their own on the command line."""
+    taken: list[ProxyConfig] = []
+
+    async def serve(_: str, config: ProxyConfig, *__: object) -> None:
+        taken.append(config)
+
+    monkeypatch.setattr(proxy, "_serve", serve)
+    monkeypatch.setattr(kept_memory, "keep_what_is_freed", lambda: None)
+    monkeypatch.setenv("DLOG_PROXY_LOGS_MAX", "6")
+    monkeypatch.setenv("DLOG_PROXY_CALLS_MAX", "7")
+    file = tmp_path / "dlog.toml"
+    file.write_text("[proxy]\nlogs_max = 1\ncalls_max = 2\nstaging_max = 3\n")
+    command = ["--config", str(file), "proxy", "run", "--uri", URI, "--calls-max", "8"]
+    level = logging.getLogger().level
+    assert run([*command, "--serve-tls-cert", "c.pem", "--host", "127.0.0.1"]) == 0
+    logging.getLogger().setLevel(level)
+    assert taken == [ProxyConfig(logs_max=6, calls_max=8, staging_max=3, tls_cert="c.pem")]
+
+
 def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """On SIGHUP; for what else has changed its namespace stays open."""
-    defaults = {key: option.default for key, option in autorecovery_options().items()}
-    known = _ServiceConfig.of(defaults, LedgerClientConfig())
+    known = _ServiceConfig.of({}, LedgerClientConfig())
     opened: list[LedgerClientConfig] = []
     out = ""
 
@@ -313,7 +347,7 @@ def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
             monkeypatch.setattr(namespace, "open_namespace", open_namespace)
             serving = asyncio.create_task(_serve("memory", None, lambda: known))
             await until_at_work(1)
-            known = _ServiceConfig.of(defaults | {"audit_interval_s": 5.0}, known.client)
+            known = _ServiceConfig.of({"audit_interval_s": 5.0}, known.client)
             os.kill(os.getpid(), signal.SIGHUP)
             await until_at_work(2)
             assert opened == [LedgerClientConfig()]

@@ -9,9 +9,8 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,14 +21,15 @@ from dlcore.cli.context import (
     has_settings_file,
     namespace_tls,
     namespace_uri,
+    program_settings,
     run_async,
-    settings_below,
+    takes_settings,
     wants_json,
 )
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.reconfiguring import next_configuration
-from dlcore.settings import Option, require_log_level
+from dlcore.settings import Option, config_of, options_of, require_log_level
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -39,17 +39,12 @@ if TYPE_CHECKING:
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
 
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
-_DEFAULTS = AutoRecoveryConfig()
-_UPKEEP = UpkeepConfig()
-_OF_UPKEEP = {
-    "upkeep_interval_s": "poll_interval_s",
-    "sweep_interval_s": "sweep_interval_s",
-    "merged_grace_s": "merged_grace_s",
-    "leftovers_age_s": "leftovers_age_s",
-    "commits_age_s": "commits_age_s",
-}
-"""Settings that belong to the upkeep of logs, and their fields."""
+
+def autorecovery_options() -> dict[str, Option]:
+    """Return the settings of the service by key, with what they mean."""
+    level = Option(str, "info", "What the log tells at least: debug, info, warning or error.")
+    found = options_of(AutoRecoveryConfig) | options_of(UpkeepConfig) | {"log_level": level}
+    return {key: replace(option, changes=True) for key, option in found.items()}
 
 
 @click.group("autorecovery")
@@ -58,83 +53,10 @@ def autorecovery_group() -> None:
     """Make lost replicas again: run the service, look at it, pause it."""
 
 
-def _number(
-    flag: str, default: float, text: str, metavar: str = "NUMBER"
-) -> Callable[[_Command], _Command]:
-    return click.option(
-        flag, type=type(default), default=default, show_default=True, metavar=metavar, help=text
-    )
-
-
-_seconds = partial(_number, metavar="SECONDS")
-
-
 @autorecovery_group.command("run", epilog="Example: dlog autorecovery run")
-@_seconds(
-    "--lost-bookie-delay-s",
-    _DEFAULTS.lost_bookie_delay_s,
-    "How long a bookie that is not registered may stay away.",
-)
-@_seconds(
-    "--open-ledger-grace-s",
-    _DEFAULTS.open_ledger_grace_s,
-    "How long a live writer may keep a lost bookie before its ledger is recovered.",
-)
-@_seconds("--audit-interval-s", _DEFAULTS.audit_interval_s, "From one audit to the next.")
-@_seconds(
-    "--check-interval-s", _DEFAULTS.check_interval_s, "From one full replica check to the next."
-)
-@_seconds("--poll-interval-s", _DEFAULTS.poll_interval_s, "How often a worker looks for work.")
-@_seconds("--retry-pause-s", _DEFAULTS.retry_pause_s, "Before a failed repair is tried again.")
-@_seconds("--retry-pause-s-max", _DEFAULTS.retry_pause_s_max, "The pause doubles, up to this.")
-@_number("--check-ledgers-per-s", _DEFAULTS.check_ledgers_per_s, "Pace of the full replica check.")
-@_number("--ledgers-at-once", _DEFAULTS.ledgers_at_once, "Ledgers repaired at the same time.")
-@_number(
-    "--copy-bytes-in-flight",
-    _DEFAULTS.copy_bytes_in_flight,
-    "Bytes of one ledger that are sent to its new place and not yet answered.",
-    "BYTES",
-)
-@_seconds(
-    "--upkeep-interval-s",
-    _UPKEEP.poll_interval_s,
-    "How often a worker looks for logs with small extents to merge.",
-)
-@_seconds(
-    "--sweep-interval-s",
-    _UPKEEP.sweep_interval_s,
-    "How often is swept what dead processes, merging and deletions left.",
-)
-@_seconds(
-    "--merged-grace-s",
-    _UPKEEP.merged_grace_s,
-    "How long the old ledgers of merged extents stay.",
-)
-@_seconds(
-    "--leftovers-age-s",
-    _UPKEEP.leftovers_age_s,
-    "How old what a dead process staged must be to go.",
-)
-@_seconds(
-    "--commits-age-s",
-    _UPKEEP.commits_age_s,
-    "How old the record of a commit must be to go: a replay that is older is not recognised.",
-)
-@_number(
-    "--copy-bytes-per-s",
-    _DEFAULTS.copy_bytes_per_s,
-    "Pace of copying, of repairs; merging takes half of it.",
-    "BYTES",
-)
-@click.option(
-    "--log-level",
-    default="info",
-    show_default=True,
-    metavar="LEVEL",
-    help="What the log tells at least: debug, info, warning or error.",
-)
+@takes_settings(autorecovery_options())
 @common_options
-def run_service(**options: float | str) -> None:
+def run_service(**options: object) -> None:
     """Run a candidate for auditor and a worker, until interrupted.
 
     Any number may run; one of them audits, all repair.  They also keep logs up: small extents that
@@ -145,16 +67,10 @@ def run_service(**options: float | str) -> None:
     variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S; those by which it talks to bookies in the
     table [ledger_client].  On SIGHUP the file is read again.
     """
-    context = click.get_current_context()
-    by_hand = {
-        key: value
-        for key, value in options.items()
-        if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT
-    }
 
     def read() -> _ServiceConfig:
-        below = settings_below("autorecovery", autorecovery_options())
-        return _ServiceConfig.of(options | below | by_hand, client_config())
+        settings = program_settings("autorecovery", autorecovery_options(), options)
+        return _ServiceConfig.of(settings, client_config())
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(_serve(namespace_uri(), namespace_tls(), read))
@@ -172,23 +88,10 @@ class _ServiceConfig:
     @classmethod
     def of(cls, settings: Mapping[str, Any], client: LedgerClientConfig) -> _ServiceConfig:
         """Return what the settings say, by key; `ConfigurationError` if one of them cannot be."""
-        require_log_level(settings["log_level"])
-        others = {*_OF_UPKEEP, "log_level"}
-        recovery = AutoRecoveryConfig(**{k: v for k, v in settings.items() if k not in others})
-        upkeep = UpkeepConfig(
-            **{field: settings[key] for key, field in _OF_UPKEEP.items()},
-            copy_bytes_per_s=recovery.copy_bytes_per_s / 2,
-        )
-        return cls(client, recovery, upkeep, log_level=settings["log_level"])
-
-
-def autorecovery_options() -> dict[str, Option]:
-    """Return the settings of the service by key, with what they mean."""
-    return {
-        each.name: Option(type(each.default), each.default, each.help or "", changes=True)
-        for each in run_service.params
-        if isinstance(each, click.Option) and each.expose_value and each.name
-    }
+        log_level = settings.get("log_level", "info")
+        require_log_level(log_level)
+        recovery = config_of(AutoRecoveryConfig, settings)
+        return cls(client, recovery, config_of(UpkeepConfig, settings), log_level)
 
 
 async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConfig]) -> None:

@@ -34,6 +34,7 @@ NAMESPACE_KEY = "uri"
 ENDPOINT_KEY = "endpoint"
 _PATIENCE_KEY = "patience"
 CONFIG_KEY = "config"
+_SERVING = "serve_"
 _PATIENCE_S = 60.0
 _PROXIES_SHARE = 0.75
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -143,10 +144,36 @@ def use_settings(config_file: str | None) -> None:
         given.setdefault(key, value)
 
 
-def settings_below(table: str, options: Mapping[str, Option]) -> dict[str, object]:
-    """Return what file and variables say of a program that a command runs."""
+def takes_settings(options: Mapping[str, Option]) -> Callable[[_Command], _Command]:
+    """Add an option for each setting of a program that the command runs; None where not given."""
+
+    def add(command: _Command) -> _Command:
+        for key, option in reversed(list(options.items())):
+            # --tls-… are the files for bookies, of every command.
+            flag = f"{_SERVING}{key}" if key.startswith("tls_") else key
+            command = click.option(
+                f"--{flag.replace('_', '-')}",
+                type=option.kind,
+                help=f"{option.text} [{option.default!r}]",
+            )(command)
+        return command
+
+    return add
+
+
+def program_settings(
+    table: str, options: Mapping[str, Option], given: Mapping[str, object]
+) -> dict[str, object]:
+    """Return what is said of a program: by `given` of the command line, by variables, by the file.
+
+    Raises:
+        ConfigurationError: there is no such setting, or it cannot have that value.
+    """
     file = click.get_current_context().obj.get(CONFIG_KEY)
-    return read_settings(table, options, file=file, environment=os.environ)
+    by_hand = {
+        key.removeprefix(_SERVING): value for key, value in given.items() if value is not None
+    }
+    return read_settings(table, options, file=file, environment=os.environ) | by_hand
 
 
 def client_config() -> LedgerClientConfig:
@@ -156,7 +183,7 @@ def client_config() -> LedgerClientConfig:
         ConfigurationError: there is no such setting, or it cannot have that value.
     """
     options = options_of(LedgerClientConfig, explained=False)
-    return config_of(LedgerClientConfig, settings_below("ledger_client", options))
+    return config_of(LedgerClientConfig, program_settings("ledger_client", options, {}))
 
 
 def has_settings_file() -> bool:

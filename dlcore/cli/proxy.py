@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,19 +16,16 @@ from dlcore.cli.context import (
     common_options,
     namespace_tls,
     namespace_uri,
-    settings_below,
+    program_settings,
+    takes_settings,
 )
 from dlcore.proxy.config import ProxyConfig, proxy_options
+from dlcore.settings import config_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dlcore.config import LedgerClientConfig
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
-
-_SERVING = "serve_"
-_Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 
 @click.group("proxy")
@@ -37,22 +34,8 @@ def proxy_group() -> None:
     """Serve logs to clients which speak Arrow Flight."""
 
 
-def _settings(command: _Command) -> _Command:
-    for key, option in reversed(proxy_options().items()):
-        # --tls-… are the files for bookies, of every command.
-        flag = f"{_SERVING}{key}" if key.startswith("tls_") else key
-        command = click.option(
-            f"--{flag.replace('_', '-')}",
-            type=option.kind,
-            default=option.default,
-            show_default=True,
-            help=option.text,
-        )(command)
-    return command
-
-
 @proxy_group.command("run", epilog="Example: dlog proxy run --port 4190")
-@_settings
+@takes_settings(proxy_options())
 @common_options
 def run_proxy(**options: object) -> None:
     """Run one proxy, until interrupted.
@@ -65,14 +48,7 @@ def run_proxy(**options: object) -> None:
     """
     import uvloop
 
-    context = click.get_current_context()
-    by_hand = {
-        key.removeprefix(_SERVING): value
-        for key, value in options.items()
-        if context.get_parameter_source(key) is not click.core.ParameterSource.DEFAULT
-    }
-    defaults = {key.removeprefix(_SERVING): value for key, value in options.items()}
-    config = ProxyConfig(**(defaults | settings_below("proxy", proxy_options()) | by_hand))  # type: ignore[arg-type]
+    config = config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
     client = client_config()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger().setLevel(config.log_level.upper())

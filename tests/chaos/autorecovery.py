@@ -47,11 +47,11 @@ CONFIG = AutoRecoveryConfig(
     retry_pause_s_max=4.0,
 )
 UPKEEP = UpkeepConfig(
-    poll_interval_s=0.5,
+    upkeep_interval_s=0.5,
     sweep_interval_s=2.0,
     merged_grace_s=1.0,  # readers are to find their ledgers gone
     leftovers_age_s=20.0,
-    policy=MergePolicy(
+    merge=MergePolicy(
         large_weight=100_000,
         fan_in=2,
         run_weight_max=200_000,

@@ -52,14 +52,14 @@ LOGS = ("a", "b", "c")
 ROWS_MAX = 6
 _APPENDERS = 2
 UPKEEP = UpkeepConfig(
-    poll_interval_s=1.0,
+    upkeep_interval_s=1.0,
     sweep_interval_s=2.0,
     logs_at_once=2,
-    copy_bytes_per_s=1e6,
+    merge_bytes_per_s=1e6,
     merged_grace_s=MERGED_GRACE_S,
     leftovers_age_s=1.0,
     commits_age_s=1e6,
-    policy=MERGE_POLICY,
+    merge=MERGE_POLICY,
 )
 _STEPS_TO_LIVE = 150
 _APPENDING_S_MAX = 60.0

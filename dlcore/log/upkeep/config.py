@@ -17,7 +17,8 @@ class MergePolicy:
     """What is small, and how much is merged in one step."""
 
     large_weight: int = 4 * MIB
-    """Extents of this weight are read nearly as fast as any: they are left alone."""
+    """Extents that weigh so much, their bytes and 1 KiB for each entry, are read nearly as fast as
+    any: they are left alone."""
     fan_in: int = 16
     """A merged extent weighs at least so many times what the heaviest of its parts weighed."""
     run_weight_max: int = 64 * MIB
@@ -47,13 +48,13 @@ class MergePolicy:
 class UpkeepConfig:
     """How often is looked, how much is done at a time, and what counts as old."""
 
-    poll_interval_s: float = 10.0
-    """How often a worker looks which logs are asked for."""
+    upkeep_interval_s: float = 10.0
+    """How often a worker looks for logs with small extents to merge."""
     sweep_interval_s: float = 600.0
     """How often what is old is looked for, and records that are older than their log keeps them."""
     logs_at_once: int = 2
     """Logs that one worker merges at the same time."""
-    copy_bytes_per_s: float = 32.0 * MIB
+    merge_bytes_per_s: float = 32.0 * MIB
     """Pace of copying, of all logs that one worker merges."""
     merged_grace_s: float = 300.0
     """How long a ledger stays that merging has emptied: readers may hold older views of the log."""
@@ -61,11 +62,11 @@ class UpkeepConfig:
     """What a dead process staged under an identity that never came back goes at this age."""
     commits_age_s: float = 90 * _DAY_S
     """Records of commits go at this age: a replay that is older is not recognised."""
-    policy: MergePolicy = MergePolicy()
+    merge: MergePolicy = MergePolicy()
     """What is small, and how much is merged in one step."""
 
     def __post_init__(self) -> None:
         require_positive(
-            self, "poll_interval_s", "sweep_interval_s", "logs_at_once", "copy_bytes_per_s"
+            self, "upkeep_interval_s", "sweep_interval_s", "logs_at_once", "merge_bytes_per_s"
         )
         require_not_negative(self, "merged_grace_s", "leftovers_age_s", "commits_age_s")

@@ -85,8 +85,8 @@ class LogUpkeep:
             LogMerger(
                 context,
                 owner,
-                policy=config.policy,
-                bytes_per_s=config.copy_bytes_per_s / config.logs_at_once,
+                policy=config.merge,
+                bytes_per_s=config.merge_bytes_per_s / config.logs_at_once,
             )
             for _ in range(config.logs_at_once)
         ]
@@ -102,7 +102,7 @@ class LogUpkeep:
     async def _serve_requests(self) -> None:
         while True:
             await self.serve()
-            await asyncio.sleep(self._config.poll_interval_s)
+            await asyncio.sleep(self._config.upkeep_interval_s)
 
     async def _sweep_now_and_then(self) -> None:
         while True:
@@ -142,7 +142,7 @@ class LogUpkeep:
         return count
 
     def _back_off(self, log_id: str) -> float:
-        backoff = Backoff(self._config.poll_interval_s, _RETRY_S_MAX)
+        backoff = Backoff(self._config.upkeep_interval_s, _RETRY_S_MAX)
         return self._retries.setdefault(log_id, backoff).failed(asyncio.get_running_loop().time())
 
     async def _serve_log(self, merger: LogMerger, log_id: str) -> int:

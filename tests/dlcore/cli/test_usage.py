@@ -69,6 +69,10 @@ def options_of(path: str) -> list[click.Option]:
             ["autorecovery", "run", "--copy-bytes-per-s", "0", "--uri", NOWHERE],
             "error: copy_bytes_per_s=0.0: expected a number > 0",
         ),
+        (
+            ["autorecovery", "run", "--upkeep-interval-s", "0", "--uri", NOWHERE],
+            "error: upkeep_interval_s=0.0: expected a number > 0",
+        ),
         (["sandbox", "--bookies", "0"], "error: "),
     ],
 )

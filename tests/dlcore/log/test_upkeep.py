@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from dlcore.namespace import Namespace
 
 UPKEEP = UpkeepConfig(
-    poll_interval_s=0.01,
+    upkeep_interval_s=0.01,
     sweep_interval_s=0.01,
     merged_grace_s=10,
     leftovers_age_s=100,
     commits_age_s=1_000,
-    copy_bytes_per_s=1e9,
-    policy=POLICY,
+    merge_bytes_per_s=1e9,
+    merge=POLICY,
 )
 
 
@@ -259,7 +259,7 @@ def test_it_works_until_cancelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("poll_interval_s", 0), ("logs_at_once", 0), ("merged_grace_s", -1)]
+    ("key", "value"), [("upkeep_interval_s", 0), ("logs_at_once", 0), ("merged_grace_s", -1)]
 )
 def test_a_configuration_that_cannot_be_meant(key: str, value: int) -> None:
     """It is refused by name."""
