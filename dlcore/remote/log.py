@@ -314,7 +314,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             subscriber: for whom it reads: it starts at the position that is stored for him, unless
                 another is given, and stores one with `commit`.  Another reader over an endpoint
                 that had him before learns by its next `commit` that it has not any more; one of the
-                core is waited for.
+                core is waited for, and a warning tells after a while who that is.
             columns: which ones, by name.
 
         Raises:

@@ -7,12 +7,14 @@ again, since the answer was lost, is done once, and whoever takes the subscripti
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dlcore.backoff import Wait
 from dlcore.clock import SystemClock
-from dlcore.errors import SubscriptionMovedError
+from dlcore.errors import OwnershipAcquireFailedError, SubscriptionMovedError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import Mark
 from dlcore.proxy.flight.requests import (
@@ -26,6 +28,8 @@ from dlcore.remote.planning import act
 if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogKey
     from dlcore.remote.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
 
 
 class _Shown(msgspec.Struct):
@@ -74,17 +78,35 @@ class RemoteHold:
         return self._position
 
     async def take(self, position: DLSN | None = None, *, waits: bool) -> None:
-        """Make it ours, at a position if one is given, and else where it is."""
+        """Make it ours, at a position if one is given, and else where it is.
+
+        One that a reader of the core has is waited for, if that is said; a warning tells who it is.
+        """
         while True:
             seen = (await show(self._calls, self._log, self._subscriber)).get(self._subscriber)
             at = DLSN.INITIAL if seen is None else DLSN.parse(seen.dlsn)
             self._mark = None if seen is None else seen.mark
             self._token = SystemClock().new_token()
+            at = at if position is None else position
             try:
-                await self._move(at if position is None else position, waits=waits)
+                try:
+                    await self._move(at)
+                except OwnershipAcquireFailedError as held:
+                    if not waits:
+                        raise
+                    await self._wait_for(at, held)
             except SubscriptionMovedError:
                 continue  # by somebody else, since it was looked at
             return
+
+    async def _wait_for(self, position: DLSN, held: OwnershipAcquireFailedError) -> None:
+        loop = asyncio.get_running_loop()
+        told = "%s; waiting for as long as the proxy does"
+        telling = loop.call_at(Wait(loop.time()).due_s, logger.warning, told, held)
+        try:
+            await self._move(position, waits=True)
+        finally:
+            telling.cancel()
 
     async def commit(self, position: DLSN) -> None:
         """Store a position, unless somebody else has taken the subscription.

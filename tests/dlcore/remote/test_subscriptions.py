@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from dlcore import backoff
 from dlcore.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
@@ -26,6 +28,7 @@ from dlcore.remote.sync import open_namespace as open_blocking
 from tests.dlcore.proxy.test_actions import refused
 from tests.dlcore.remote.test_lost_answers import losing_the_answer
 from tests.dlcore.remote.test_writing import remote
+from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -143,8 +146,12 @@ def test_whoever_takes_it_last_has_it() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_a_reader_of_the_core_is_waited_for() -> None:
-    """As long as the proxy's configuration says."""
+def test_a_reader_of_the_core_is_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the proxy's configuration says; the client tells who that is, after a while."""
+    caplog.set_level(logging.WARNING, logger="dlcore.remote")
+    monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
 
     async def scenario(served: Proxies) -> None:
         direct, log = await both(served)
@@ -154,10 +161,17 @@ def test_a_reader_of_the_core_is_waited_for() -> None:
             waiting = asyncio.create_task(log.open_reader(subscriber="s"))
             with pytest.raises(OwnershipAcquireFailedError):  # who moves it does not wait
                 await log.move_subscription("s")
+            await until(lambda: bool(told()))
             assert not waiting.done()
             await by_lock.commit(DLSN(1, 3, 0))
         async with await waiting as reader:
             assert reader.position == DLSN(1, 3, 0)
+        (only,) = told()
+        assert only.startswith("log 'clicks': another reader has subscriber 's': direct since 2023")
+        assert only.endswith("; waiting for as long as the proxy does")
+
+    def told() -> list[str]:
+        return [each.message for each in caplog.records if each.name.startswith("dlcore.remote")]
 
     with_proxies("clicks")(scenario)
 
