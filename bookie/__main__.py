@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from bookie.server import BookieServer
-from bookie.server_config import BookieConfig, bookie_options
+from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
 from dlcore import kept_memory
 from dlcore.background import BackgroundTasks
 from dlcore.clock import SystemClock
+from dlcore.config import LedgerClientConfig
 from dlcore.errors import ConfigurationError, DLError
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.reconfiguring import next_configuration
-from dlcore.settings import configuration_file, read_settings
+from dlcore.settings import configuration_file, options_of, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,13 +115,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_config(options: dict[str, object]) -> BookieConfig:
-    file = options["config"]
-    below = read_settings(
-        "bookie",
-        bookie_options(),
-        file=None if file is None else str(file),
+    file = None if options["config"] is None else str(options["config"])
+    below = read_settings("bookie", bookie_options(), file=file, environment=os.environ)
+    client = read_settings(
+        "ledger_client",
+        options_of(LedgerClientConfig, explained=False),
+        file=file,
         environment=os.environ,
     )
+    below |= {LEDGER_CLIENT + key: value for key, value in client.items()}
     if "DLOG_URI" in os.environ:
         below.setdefault("metadata_uri", os.environ["DLOG_URI"])
     given = {key: value for key, value in options.items() if key != "config"}

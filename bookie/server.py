@@ -26,7 +26,6 @@ from bookie.storage.status import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.background import BackgroundTasks
 from dlcore.closing import AsyncClosing
-from dlcore.config import LedgerClientConfig
 from dlcore.errors import (
     BookieStorageError,
     ConfigurationError,
@@ -257,7 +256,7 @@ class BookieServer(AsyncClosing):
         client = WireBookieClient(
             registry.resolve,
             cluster_id=self._cluster_id,
-            config=LedgerClientConfig(),
+            config=self._config.ledger_client,
             tls=self._config.tls,
         )
         self._running.push_async_callback(client.aclose)

@@ -2,7 +2,8 @@
 
 Options are flat: those of the process by their own names, those of the storage likewise, those of
 the storage's parts with the part's name before (`garbage_age_ms`).  The command line and the TOML
-file's table [bookie] use the same keys, environment variables DLOG_BOOKIE_<KEY>.
+file's table [bookie] use the same keys, environment variables DLOG_BOOKIE_<KEY>.  Those of the
+client by which it repairs begin with ``ledger_client_``, and have a table of their own.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from dlcore.config import (
     DEFAULT_RACK,
     ENTRY_SIZE_BYTES_MAX,
     MIB,
+    LedgerClientConfig,
     checked,
     require,
     require_positive,
 )
 from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
-from dlcore.settings import Option, config_of, options_of, parse_value, require_log_level
+from dlcore.settings import Option, config_of, options_of, parse_value, require_log_level, values_of
 from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LEDGER_CLIENT = "ledger_client_"
+"""What the keys of the options of the ledger client begin with."""
+_STORAGE = "storage_"
 _NAME_LENGTH_MAX = 128
 _RACK = re.compile(r"/?[^/\s]+(/[^/\s]+)*")
 _CHANGING = re.compile("(garbage|compact|scrub)_.*|drain_timeout_s|log_level")
@@ -90,6 +95,8 @@ class BookieConfig:
     log_level: str = "info"
     """What the log tells at least: debug, info, warning or error."""
     storage: StorageConfig = field(default_factory=StorageConfig)
+    ledger_client: LedgerClientConfig = field(default_factory=LedgerClientConfig)
+    """How other bookies are talked to, which have good copies of what is damaged here."""
 
     def __post_init__(self) -> None:
         parse_uri(self.metadata_uri)
@@ -157,23 +164,11 @@ class BookieConfig:
     @property
     def options(self) -> dict[str, object]:
         """The value of every option, as `from_options` takes them."""
-        return {
-            prefix + each.name: getattr(part, each.name)
-            for prefix, part in (
-                ("", self),
-                ("", self.storage),
-                ("space_", self.storage.space),
-                ("garbage_", self.storage.garbage),
-                ("compact_", self.storage.compact),
-                ("scrub_", self.storage.scrub),
-            )
-            for each in dataclasses.fields(part)
-            if not dataclasses.is_dataclass(getattr(part, each.name))
-        }
+        return {key.removeprefix(_STORAGE): value for key, value in values_of(self).items()}
 
     def changed_to(self, new: BookieConfig) -> tuple[BookieConfig, dict[str, object]]:
         """Return what a running bookie goes on with, and what of `new` needs a restart, by key."""
-        options, known = self.options, bookie_options()
+        options, known = self.options, _all_options()
         differing = {key: value for key, value in new.options.items() if value != options[key]}
         changes = {key: value for key, value in differing.items() if known[key].changes}
         left = {key: value for key, value in differing.items() if key not in changes}
@@ -186,7 +181,7 @@ class BookieConfig:
         Raises:
             ConfigurationError: a key is unknown or missing, or a value is wrong; it names the key.
         """
-        known = {key: option.kind for key, option in bookie_options().items()}
+        known = {key: option.kind for key, option in _all_options().items()}
         for key in options:
             if key not in known:
                 raise ConfigurationError(
@@ -199,14 +194,23 @@ class BookieConfig:
         own = {
             each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values
         }
-        return cls(**own, storage=config_of(StorageConfig, values))  # type: ignore[arg-type]
+        return cls(
+            **own,  # type: ignore[arg-type]
+            storage=config_of(StorageConfig, values),
+            ledger_client=config_of(LedgerClientConfig, values, LEDGER_CLIENT),
+        )
+
+
+def bookie_options() -> dict[str, Option]:
+    """Return every option of a bookie alone by its key, with what it means."""
+    options = _all_options().items()
+    return {key: option for key, option in options if not key.startswith(LEDGER_CLIENT)}
 
 
 @cache
-def bookie_options() -> dict[str, Option]:
-    """Return every option by its key, with what it means."""
+def _all_options() -> dict[str, Option]:
     found = options_of(BookieConfig)
-    by_key = {key.removeprefix("storage_"): option for key, option in found.items()}
+    by_key = {key.removeprefix(_STORAGE): option for key, option in found.items()}
     return {
         key: dataclasses.replace(option, changes=_CHANGING.fullmatch(key) is not None)
         for key, option in by_key.items()

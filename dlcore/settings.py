@@ -2,7 +2,7 @@
 
 A program reads its table of the file, ``[bookie]``, ``[autorecovery]``, ``[proxy]`` or ``[dlog]``,
 and the variables that begin with its prefix, ``DLOG_BOOKIE_`` and so on, followed by the key in
-capitals.  All but bookies also read ``[ledger_client]``, of which nothing is on the command line.
+capitals.  All also read ``[ledger_client]``, of which nothing is on the command line.
 What stands on the command line counts before a variable, that before the file, that
 before the default.  The file is the one that ``--config`` or ``DLOG_CONFIG`` names.
 
@@ -157,6 +157,15 @@ def config_of(model: type[_Model], values: Mapping[str, object], prefix: str = "
         if kinds[each.name] not in KINDS or prefix + each.name in values
     }
     return model(**given)
+
+
+def values_of(configured: object, prefix: str = "") -> dict[str, object]:
+    """Return what a configuration says, by the keys of `options_of`."""
+    values: dict[str, object] = {}
+    for each in fields(configured):  # type: ignore[arg-type]
+        key, value = prefix + each.name, getattr(configured, each.name)
+        values |= {key: value} if isinstance(value, KINDS) else values_of(value, f"{key}_")
+    return values
 
 
 def field_texts(model: type) -> dict[str, str]:

@@ -322,6 +322,31 @@ def test_a_proxy_takes_line_variable_and_file(
     assert taken == [ProxyConfig(logs_max=6, calls_max=8, staging_max=3, tls_cert="c.pem")]
 
 
+def test_bookies_take_how_others_are_talked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the same table; what differs later needs a restart."""
+    file = tmp_path / "dlog.toml"
+    file.write_text(f'[bookie]\nname = "b"\ndata_dir = "/d"\n{CLIENT_FILE}')
+    monkeypatch.setenv("DLOG_URI", URI)
+    monkeypatch.setenv("DLOG_LEDGER_CLIENT_QUARANTINE_FAILURES_MIN", "8")
+    config = _read_config({"config": str(file)})
+    assert config.ledger_client == LedgerClientConfig(
+        add_timeout_s=30.0,
+        placement=PlacementConfig(enforce_racks=True),
+        quarantine=QuarantineConfig(failures_min=8),
+    )
+    monkeypatch.setenv("DLOG_LEDGER_CLIENT_READ_TIMEOUT_S", "2")
+    kept, left = config.changed_to(_read_config({"config": str(file)}))
+    assert (kept, left) == (config, {"ledger_client_read_timeout_s": 2.0})
+    monkeypatch.setenv("DLOG_LEDGER_CLIENT_READ_TIMEOUT_S", "0")
+    with pytest.raises(ConfigurationError, match=r"read_timeout_s=0.0: expected a number > 0"):
+        _read_config({"config": str(file)})
+    file.write_text("[bookie]\nledger_client_read_timeout_s = 2\n")
+    with pytest.raises(ConfigurationError, match="there is no such setting"):
+        _read_config({"config": str(file)})
+
+
 def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+import bookie.server as bookie_server
+from bookie.config import StorageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.membership.repair import Repairer
+from bookie.server import BookieServer
+from bookie.server_config import BookieConfig
+from dlcore.clock import SystemClock
+from dlcore.config import LedgerClientConfig
 from dlcore.errors import BookieStorageError
+from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
+from dlcore.metadata.stored import encode
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from dlcore.wire.digest import encode_frame
+from tests.fixtures import served_bookie
+from tests.fixtures.aio import until
 from tests.fixtures.ledger_cluster import PATHS, TokenClock
 from tests.fixtures.ledgers import LEDGER_ID, bookie, frame_of, metadata_of, quorum_of
+from tests.fixtures.served_bookie import ANY_SPACE
 from tests.fixtures.storage import open_storage
 from tests.simulation.loop import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ledger.metadata.values import LedgerMetadata
@@ -232,3 +246,37 @@ def test_an_entry_of_a_replaced_ensemble_is_asked_of_the_bookies_of_its_own() ->
             await scene.check(1)
 
     run(main())
+
+
+def test_others_are_asked_as_the_settings_of_clients_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: a holder that is silent is waited for no longer than a bookie's settings allow."""
+    monkeypatch.setattr(bookie_server, "_REPAIR_RETRY_S", 0)
+    peer = bookie("B")
+
+    async def main(port: int) -> None:
+        store = MemoryTree().connect()
+        config = BookieConfig(
+            name="a",
+            metadata_uri=f"distributedlog://memory:2181{PATHS.root}",
+            data_dir=tmp_path,
+            storage=StorageConfig(space=ANY_SPACE),
+            ledger_client=LedgerClientConfig(read_timeout_s=0.1),
+        )
+        there = BookieRegistration(
+            name=peer.name, incarnation=peer.incarnation, address=f"127.0.0.1:{port}"
+        )
+        async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
+            await store.create(PATHS.bookie_available(peer.name), encode(there))
+            await LedgerStore(store, PATHS).create(metadata_of((0, "B"), quorum=quorum_of(1, 1, 1)))
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            server.storage.core.damage.note_entry(LEDGER_ID, 0, 0)
+            await until(lambda: "not repaired yet" in caplog.text)
+            assert "no answer in time" in caplog.text
+            assert loop.time() - begun < LedgerClientConfig().read_timeout_s / 2
+        await store.aclose()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        served_bookie.run(partial(main, silent.getsockname()[1]))
