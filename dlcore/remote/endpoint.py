@@ -8,7 +8,7 @@ import random
 import re
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -41,11 +41,14 @@ _OPTIONS = [
 ]
 _IDLE_MAX = 16
 """Of so many proxies to which it was sent channels without a call are kept."""
+_LOGS_MAX = 10_000
+"""Of so many logs is noted where they are written; for another one the proxies are asked."""
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _TOO_LARGE = "larger than max"
 """What gRPC says of a message; for nothing else than that would it be of no use to try again."""
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 def addresses_of(endpoint: str) -> list[str]:
@@ -145,6 +148,14 @@ class _Located:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
         self.calls = 0
+
+
+def _note(known: dict[str, _T], log: str, value: _T) -> None:
+    """Note a value of a log, in place of the log's that was noted first where there are many."""
+    known.pop(log, None)
+    known[log] = value
+    if len(known) > _LOGS_MAX:
+        del known[next(iter(known))]
 
 
 class Endpoint(AsyncClosing):
@@ -270,7 +281,7 @@ class Endpoint(AsyncClosing):
 
     def is_owned_by(self, log: str, location: str) -> None:
         """Note which proxy writes a log."""
-        self._owners[log] = location
+        _note(self._owners, log, location)
 
     def failed(self, log: str, *, reached: bool) -> None:
         """Note that the proxy asked last does not write a log: another one is asked next.
@@ -282,7 +293,7 @@ class Endpoint(AsyncClosing):
             self._turn = (self._turn + 1) % len(self._channels)
         elif not reached:
             others = [each for each in self.unreached(log) if each != location]
-            self._unreached[log] = (*others[1 - UNREACHABLE_MAX :], location)
+            _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))
 
     def unreached(self, log: str) -> tuple[str, ...]:
         """Return where a log was to be written that was not reached since a proxy took it."""

@@ -1,7 +1,8 @@
-"""Channels to proxies that redirects name: a few, however many addresses there have been."""
+"""Channels to proxies that redirects name, and what is noted of logs: bounded, whatever comes."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -68,3 +69,23 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await payloads(served) == [b"0", b"1"]
 
     with_proxies("clicks")(scenario)
+
+
+def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others the proxies are asked anew; who was not reached stays noted until one was."""
+    monkeypatch.setattr(endpoint, "_LOGS_MAX", 2)
+
+    async def scenario() -> None:
+        async with endpoint.Endpoint("grpc://host:1", patience_s=1) as calls:
+            for log in ("a", "b", "a", "c"):
+                calls.is_owned_by(log, f"grpc://{log}:1")
+            assert calls._owners == {"a": "grpc://a:1", "c": "grpc://c:1"}
+            for log in ("a", "b", "c"):
+                calls.is_owned_by(log, f"grpc://{log}:2")
+                calls.failed(log, reached=False)
+            assert [calls.unreached(log) for log in "abc"] == [(), ("grpc://b:2",), ("grpc://c:2",)]
+            calls.is_taken("b")
+            assert list(calls._unreached) == ["c"]
+            assert not calls._owners
+
+    asyncio.run(scenario())
