@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         self._service.connections.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
-        for task in (*self._reads.values(), *self._steps):
+        for task in self._reads.values():
             task.cancel()
         for stream in self._streams.values():
             stream.close()
@@ -562,11 +562,13 @@ class Connection(asyncio.BufferedProtocol):
             self._enqueue(stream)
 
     async def _step(self, stream: ReadStream) -> None:
-        """Send a stream's next message."""
+        """Send a stream's next message; nobody cancels it, it sees by itself what has ended."""
         budget = self._service.read_budget
         held = budget.chunk_bytes(stream.chunk_bytes)
         await budget.take(held)
         try:
+            if stream.request_id not in self._streams:
+                return
             message = await stream.advance(held)
             if message is None or stream.request_id not in self._streams:
                 return

@@ -268,7 +268,8 @@ class Connection(asyncio.BufferedProtocol):
                 for write in writes:
                     self._settle(write, None)
             case Ping(token):
-                self._write(encode(Pong(token)))
+                if not self._is_write_paused:  # else it hears of us once it reads
+                    self._write(encode(Pong(token)))
             case Pong():
                 pass
             case Welcomed():

@@ -32,6 +32,7 @@ from dlcore.wire.messages import (
     ReadLac,
     Update,
     WriteLac,
+    encode,
 )
 from tests.fixtures.raw_wire import HELLO, adds, kind_of, raw_connection
 from tests.fixtures.served_bookie import frame_of, run, serve
@@ -152,6 +153,31 @@ def test_a_read_that_waits_is_cancelled(tmp_path: Path) -> None:
                 while connection._reads or connection._steps:  # noqa: ASYNC110  # as above
                     await asyncio.sleep(0.005)
                 assert (budget.free, connection._streams) == (200_000, {})
+
+    run(scenario)
+
+
+def test_a_connection_that_is_lost_as_a_message_begins_takes_nothing_along(
+    tmp_path: Path,
+) -> None:
+    """What the message waits for, room or the disk, comes when nobody wants it any more."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path, read_bytes_max=200_000) as served:
+            budget = served.service.read_budget
+            await served.storage.writes.add_entry(frame_of(1, 0))
+            await budget.take(budget.free)
+            async with raw_connection(served.address):
+                (connection,) = served.service.connections
+                request = b"".join(encode(ReadEntries(1, 1, 0, 0, 1, 100, WINDOW)))
+                connection.get_buffer()[: len(request)] = request
+                connection.buffer_updated(len(request))
+                connection.connection_lost(None)  # in the same turn of the loop
+                assert budget.is_exhausted
+                budget.give(200_000)
+                while connection._steps:  # noqa: ASYNC110  # it has its turn
+                    await asyncio.sleep(0)
+            assert (budget.free, budget.is_exhausted) == (200_000, False)
 
     run(scenario)
 

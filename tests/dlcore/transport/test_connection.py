@@ -86,6 +86,27 @@ def test_a_bookie_that_asks_for_a_sign_of_life_gets_it() -> None:
     run(scenario)
 
 
+def test_a_bookie_that_takes_nothing_is_sent_no_sign_of_life() -> None:
+    """Its questions would otherwise fill the memory of whoever answers them."""
+
+    def ask_back(message: Message) -> list[Message | bytes]:
+        return [Ping(message.request_id), *answer(message)] if isinstance(message, ReadLac) else []
+
+    async def scenario() -> None:
+        script = Script(replies=ask_back)
+        async with raw_bookie(script.serve) as address, client_of(address) as client:
+            connection = await connection_of(client)
+            connection.pause_writing()
+            await client.read_lac(BOOKIE, ledger_id=1, fence=False)
+            connection.resume_writing()
+            for _ in range(2):
+                await client.read_lac(BOOKIE, ledger_id=1, fence=False)
+            said = [each.token for each in script.received if isinstance(each, Pong)]
+            assert said[:2] == [1, 3]
+
+    run(scenario)
+
+
 def test_a_connection_that_broke_takes_nothing_more_and_says_why() -> None:
     """Whatever comes, and however often it breaks; the first reason stays."""
 
