@@ -567,9 +567,8 @@ class Connection(asyncio.BufferedProtocol):
         held = budget.chunk_bytes(stream.chunk_bytes)
         await budget.take(held)
         try:
-            if stream.request_id not in self._streams:
-                return
-            message = await stream.advance(held)
+            is_open = stream.request_id in self._streams
+            message = await stream.advance(held) if is_open else None
             if message is None or stream.request_id not in self._streams:
                 return
             size = total_bytes(message.frames)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dlcore.wire.messages import HEADER, Header, check_head, decode_header
+from dlcore.wire.messages import HEADER, Expected, Header, check_head, decode_header
 
 if TYPE_CHECKING:
     from dlcore.wire.memory import ReceiveMemory
@@ -59,11 +59,13 @@ class Assembly:
 
     Args:
         memory: where received bytes go.
+        expected: what may come; anything else is refused by its header.
         room: asked before a big payload gets memory; while there is none `next_frame` returns None,
             and nothing shall be received.
     """
 
-    def __init__(self, memory: ReceiveMemory, room: Room | None = None) -> None:
+    def __init__(self, memory: ReceiveMemory, expected: Expected, room: Room | None = None) -> None:
+        self.expected = expected
         self._memory = memory
         self._room = room
         self._scratch = memory.scratch
@@ -102,7 +104,7 @@ class Assembly:
         data, start = self._data, self._position
         if len(data) - start < HEADER.size:
             return None
-        header = decode_header(data, start)
+        header = decode_header(data, start, self.expected)
         body = start + HEADER.size + header.fields_bytes
         if len(data) < body:
             return None

@@ -24,6 +24,7 @@ from dlcore.wire.messages import (
     Failed,
     Follow,
     Hello,
+    Kind,
     Lac,
     Ping,
     Pong,
@@ -37,6 +38,7 @@ from dlcore.wire.messages import (
     cost_of,
     decode,
     encode,
+    kinds,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ BookieEvent: TypeAlias = (
     | Pong
 )
 
+_GREETING = kinds(Kind.HELLO)
+_REQUESTS = kinds(*(kind for kind in Kind if Kind.HELLO < kind < Kind.WELCOME))
+
 
 class BookieEnd:
     """One connection.
@@ -74,7 +79,7 @@ class BookieEnd:
     ) -> None:
         self._bookie = bookie
         self._cluster_id = cluster_id
-        self._assembly = Assembly(memory, room)
+        self._assembly = Assembly(memory, _GREETING, room)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self.is_open = False
@@ -98,8 +103,7 @@ class BookieEnd:
         match message:
             case Hello():
                 self._enter(message)
-            case _ if not self.is_open:
-                raise WireError(f"{type(message).__name__} before the handshake")
+                self._assembly.expected = _REQUESTS
             case Add():
                 self._take_ids(message.first_request_id, len(message.frames))
             case WriteLac() | ReadLac() | ReadEntry():
@@ -110,10 +114,8 @@ class BookieEnd:
             case Credit(request_id, size):
                 if request_id in self._windows:
                     self._open_window(request_id, self._windows[request_id] + size)
-            case Cancel() | Ping() | Pong():
-                pass
             case _:
-                raise WireError(f"{type(message).__name__} from a client")
+                assert isinstance(message, (Cancel, Ping, Pong))
         return message
 
     def welcome(self) -> list[Buffer]:
@@ -137,8 +139,6 @@ class BookieEnd:
         self._windows.pop(request_id, None)
 
     def _enter(self, hello: Hello) -> None:
-        if self.is_open:
-            raise WireError("a second HELLO")
         if hello.version != PROTOCOL_VERSION:
             raise BadRequestError(f"protocol version {hello.version}, expected {PROTOCOL_VERSION}")
         if hello.cluster_id != self._cluster_id:

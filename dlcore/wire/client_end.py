@@ -29,6 +29,7 @@ from dlcore.wire.messages import (
     Follow,
     Frame,
     Hello,
+    Kind,
     Lac,
     Ping,
     Pong,
@@ -43,6 +44,7 @@ from dlcore.wire.messages import (
     decode,
     encode,
     encode_add,
+    kinds,
 )
 from dlcore.wire.statuses import error_of
 
@@ -111,6 +113,8 @@ class _OpenRead(Generic[R]):
         self.taken = 0
 
 
+_GREETING = kinds(Kind.WELCOME, Kind.FAILED)
+_ALL_ELSE = kinds(*(kind for kind in Kind if kind >= Kind.PING and kind != Kind.WELCOME))
 _ANSWERS: dict[type, type] = {
     ReadLac: Lac,
     ReadEntry: Chunk,
@@ -129,7 +133,7 @@ class ClientEnd(Generic[W, R]):
 
     def __init__(self, hello: Hello, memory: ReceiveMemory) -> None:
         self._hello = hello
-        self._assembly = Assembly(memory)
+        self._assembly = Assembly(memory, _GREETING)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self._is_welcome = False
@@ -199,21 +203,21 @@ class ClientEnd(Generic[W, R]):
 
     def _judge(self, message: object) -> ClientEvent[W, R] | None:
         match message:
-            case Durable(request_ids) if self._is_welcome:
+            case Durable(request_ids):
                 return self._store(request_ids)
             case Failed(0, status, detail):
                 raise self._refusal(error_of(status, detail))
             case Welcome():
-                return self._enter(message)
-            case _ if not self._is_welcome:
-                raise WireError(f"{type(message).__name__} before the handshake")
+                welcomed = self._enter(message)
+                self._assembly.expected = _ALL_ELSE
+                return welcomed
             case Failed():
                 return self._refuse(message)
             case Lac() | Chunk() | Update():
                 return self._bring(message)
-            case Ping() | Pong():
+            case _:
+                assert isinstance(message, (Ping, Pong))
                 return message
-        raise WireError(f"{type(message).__name__} from a bookie")
 
     def _refusal(self, error: BookieError) -> BookieError:
         """Return why the bookie ends the connection; it says nothing about any request."""
@@ -223,8 +227,6 @@ class ClientEnd(Generic[W, R]):
 
     def _enter(self, welcome: Welcome) -> Welcomed:
         hello = self._hello
-        if self._is_welcome:
-            raise WireError("a second WELCOME")
         if welcome.version != PROTOCOL_VERSION or welcome.features & ~FEATURES:
             raise WireError(
                 f"protocol version {welcome.version} with features {welcome.features:#x}: expected "

@@ -273,7 +273,9 @@ def _fixed(kind: Kind, fields: struct.Struct, *, flags: int = 0) -> _Shape:
     return _Shape(kind, fields.size, fields.size, 0, flags)
 
 
-_SHAPES: dict[int, _Shape] = {
+Expected: TypeAlias = dict[int, _Shape]
+"""The kinds that may come next."""
+ANYTHING: Expected = {
     shape.kind: shape
     for shape in (
         _Shape(Kind.HELLO, _HELLO.size + 8, _HELLO.size + 4 * (_TEXT_BYTES_MAX + 2), 0, 0),
@@ -295,6 +297,11 @@ _SHAPES: dict[int, _Shape] = {
         _Shape(Kind.UPDATE, 8, 8 + _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
     )
 }
+
+
+def kinds(*kinds: Kind) -> Expected:
+    """Return that any of `kinds` may come."""
+    return {kind: ANYTHING[kind] for kind in kinds}
 
 
 def encode(message: Message) -> list[Buffer]:
@@ -366,8 +373,7 @@ def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case f
         case Pong(token):
             return _head(Kind.PONG, 0, token, b"")
         case Failed(id_, status, detail):
-            text = _cut(detail)
-            return _head(Kind.FAILED, 0, id_, _STATUS.pack(status) + text)
+            return _head(Kind.FAILED, 0, id_, _STATUS.pack(status) + _cut(detail))
         case Hello():
             fields = _HELLO.pack(message.version, message.features)
             texts = [message.cluster_id, message.bookie_name, message.incarnation]
@@ -423,16 +429,15 @@ def _blob(data: bytes) -> bytes:
     return _TEXT.pack(len(data)) + data
 
 
-def decode_header(data: Buffer, offset: int) -> Header:
+def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
     """Read the header at `offset`, and refuse what no frame of its kind can be.
 
     Raises:
-        WireError: an unknown kind, flags or sizes.
+        WireError: a kind that is not expected, wrong flags or sizes.
     """
-    magic, number, flags, fields_bytes, payload_bytes, request_id, _ = HEADER.unpack_from(
-        data, offset
-    )
-    shape = _SHAPES.get(number)
+    header = HEADER.unpack_from(data, offset)
+    magic, number, flags, fields_bytes, payload_bytes, request_id, _ = header
+    shape = expected.get(number)
     if (
         magic != _MAGIC
         or shape is None
@@ -440,30 +445,28 @@ def decode_header(data: Buffer, offset: int) -> Header:
         or payload_bytes > shape.payload_max
         or flags & ~shape.flags
     ):
-        raise _header_error(magic, number, flags, fields_bytes, payload_bytes)
+        raise _header_error(expected, magic, number, flags, fields_bytes, payload_bytes)
     return Header(shape.kind, flags, request_id, fields_bytes, payload_bytes)
 
 
 def _header_error(
-    magic: int, number: int, flags: int, fields_bytes: int, payload_bytes: int
+    expected: Expected, magic: int, number: int, flags: int, fields_bytes: int, payload_bytes: int
 ) -> WireError:
     """Return what is wrong with a header."""
     if magic != _MAGIC:
         return WireError(f"not a frame: it begins with {magic:#06x}, expected {_MAGIC:#06x}")
-    shape = _SHAPES.get(number)
-    if shape is None:
-        return WireError(f"kind {number}: expected one of {', '.join(map(str, _SHAPES))}")
-    name = shape.kind.name
-    if not shape.fields_min <= fields_bytes <= shape.fields_max:
-        return WireError(
-            f"{name} with {fields_bytes} bytes of fields: expected {shape.fields_min} … "
-            f"{shape.fields_max}"
-        )
-    if payload_bytes > shape.payload_max:
-        return WireError(
-            f"{name} with {payload_bytes} bytes of payload: expected at most {shape.payload_max}"
-        )
-    return WireError(f"{name} with flags {flags:#x}: expected none beside {shape.flags:#x}")
+    if number not in expected:
+        found = ANYTHING[number].kind.name if number in ANYTHING else f"kind {number}"
+        names = " or ".join(shape.kind.name for shape in expected.values())
+        return WireError(f"{found}: expected {names}")
+    kind, fields_min, fields_max, payload_max, known = expected[number]
+    if not fields_min <= fields_bytes <= fields_max:
+        problem = f"{fields_bytes} bytes of fields: expected {fields_min} … {fields_max}"
+    elif payload_bytes > payload_max:
+        problem = f"{payload_bytes} bytes of payload: expected at most {payload_max}"
+    else:
+        problem = f"flags {flags:#x}: expected none beside {known:#x}"
+    return WireError(f"{kind.name} with {problem}")
 
 
 def check_head(data: Buffer, offset: int, header: Header) -> bytes:
@@ -530,11 +533,6 @@ def _decode_add(header: Header, fields: Buffer, payload: memoryview) -> Message:
     return Add(header.request_id, bool(header.flags), frames)
 
 
-def _decode_read_entry(header: Header, fields: Buffer, _payload: memoryview) -> Message:
-    ledger_id, entry_id = _TWO_IDS.unpack(fields)
-    return ReadEntry(header.request_id, ledger_id, entry_id, bool(header.flags))
-
-
 def _decode_chunk(header: Header, fields: Buffer, payload: memoryview) -> Message:
     return Chunk(header.request_id, _split(fields, payload, bytes_min=0), bool(header.flags))
 
@@ -584,7 +582,9 @@ _DECODERS: dict[Kind, Callable[[Header, Buffer, memoryview], Message]] = {
     Kind.ADD: _decode_add,
     Kind.WRITE_LAC: lambda h, f, _: WriteLac(h.request_id, *_TWO_IDS.unpack(f)),
     Kind.READ_LAC: lambda h, f, _: ReadLac(h.request_id, _ONE_ID.unpack(f)[0], bool(h.flags)),
-    Kind.READ_ENTRY: _decode_read_entry,
+    Kind.READ_ENTRY: lambda h, f, _: ReadEntry._make(
+        (h.request_id, *_TWO_IDS.unpack(f), bool(h.flags))
+    ),
     Kind.READ_ENTRIES: lambda h, f, _: ReadEntries(h.request_id, *_RANGE.unpack(f)),
     Kind.FOLLOW: lambda h, f, _: Follow(h.request_id, *_FOLLOW.unpack(f)),
     Kind.CREDIT: lambda h, f, _: Credit(h.request_id, *_SIZE.unpack(f)),

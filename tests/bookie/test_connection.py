@@ -170,7 +170,7 @@ def test_a_connection_that_is_lost_as_a_message_begins_takes_nothing_along(
             async with raw_connection(served.address):
                 (connection,) = served.service.connections
                 request = b"".join(encode(ReadEntries(1, 1, 0, 0, 1, 100, WINDOW)))
-                connection.get_buffer()[: len(request)] = request
+                connection._end.get_buffer()[: len(request)] = request
                 connection.buffer_updated(len(request))
                 connection.connection_lost(None)  # in the same turn of the loop
                 assert budget.is_exhausted

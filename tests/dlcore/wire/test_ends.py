@@ -31,6 +31,7 @@ from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory
 from dlcore.wire.messages import (
+    ANYTHING,
     ENTRY_BYTES_MIN,
     HEADER,
     REQUEST_ID_MAX,
@@ -136,7 +137,7 @@ def test_messages_arrive_whole_however_they_are_cut(
     ]
     order.shuffle(sent)  # type: ignore[attr-defined]
     data = b"".join(part for message in sent for part in gather(encode(message)))
-    got = cut(Assembly(ReceiveMemory()), data, cuts)
+    got = cut(Assembly(ReceiveMemory(), ANYTHING), data, cuts)
     assert [plain(each) for each in got] == [plain(each) for each in sent]
 
 
@@ -180,7 +181,7 @@ def test_a_flipped_bit_of_header_or_fields_is_noticed(number: int, position: int
     """Entries have checksums of their own; all else is covered by the header's."""
     head = bytearray(encode(MESSAGES[number])[0])
     head[position % len(head)] ^= 1 << bit
-    assembly = Assembly(ReceiveMemory())
+    assembly = Assembly(ReceiveMemory(), ANYTHING)
     feed(assembly, [bytes(head), *encode(MESSAGES[number])[1:]])
 
     def read_on() -> None:
@@ -198,17 +199,33 @@ def test_a_size_beyond_the_limits_gets_no_memory(size: int) -> None:
     """Refused by the header alone."""
     for kind in (2, 36, 37):
         for fields, payload in ((4, size), (size, 4)):
-            assembly = Assembly(ReceiveMemory())
+            assembly = Assembly(ReceiveMemory(), ANYTHING)
             feed(assembly, [HEADER.pack(0xD10B, kind, 0, fields, payload, 1, 0)])
             with pytest.raises(WireError, match="expected"):
                 assembly.next_frame()
+
+
+@pytest.mark.parametrize(
+    ("message", "is_open"),
+    [
+        (Add(1, False, [b"x" * MIB]), False),
+        (Chunk(1, [b"x" * MIB], is_last=False), True),
+        (Update(1, [ENTRY] * 80_000, 0, fenced=False), True),
+    ],
+)
+def test_what_is_not_a_clients_to_say_now_gets_no_memory(message: Message, is_open: bool) -> None:
+    """Refused by the header alone, however much is announced behind it."""
+    end = new_bookie(is_open=is_open)
+    feed(end, [encode(message)[0][: HEADER.size]])
+    with pytest.raises(WireError, match=r"^[A-Z]+: expected (ADD or|HELLO$)"):
+        end.next_event()
 
 
 def test_a_payload_gets_its_buffer_only_behind_a_sound_head() -> None:
     """A wrong checksum is noticed before megabytes are waited for."""
     head = bytearray(encode(Add(1, False, [b"x" * 2**20]))[0])
     head[-1] ^= 1
-    assembly = Assembly(ReceiveMemory())
+    assembly = Assembly(ReceiveMemory(), ANYTHING)
     feed(assembly, [bytes(head)])
     with pytest.raises(WireError, match="CRC32C"):
         assembly.next_frame()
@@ -218,7 +235,7 @@ def test_a_big_payload_is_received_in_place() -> None:
     """Behind its head the buffer offered is the payload's own, and exactly as large."""
     entry = bytes(range(256)) * 1000
     head, body = encode(Chunk(1, [entry], is_last=True))
-    assembly = Assembly(ReceiveMemory())
+    assembly = Assembly(ReceiveMemory(), ANYTHING)
     feed(assembly, [head, body[:100]])
     assert assembly.next_frame() is None
     target = assembly.get_buffer()
@@ -256,7 +273,7 @@ BIG_BYTES = 40_000
 def test_a_big_payload_that_is_not_whole_waits_for_room() -> None:
     """What of it has come stays where it is; one that came in one piece needs none."""
     room, entry = OneAtATime(), b"x" * BIG_BYTES
-    assembly = Assembly(ReceiveMemory(), room)
+    assembly = Assembly(ReceiveMemory(), ANYTHING, room)
     data = b"".join(encode(Add(1, False, [entry])))
     feed(assembly, [data])
     assert assembly.next_frame() is not None

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from dlcore.wire.assembly import Assembly, Frame
 from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
 from dlcore.wire.memory import ReceiveMemory
-from dlcore.wire.messages import ENTRY_BYTES_MIN, Add, Chunk, WireError, decode, encode
+from dlcore.wire.messages import ANYTHING, ENTRY_BYTES_MIN, Add, Chunk, WireError, decode, encode
 
 
 def run_of(frames: list[bytes]) -> FrameRun:
@@ -56,7 +56,7 @@ def test_many_frames_are_checked_as_few_are() -> None:
 
 
 def _frame(data: bytes) -> Frame:
-    assembly = Assembly(ReceiveMemory())
+    assembly = Assembly(ReceiveMemory(), ANYTHING)
     assembly.get_buffer()[: len(data)] = data
     assembly.received(len(data))
     frame = assembly.next_frame()

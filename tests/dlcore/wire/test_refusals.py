@@ -72,9 +72,9 @@ def test_a_bookie_refuses_whom_it_cannot_serve(
 @pytest.mark.parametrize(
     ("message", "is_open", "problem"),
     [
-        (Ping(1), False, "Ping before the handshake"),
-        (HELLO, True, "a second HELLO"),
-        (Lac(1, 7), True, "Lac from a client"),
+        (Ping(1), False, "PING: expected HELLO"),
+        (HELLO, True, "HELLO: expected ADD or"),
+        (Lac(1, 7), True, "LAC: expected ADD or"),
     ],
 )
 def test_a_bookie_ends_what_breaks_the_protocol(
@@ -123,7 +123,7 @@ def test_only_what_a_read_is_sent_takes_of_its_window() -> None:
             BookieUnavailableError,
             "it ended the connection: bye",
         ),
-        (Lac(1, 1), WireError, "Lac before the handshake"),
+        (Lac(1, 1), WireError, "LAC: expected WELCOME or FAILED"),
     ],
 )
 def test_a_client_enters_only_where_it_is_meant_and_understood(
@@ -150,7 +150,7 @@ def client_with_requests() -> ClientEnd[str, str]:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (WELCOME, "a second WELCOME"),
+        (WELCOME, "WELCOME: expected PING or"),
         (Durable([4]), "read 4 is called durable"),
         (Durable([5]), "an answer to request 5, which was never sent"),
         (Failed(5, Status.FENCED, ""), "an answer to request 5"),
@@ -159,7 +159,7 @@ def client_with_requests() -> ClientEnd[str, str]:
         (Update(3, [], 1, False), "Update for read 3"),
         (Lac(4, 3), "Lac for read 4"),
         (Lac(9, 3), "an answer to request 9"),
-        (Add(1, False, [ENTRY]), "Add from a bookie"),
+        (Add(1, False, [ENTRY]), "ADD: expected PING or"),
     ],
 )
 def test_a_client_believes_no_answer_that_fits_no_request(answer: Message, problem: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
+    ANYTHING,
     Add,
     Cancel,
     Chunk,
@@ -80,7 +81,7 @@ def fields_of(message: Message) -> dict[str, object]:
 
 def read_all(data: bytes) -> list[Message]:
     """Return the messages in `data`."""
-    assembly = Assembly(ReceiveMemory())
+    assembly = Assembly(ReceiveMemory(), ANYTHING)
     assembly.get_buffer()[: len(data)] = data
     assembly.received(len(data))
     messages: list[Message] = []
