@@ -25,6 +25,9 @@ class StagingWriter(Blocking):
         super().__init__(portal, writer.aclose)
         self._writer = writer
 
+    def __repr__(self) -> str:
+        return repr(self._writer)
+
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Write rows for `log`: payload (binary), and optionally txid (int64).
 
@@ -72,6 +75,9 @@ class StagedAppend(Blocking):
     def __init__(self, portal: Portal, append: AsyncStagedAppend | RemoteStagedAppend) -> None:
         super().__init__(portal, append.aclose)
         self._append = append
+
+    def __repr__(self) -> str:
+        return repr(self._append)
 
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Stage rows for a log; `commit` without extents takes all of them.

@@ -38,6 +38,9 @@ class AppendOnlyStreamWriter(_Stream):
         self._writer = writer
         self._position = self._end = position
 
+    def __repr__(self) -> str:
+        return f"<AppendOnlyStreamWriter at {self._end} of {self._writer!r}>"
+
     @property
     def position(self) -> int:
         """Where the durable bytes end, as of the last flush."""
@@ -104,6 +107,9 @@ class AppendOnlyStreamReader(_Stream):
         self._reader = reader
         # The twin may be further: it has read for a call that was interrupted.
         self._position = reader.tell()
+
+    def __repr__(self) -> str:
+        return repr(self._reader).replace("Async", "", 1)
 
     @property
     def has_ended(self) -> bool:

@@ -57,6 +57,9 @@ class RemoteStagingWriter:
         self._patience_s = patience_s
         self._forget()
 
+    def __repr__(self) -> str:
+        return f"<RemoteStagingWriter identity={self._target.staging!r}>"
+
     def _forget(self) -> None:
         self._call: Any = None
         self._message_bytes_max = 0  # of the proxy

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from dataclasses import is_dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -142,6 +143,18 @@ def test_every_value_of_the_public_faces_is_shown_as_a_table() -> None:
         and not hasattr(kind, "_repr_html_")
     }
     assert plain == {"DLSN", "BookieId"}
+
+
+def test_everything_of_the_public_faces_says_what_it_is() -> None:
+    """And not only where it lies in memory, whatever it is that a notebook prints."""
+    inherited: tuple[Any, ...] = (object.__repr__, io.RawIOBase.__repr__)
+    silent = {
+        name
+        for face in (dlcore, dlcore.sync, dlcore.remote, dlcore.remote.sync)
+        for name in face.__all__
+        if isinstance(kind := getattr(face, name), type) and kind.__repr__ in inherited
+    }
+    assert silent == set()
 
 
 def test_what_a_notebook_shows() -> None:

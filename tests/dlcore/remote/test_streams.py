@@ -158,7 +158,7 @@ def test_a_writer_that_cannot_be_opened_leaves_nothing(
 
 
 def test_streams_are_files() -> None:
-    """What Python does with files it does with them."""
+    """What Python does with files it does with them; they say where they are."""
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -174,10 +174,16 @@ def test_streams_are_files() -> None:
                 assert [int(line.removeprefix("line ")) for line in lines] == list(range(100))
             writer = log.open_stream_writer()
             writer.write(b"end")
+            assert repr(writer).startswith(f"<AppendOnlyStreamWriter at {writer.tell()} of <Remote")
             writer.mark_end_of_stream()
             writer.close()
             with log.open_stream_reader(writer.tell() - 3) as stream:
                 assert (stream.readall(), stream.has_ended) == (b"end", True)
+                assert repr(stream) == f"<AppendOnlyStreamReader 'clicks' at {writer.tell()}>"
+            with namespace.open_staging_writer(identity="me") as staging:
+                assert repr(staging) == "<RemoteStagingWriter identity='me'>"
+            with namespace.begin_append("me", 1) as append:
+                assert repr(append) == "<RemoteStagedAppend 'me' v1>"
             with namespace.open_merged_reader(["clicks"], txid=writer.tell()) as reader:
                 assert [record.payload for _, record in reader] == [b"end"]
 
