@@ -16,6 +16,7 @@ import pyarrow as pa
 from dlcore.errors import EndOfStreamError, LedgerReadError
 from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
+from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.scan import ScanBatch
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.put import PutMessage
@@ -256,9 +257,9 @@ def _columns_of(part: ScanRange) -> list[str]:
 def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
     """Yield the rows of a message, those of each entry by themselves, none of them copied."""
     dlsns, txids, sequence_ids, timestamps = batch.columns[: len(_POSITIONS)]
-    lssns, entries, slots = (_numbers(each) for each in dlsns.flatten())
+    lssns, entries, slots = (numbers_of(each) for each in dlsns.flatten())
     times = timestamps.cast(pa.timestamp("ms", "UTC"))
-    sequence, times_ms = _numbers(sequence_ids), _numbers(times.cast(pa.int64()))
+    sequence, times_ms = numbers_of(sequence_ids), numbers_of(times)
     names = batch.schema.names
     data = ["payload" if name == "value" else name for name in names[len(_POSITIONS) :]]
     txid_name = names[1]
@@ -275,7 +276,3 @@ def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
             sequence_id=int(sequence[start]),
             timestamp_ms=int(times_ms[start]),
         )
-
-
-def _numbers(array: pa.Array) -> Any:
-    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array)]

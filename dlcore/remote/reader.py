@@ -16,6 +16,7 @@ import pyarrow as pa
 from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
 from dlcore.html_tables import ShownFields
 from dlcore.ids import DLSN
+from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.rows import Rows
 from dlcore.log.reading.rows_reader import ReadStart, RowsReader
 from dlcore.proto import flight_pb2 as pb
@@ -57,7 +58,7 @@ def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
             f"records need the columns {needed} of a log of bytes, there are {found}: read batches"
         )
     dlsns = zip(*(part.to_pylist() for part in batch.column("dlsn").flatten()), strict=True)
-    times = batch.column("timestamp").cast(pa.int64()).to_numpy() // 1000
+    times = numbers_of(batch.column("timestamp")) // 1000
     return [
         RemoteRecord(DLSN(*dlsn), *row)
         for dlsn, *row in zip(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+import sys
 import threading
 import traceback
 from contextlib import aclosing
@@ -40,6 +41,7 @@ from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from dlcore.remote.sync import RemoteNamespace
     from dlcore.sandbox.cluster import Sandbox
@@ -104,6 +106,35 @@ def test_what_is_known_of_a_log(remote: RemoteNamespace, log: DistributedLogMana
     assert found.is_end_of_stream_marked()
     assert log.name in f"{found} {found.read()} {found.open_reader()}"
     assert "grpc://" in repr(remote)
+
+
+def test_who_writes_and_reads_through_proxies_loads_no_pandas(
+    proxy: ProxyThread, log: DistributedLogManager, tmp_path: Path
+) -> None:
+    """It would take half of the time of a command that prints a few records."""
+    lines = tmp_path / "lines"
+    lines.write_text("a\nb\n")
+    script = """
+import sys
+from dlcore.cli.app import run
+from dlcore.remote.sync import open_namespace
+endpoint, log, lines = sys.argv[1:]
+assert run(["--endpoint", endpoint, "log", "write", log, "--file", lines]) == 0
+assert run(["--endpoint", endpoint, "log", "tail", log, "--raw"]) == 0
+with open_namespace(endpoint) as namespace:
+    snapshot = namespace.open_log(log).get_snapshot()
+    (part,) = snapshot.scans(snapshot.first, snapshot.end)
+    print([batch.batch.num_rows for batch in namespace.scan(part)])
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, proxy.server.location, log.name, str(lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[1:] == ["a", "b", "[2]", "False"]
 
 
 def test_ranges(remote: RemoteNamespace, log: DistributedLogManager) -> None:
