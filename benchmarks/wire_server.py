@@ -36,8 +36,7 @@ async def serve(folder: Path) -> None:
     service = BookieService(
         storage, bookie=BOOKIE, cluster_id=CLUSTER_ID, connection_bytes_max=16 * MIB
     )
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(service.new_connection, "127.0.0.1", 0)
+    server = await service.listen("127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.close()

@@ -162,11 +162,10 @@ class BookieServer(AsyncClosing):
             receive_bytes_max=config.receive_bytes_max,
         )
         try:
-            server = await asyncio.get_running_loop().create_server(
-                service.new_connection,
+            server = await service.listen(
                 config.host,
                 config.port,
-                ssl=None if tls is None else tls.server_context(asks_clients=config.asks_clients),
+                tls=None if tls is None else tls.server_context(asks_clients=config.asks_clients),
             )
         except OSError as error:
             raise ConfigurationError(

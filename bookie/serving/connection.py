@@ -67,7 +67,6 @@ _STEPS_PER_TURN = 16
 """Messages of streams that are begun before others have their turn on the event loop."""
 _UNSENT_BYTES_HIGH = 64 * 1024
 _UNSENT_BYTES_LOW = 16 * 1024
-_HANDSHAKE_S = 10.0
 _SHUTTING_DOWN = "the bookie is shutting down"
 _GIVEN_UP = "the bookie gave the request up"
 
@@ -191,8 +190,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
             return
         now_s = self._loop.time()
-        if not self._end.is_open and now_s >= self._opened_s + _HANDSHAKE_S:
-            self._refuse(BadRequestError(f"no HELLO within {_HANDSHAKE_S} s"))
+        if not self._end.is_open and now_s >= self._opened_s + self._service.handshake_s:
+            self._refuse(BadRequestError(f"no HELLO within {self._service.handshake_s} s"))
         if not self._is_reading:
             self._keepalive.heard(now_s)  # it may be talking: nobody listens
         if self.stalled_s() >= self._service.silence_s:
@@ -214,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_write_paused:
             due_s = min(due_s, self._stalled_s + self._service.silence_s)
         if not self._end.is_open and self._refusal is None:
-            due_s = min(due_s, self._opened_s + _HANDSHAKE_S)
+            due_s = min(due_s, self._opened_s + self._service.handshake_s)
         self._timer = self._loop.call_at(max(due_s, now_s + LEAST_S), self._tick)
 
     def stalled_s(self) -> float:

@@ -19,6 +19,8 @@ from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
+    import ssl
+
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
 
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
 """After so long without a byte a client is given up; it is asked for a sign of life before."""
+HANDSHAKE_S = 10.0
 READ_BYTES_MAX = 64 * MIB
 RECEIVE_BYTES_MAX = 64 * MIB
 _RELIEF_INTERVAL_S = 0.5
@@ -49,6 +52,7 @@ class BookieService:
             beyond it the next ones are not read.
         chunk_bytes_max: of one message to a reader, unless a single entry is larger.
         silence_s: how long a client may be silent.
+        handshake_s: how long it may take to say whom it means, with TLS or without.
     """
 
     def __init__(
@@ -62,12 +66,14 @@ class BookieService:
         receive_bytes_max: int = RECEIVE_BYTES_MAX,
         chunk_bytes_max: int = CHUNK_BYTES_MAX,
         silence_s: float = SILENCE_S,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self.bookie = bookie
         self.cluster_id = cluster_id
         self.connection_bytes_max = connection_bytes_max
         self.chunk_bytes_max = chunk_bytes_max
         self.silence_s = silence_s
+        self.handshake_s = handshake_s
         self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
         self.receive_budget = ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later)
         self._relief: asyncio.TimerHandle | None = None
@@ -75,6 +81,22 @@ class BookieService:
         self.connections: dict[Connection, None] = {}
         self.is_draining = False
         self._storage = storage
+
+    async def listen(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None
+    ) -> asyncio.Server:
+        """Take connections at an address.
+
+        Raises:
+            OSError: the port is taken, or the address none of this machine.
+        """
+        return await asyncio.get_running_loop().create_server(
+            self.new_connection,
+            host,
+            port,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.handshake_s,
+        )
 
     def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
         """Return the protocol of a connection that was accepted, on a view of the storage."""

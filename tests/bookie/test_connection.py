@@ -238,15 +238,12 @@ def test_a_bookie_that_shuts_down_refuses_what_writes_and_who_follows(tmp_path: 
     run(scenario)
 
 
-def test_who_does_not_shake_hands_in_time_is_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_does_not_shake_hands_in_time_is_told_so(tmp_path: Path) -> None:
     """Though it is not silent."""
-    monkeypatch.setattr(module, "_HANDSHAKE_S", 0.1)
 
     async def scenario() -> None:
         async with (
-            serve(tmp_path, silence_s=0.4) as served,
+            serve(tmp_path, silence_s=0.4, handshake_s=0.1) as served,
             raw_connection(served.address, hello=False) as end,
         ):
             assert kind_of(await end.receive()) == (0, BadRequestError)

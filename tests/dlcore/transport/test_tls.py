@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from dlcore.errors import BookieUnavailableError, ConfigurationError
 from dlcore.tls import TlsFiles
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.certificates import Authority, make_tls
+from tests.fixtures.raw_wire import raw_connection
 from tests.fixtures.served_bookie import BOOKIE, CLUSTER_ID, frame_of, run, serve
 
 if TYPE_CHECKING:
@@ -74,6 +76,21 @@ def test_who_is_not_trusted_gets_no_answer(tmp_path: Path, who: str) -> None:
             good = client_of(served, tls.client)
             await good.add_entry(BOOKIE, frame_of(1, 0))
             await good.aclose()
+
+    run(scenario)
+
+
+def test_who_says_nothing_to_a_bookie_with_tls_is_cut_off(tmp_path: Path) -> None:
+    """As one that says no HELLO is: else each would hold a descriptor for a minute."""
+
+    async def scenario() -> None:
+        tls = make_tls(tmp_path / "tls").bookie
+        async with (
+            serve(tmp_path / "data", tls=tls, handshake_s=0.2) as served,
+            raw_connection(served.address, hello=False) as end,
+            asyncio.timeout(20),
+        ):
+            assert await end.receive() is None
 
     run(scenario)
 
