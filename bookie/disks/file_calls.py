@@ -84,29 +84,37 @@ def fallocate(descriptor: int, offset: int, size: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def capabilities(directory: Path) -> tuple[bool, bool]:
+def capabilities(directory: Path) -> tuple[bool, bool] | None:
     """Return whether the file system can allocate ahead, and write directly, seen by every reader.
 
     Tried on a file: an overwritten block that is in the page cache must be read back as written.
+    None: it is full, so that nothing can be tried now.
     """
     path = directory / _PROBE_NAME
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     except OSError as error:
         logger.warning("cannot try out what the file system can do: %s", error)
-        return False, False
+        return None if error.errno in NO_ROOM else (False, False)
     try:
         can_allocate = _is_possible(lambda: fallocate(descriptor, 0, 2 * BLOCK_BYTES))
-        return can_allocate, can_allocate and _is_possible(lambda: _try_direct(path, descriptor))
+        is_direct = can_allocate and _is_possible(lambda: _try_direct(path, descriptor))
+    except OSError as error:
+        logger.warning("what the file system can do is tried out later: %s", error)
+        return None
     finally:
         path.unlink()
         os.close(descriptor)
+    logger.info("directory=%s can_allocate=%s is_direct=%s", directory, can_allocate, is_direct)
+    return can_allocate, is_direct
 
 
 def _is_possible(attempt: Callable[[], None]) -> bool:
     try:
         attempt()
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
         logger.info("not on this file system: %s", error)
         return False
     return True

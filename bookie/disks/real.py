@@ -333,11 +333,9 @@ class RealDisk:
         """Whether the last append was durable faster than a thread is worth."""
         for path in self._directory.glob(f"*{_TEMPORARY_SUFFIX}"):
             path.unlink()  # left by a crash before its rename: nobody ever relied on it
-        self._spares = {
-            path: path.stat().st_size for path in self._directory.glob(f"*{_SPARE_SUFFIX}")
-        }
-        self.can_allocate, self.is_direct = found = capabilities(self._directory)
-        logger.info("directory=%s can_allocate=%s is_direct=%s", directory, *found)
+        spares = self._directory.glob(f"*{_SPARE_SUFFIX}")
+        self._spares = {path: path.stat().st_size for path in spares}
+        self._try_out()
 
     def space(self) -> DiskSpace:
         """Return free and total space; what is allocated ahead or kept for recycling is free."""
@@ -482,6 +480,11 @@ class RealDisk:
             return False  # the device's limits, or the process's; the write tells
         return True
 
+    def _try_out(self) -> None:
+        """Find out what the file system can do; one that is full tells later."""
+        self._found = capabilities(self._directory)
+        self.can_allocate, self.is_direct = self._found or (False, False)
+
     async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         if self._is_closed:
             raise BookieStorageError(f"{self._directory} is closed")
@@ -505,6 +508,8 @@ class RealDisk:
 
     def _create(self, path: Path, content: Sequence[BytesLike]) -> None:
         """Make a file; in a spare, the content is followed by bytes of its earlier life."""
+        if self._found is None:
+            self._try_out()
         data = b"".join(content)
         spare = self._unused_spare()
         if spare is None:
