@@ -20,7 +20,7 @@ from dlcore.errors import ConfigurationError
 from dlspark.options import CATALOG_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 DLSN_TYPE = StructType(
     [
@@ -131,6 +131,22 @@ def is_of_bytes(schema: StructType, columns: Sequence[str] | None) -> bool:
     return known and _bare(schema) == read_schema_of(names)
 
 
+def require_case(names: Sequence[str], known: Collection[str]) -> None:
+    """Raise `ConfigurationError` for a name that is one of `known`, or another, in another case.
+
+    Whoever writes ``VALUE`` means ``value``, because Spark takes both for the same; and where a log
+    had both, Spark could not tell them apart.
+    """
+    as_meant = {name.lower(): name for name in (*names, *known)}
+    for name in names:
+        meant = as_meant[name.lower()]
+        if name not in known and name != meant:
+            raise ConfigurationError(
+                f"column {name!r} differs from {meant!r} by case only, so that Spark takes them "
+                "for the same, and a log does not: rename it"
+            )
+
+
 def check_write_schema(schema: StructType, *, needs_log: bool) -> WriteColumns:
     """Check the columns of a DataFrame to write; columns are found by their exact names.
 
@@ -141,6 +157,7 @@ def check_write_schema(schema: StructType, *, needs_log: bool) -> WriteColumns:
         ConfigurationError: a column is missing, unknown, there twice, or of another type.
     """
     names = schema.fieldNames()
+    require_case(names, READ_SCHEMA.fieldNames())
     for field in schema.fields:
         if names.count(field.name) > 1:
             raise ConfigurationError(f"the column {field.name!r} occurs more than once")

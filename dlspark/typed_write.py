@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
-from dlspark.schema import WriteColumns
+from dlspark.schema import WriteColumns, require_case
 from dlspark.sessions import find_schemas, merge_schema, require_logs
-from dlspark.typed import log_schema_of
+from dlspark.typed import METADATA_COLUMNS, log_schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,9 +31,12 @@ def writes_typed(
     there is no column ``value``.
 
     Raises:
+        ConfigurationError: the column that decides is there in another case.
         SchemaMismatchError: the log is of the other kind than the options ask for.
     """
     wanted = options.typed
+    if wanted is None and options.log not in found:
+        require_case(names, (_LOG if options.log is None else "value",))
     if options.log is None:
         return _LOG in names if wanted is None else wanted
     if options.log not in found:
@@ -62,6 +65,8 @@ def prepare_typed(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"the column {twice!r} occurs more than once")
+    known = found.get(options.log or "")
+    require_case(names, (*METADATA_COLUMNS, *(() if known is None else known.names)))
     wanted = log_schema_of(schema)
     if options.log is not None:
         if options.log not in found:

@@ -302,6 +302,37 @@ def test_writes_to_typed_logs(bench: Bench) -> None:
     assert columns.typed == ids
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["writer", "streamWriter"])
+def test_columns_that_differ_by_case_only(bench: Bench, kind: str) -> None:
+    """Spark would take one for the other: refused, and no log made or added to, unless it is so."""
+
+    def make(options: dict[str, str], *names: str) -> Any:
+        schema = T.StructType([T.StructField(name, T.StringType()) for name in names])
+        source = DistributedLogDataSource({"uri": bench.uri, "createLog": "true", **options})
+        return getattr(source, kind)(schema, overwrite=False)._columns.typed
+
+    new, both = {"log": bench.log + "/new"}, {"log": bench.log + "/both"}
+    schema = pa.schema([("a", pa.string()), ("A", pa.string()), ("City", pa.string())])
+    bench.namespace.create_log(both["log"], schema=schema)
+    for options, names, words in [
+        (new, ["VALUE"], "'VALUE' differs from 'value'"),
+        (new, ["a", "A"], "'a' differs from 'A'"),
+        (new, ["a", "_TXID"], "'_TXID' differs from '_txid'"),
+        ({}, ["a", "_Log"], "'_Log' differs from '_log'"),
+        ({}, ["value", "LOG"], "'LOG' differs from 'log'"),
+        (both, ["city"], "'city' differs from 'City'"),
+        ({**both, "mergeSchema": "true"}, ["a", "A", "CITY"], "'CITY' differs from 'City'"),
+        ({**both, "mergeSchema": "true"}, ["b", "B"], "'b' differs from 'B'"),
+    ]:
+        with pytest.raises(ConfigurationError, match=f"column {words} by case only"):
+            make(options, *names)
+    assert not bench.namespace.log_exists(new["log"])
+    assert bench.namespace.get_schemas([both["log"]]) == {both["log"]: schema}
+    assert make(both, "A", "a")
+    assert make({**new, "typed": "true"}, "VALUE")
+
+
 def test_transaction_ids_that_are_all_null() -> None:
     """As SQL's INSERT fills a column that it does not name: they are assigned."""
     schema = T.StructType([T.StructField("id", T.LongType()), T.StructField("_txid", T.LongType())])

@@ -69,6 +69,15 @@ def test_path_is_not_a_log(spark: SparkSession) -> None:
     assert '.option("log", ' in text
 
 
+def test_columns_that_divide_a_write(spark: SparkSession, logs: LogBench) -> None:
+    """Spark refuses them in a batch; in a stream it drops them, as docs/spark.md says."""
+    log = logs.create()
+    for how in ("partitionBy", "clusterBy"):
+        writer = rows(spark).write.format("dlog").options(uri=logs.uri, log=log).mode("append")
+        assert "do not match" in message_of(getattr(writer, how)("value").save)
+    assert logs.payloads(log) == []
+
+
 def test_other_schema_for_a_read(spark: SparkSession, logs: LogBench) -> None:
     """The schema is fixed; a part of it is not it."""
     reader = spark.read.format("dlog").options(uri=logs.uri, log=logs.create())
