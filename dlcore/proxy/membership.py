@@ -9,14 +9,13 @@ and the version of its head; this only says whom to ask.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from dlcore.background import BackgroundTasks
-from dlcore.errors import AlreadyClosedError, MetadataError
+from dlcore.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.log.metadata.owner import SessionNode
-from dlcore.log.metadata.store import LogStore
+from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.paths import unescape
 from dlcore.proxy.rendezvous import preferred_owner
 
@@ -42,6 +41,7 @@ class Membership:
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._unsubscribe: Unsubscribe | None = None
+        self._has_left = False
         self.live: frozenset[str] = frozenset()
         """Locations of the proxies that take logs, this one among them until it leaves."""
 
@@ -68,12 +68,25 @@ class Membership:
 
     async def leave(self) -> None:
         """Vanish from the live ones, and go on to know the others.  Idempotent."""
+        self._has_left = True
         await self._node.aclose()
-        # Without an answer the node goes with the session.
-        with contextlib.suppress(MetadataError, TimeoutError):
+        try:
             async with asyncio.timeout(_LEAVE_S):
                 await self._store.delete(self._node.path)
+        except NoNodeError:
+            pass
+        except (MetadataError, TimeoutError):
+            # As long as the others see it they send it clients, which it sends back.
+            self._tasks.start(self._vanish(), name="leaving the live proxies")
         self.live -= {self.location}
+
+    async def _vanish(self) -> None:
+        try:
+            await persistently(lambda: self._store.delete(self._node.path))
+        except NoNodeError:
+            pass
+        except MetadataError as error:
+            logger.warning("%s goes with the session: %s", self._node.path, error)
 
     async def aclose(self) -> None:
         """Know nothing more; the node goes with the session, unless it left before."""
@@ -97,6 +110,8 @@ class Membership:
     async def _look(self) -> None:
         nodes = await self._store.get_children(self._paths.proxies, fresh=True)
         live = frozenset(unescape(node) for node in nodes or ())
+        if self._has_left:
+            live -= {self.location}
         if live != self.live:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")
             self.live = live

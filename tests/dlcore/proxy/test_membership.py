@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from dlcore.errors import MetadataConnectionError
+from dlcore.proxy import membership as memberships
 from dlcore.proxy.membership import Membership
 from tests.fixtures.aio import run, until
+from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import memory_cluster
 
 
@@ -29,4 +34,64 @@ def test_who_outlives_its_namespace_follows_nobody() -> None:
             await membership.aclose()
         assert not defects
 
+    run(body())
+
+
+async def broken() -> None:
+    """Be a store that does not answer."""
+    raise MetadataConnectionError("no answer")
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_who_leaves_while_nobody_answers_vanishes_all_the_same(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And takes itself for gone, whatever it reads: else the others and it send clients around."""
+    monkeypatch.setattr(memberships, "_LEAVE_S", 0.01)
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            await cluster.open("a")
+            await cluster.open("b")
+            store: Any = InterruptedStore(cluster.stores["a"])
+            leaving = Membership(store, cluster.paths, "grpc://here:1")
+            await leaving.join()
+            answers = asyncio.Event()
+            store.before_each("delete", answers.wait if is_silent else broken)
+            await leaving.leave()
+            other = Membership(cluster.stores["b"], cluster.paths, "grpc://there:1")
+            await other.join()
+            await until(lambda: leaving.live == {"grpc://there:1"})
+            assert other.live == {"grpc://here:1", "grpc://there:1"}
+            store.disarm()
+            answers.set()
+            await until(lambda: other.live == {"grpc://there:1"})
+            await leaving.leave()
+            for each in (leaving, other):
+                await each.aclose()
+
+    run(body())
+
+
+def test_one_that_cannot_vanish_goes_with_its_session(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is told; one that is gone already is no error."""
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            await cluster.open("a")
+            store: Any = InterruptedStore(cluster.stores["a"])
+            leaving = Membership(store, cluster.paths, "grpc://here:1")
+            await leaving.join()
+            store.before_each("delete", broken)
+            await leaving._vanish()
+            store.disarm()
+            await leaving.leave()
+            await leaving._vanish()
+            await leaving.aclose()
+        (told,) = caplog.messages[-1:]
+        assert told.endswith("goes with the session: no answer")
+
+    monkeypatch.setattr("dlcore.log.metadata.store._RETRY_DELAYS_S", ())
     run(body())
