@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import msgspec
 
+from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError, OverCapacityError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import send
@@ -61,7 +62,9 @@ class Stagings:
         self._turns = asyncio.Semaphore(config.staging_max)
         self._message_bytes_max = config.message_bytes_max
         self._kept: list[_Kept] = []  # those that wait for longest first
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._looking: asyncio.TimerHandle | None = None
+        self._closings = BackgroundTasks()
 
     async def serve(
         self, context: Context, decoder: PutDecoder, target: StagingTarget, rates: StreamRates
@@ -80,7 +83,7 @@ class Stagings:
                     while (message := await _read(context)) is not None:
                         batch, log = decoder.decode(message), log_of(message)
                         records, size_bytes = batch.num_rows, len(message.body)
-                        delay_s = rates.to(log).take(records, size_bytes, now_s=self._clock())
+                        delay_s = rates.to(log).take(records, size_bytes, now_s=self._loop.time())
                         await asyncio.sleep(delay_s)
                         throttled_s += delay_s
                         await _to_its_end(writer.write_batch(log, batch))
@@ -127,15 +130,31 @@ class Stagings:
             await self._put_back(target, writer)
 
     async def _put_back(self, target: StagingTarget, writer: StagingWriter) -> None:
-        now_s = self._clock()
-        self._kept.append(_Kept(target.staging, writer, now_s))
-        while self._kept and (len(self._kept) > KEPT_MAX or now_s - self._kept[0].since_s > KEPT_S):
+        self._kept.append(_Kept(target.staging, writer, self._loop.time()))
+        self._look_later()
+        while len(self._kept) > KEPT_MAX:
             await _close_quietly(self._kept.pop(0).writer)
+
+    def _look_later(self) -> None:
+        if self._kept and self._looking is None:
+            self._looking = self._loop.call_at(self._kept[0].since_s + KEPT_S, self._look)
+
+    def _look(self) -> None:
+        """Close those that waited for long, also if no stream comes any more."""
+        self._looking = None
+        since_s = self._loop.time() - KEPT_S
+        while self._kept and self._kept[0].since_s <= since_s:
+            kept = self._kept.pop(0)
+            self._closings.start(_close_quietly(kept.writer), name=f"closing {kept.writer!r}")
+        self._look_later()
 
     async def aclose(self) -> None:
         """Close the writers that wait; what was staged can still be committed."""
+        if self._looking is not None:
+            self._looking.cancel()
         while self._kept:
             await _close_quietly(self._kept.pop().writer)
+        await self._closings.finish()
 
 
 async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:

@@ -13,6 +13,7 @@ from dlcore.log.staging.writer import StagingWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.writing import staging
 from dlcore.remote import open_namespace
+from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, data_of, with_proxies
 from tests.fixtures.staged_records import batch, ledgers, staged_nodes
@@ -61,8 +62,8 @@ async def refused(stream: Stream, log: str) -> tuple[str, str, dict[str, str]]:
     return await stream.status()
 
 
-def test_streams_of_one_identity_share_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If they say so; also after one was refused, until the writer was idle for long."""
+def test_streams_of_one_identity_share_ledgers() -> None:
+    """If they say so; also after one was refused."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -86,10 +87,27 @@ def test_streams_of_one_identity_share_ledgers(monkeypatch: pytest.MonkeyPatch) 
             assert answer == {"already_committed": number == 1}
         log = await served.cluster.namespaces[0].open_log("a")
         assert [bytes(each.payload) for each in await read_all(log)] == [b"1", b"2"]
-        monkeypatch.setattr(staging, "KEPT_S", 0.0)
-        await staged(client, "another", b"3")
-        await staged(client, "query", b"4")
-        assert len(staged_nodes(served.cluster)) == 4
+
+    with_proxies("a")(scenario)
+
+
+def test_writers_that_wait_for_long_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though no stream comes any more; one that comes has a ledger of its own."""
+    closed: list[StagingWriter] = []
+    aclose = StagingWriter.aclose
+
+    async def noted(self: StagingWriter, **options: bool) -> None:
+        await aclose(self, **options)
+        closed.append(self)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        monkeypatch.setattr(staging, "KEPT_S", 0.01)
+        monkeypatch.setattr(StagingWriter, "aclose", noted)
+        for count in (1, 2):
+            await staged(client, "query", b"%d" % count)
+            await until(lambda count=count: len(closed) == count)  # type: ignore[misc]
+        assert len(staged_nodes(served.cluster)) == 2
 
     with_proxies("a")(scenario)
 
