@@ -21,6 +21,7 @@ from dlcore.errors import (
 )
 from dlcore.log.writing.producers import Producers
 from dlcore.metadata.port import SessionState
+from dlcore.proxy.writing.budget import RETRY_AFTER_S
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
 
@@ -114,7 +115,8 @@ class LogOwner:
                 case Verdict.FULL:
                     raise OverCapacityError(
                         f"log {name!r}: this proxy owns {self._config.logs_max} logs, the limit "
-                        "logs_max"
+                        "logs_max: come again once it has let go of one, or raise it",
+                        retry_after_s=RETRY_AFTER_S,
                     )
                 case Verdict.NOBODY:
                     raise LogNotReadyError(f"log {name!r}: no live proxy takes logs, try again")

@@ -409,8 +409,9 @@ def test_more_logs_and_calls_than_allowed_are_refused() -> None:
         stream = await client.opened("a")
         refused = client.put()
         await refused.begin("b")
-        code, message, _ = await refused.status()
+        code, message, told = await refused.status()
         assert (code, "the limit logs_max" in message) == ("RESOURCE_EXHAUSTED", True)
+        assert told["dlog-retry-after-ms"] == "1000"
         another = await client.opened("a")
         above = client.put()
         assert (await above.status())[0] == "RESOURCE_EXHAUSTED"
