@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import msgspec
+
 from dlcore.blocking.reader import LogReader
 from dlcore.log.metadata.changes import SegmentLimits
+from dlcore.log.metadata.staged import StagedNode
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
+from dlcore.log.staging.append import StagedAppend
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.upkeep import expiry
 from dlcore.log.writing.append import LogAppender
@@ -16,6 +21,8 @@ from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.steps import CompleteSegment, StartSegment, WriterState
 from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.metadata.port import Put
+from dlcore.metadata.stored import encode
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -23,8 +30,10 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LockHolder, VersionedHead
+    from dlcore.metadata.port import Op
 
 _CANCELLED = "dlcore/log/test_cancelled_reads.py"
+_GUARDS = "dlcore/log/test_commit_guards.py"
 _MACHINE = "dlcore/log/test_append.py"
 _WRITER = "dlcore/log/test_writer.py"
 _RETENTION = "dlcore/log/test_retention.py"
@@ -211,4 +220,42 @@ def watches_forget_what_they_could_not_read() -> Iterator[None]:
             raise
 
     with patch.object(LogWatch, "_look", once):
+        yield
+
+
+@caught_by(f"{_GUARDS}::test_the_record_alone_keeps_a_version_from_being_committed_twice")
+def commit_records_are_written_over() -> Iterator[None]:
+    """Of two drivers that commit the same version, one of which stood still, both do."""
+    record_ops = StagedAppend._record_ops
+
+    def blind(self: StagedAppend, *about: Any) -> tuple[Op, ...]:
+        return tuple(
+            Put(each.path, each.value, -1) if isinstance(each, Put) else each
+            for each in record_ops(self, *about)
+        )
+
+    with patch.object(StagedAppend, "_record_ops", blind):
+        yield
+
+
+@caught_by(f"{_GUARDS}::test_the_registration_alone_counts_what_two_commit_at_once")
+def registrations_are_written_over() -> Iterator[None]:
+    """Of two commits from one ledger one is not counted: it goes while a log needs it."""
+    with patch.object(
+        StagedNode, "put", lambda self, staged: Put(self.path, encode(staged), version=-1)
+    ):
+        yield
+
+
+@caught_by(f"{_GUARDS}::test_a_settled_ledger_alone_keeps_what_was_given_up_out")
+def settled_ledgers_take_commits() -> Iterator[None]:
+    """What was given up is appended after all, by a driver that stood still."""
+    count = StagedAppend._count
+
+    def careless(self: StagedAppend, ledger_id: int, node: StagedNode | None, of: Any) -> Op:
+        if node is not None:
+            node = replace(node, staged=msgspec.structs.replace(node.staged, settled=False))
+        return count(self, ledger_id, node, of)
+
+    with patch.object(StagedAppend, "_count", careless):
         yield
