@@ -7,6 +7,7 @@ What was sent and not staged yet is sent again, as long as it is little enough t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from dlcore.remote.planning import act, arrow_of
 from dlcore.remote.streams import Attempts, EndedError, ended, first_message, too_long, write
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.remote.endpoint import Endpoint
@@ -91,8 +92,22 @@ class RemoteStagingWriter:
                 "filled in every row"
             )
         beside = msgspec.json.encode(Staged(log))
-        for piece in _pieces(batch):
-            await self._send(framed(piece.serialize(), beside))
+        async with self._whole():
+            for piece in _pieces(batch):
+                await self._send(framed(piece.serialize(), beside))
+
+    @contextlib.asynccontextmanager
+    async def _whole(self) -> AsyncIterator[None]:
+        """End the stream if it is left halfway: it would stage a part of what was written.
+
+        What is kept is then sent again on another one, and what is not is lost, as the next call
+        tells.
+        """
+        try:
+            yield
+        except BaseException:
+            await self._end_call()
+            raise
 
     async def _send(self, message: bytes) -> None:
         if not self._is_all_kept:
@@ -168,21 +183,22 @@ class RemoteStagingWriter:
         """
         if self._schema is None:
             return []
-        while True:
-            if self._is_all_kept:
-                await self._send_kept()
-            try:
-                if not self._heard().done():
-                    await self._call.done_writing()
-                staged = await self._heard()
-            except EndedError as end:
-                if not self._is_all_kept:
-                    raise await self._lost(end) from end
-                await self._end_call()
-                await self._attempts.failed(end)
-            else:
-                self._forget()
-                return staged
+        async with self._whole():
+            while True:
+                if self._is_all_kept:
+                    await self._send_kept()
+                try:
+                    if not self._heard().done():
+                        await self._call.done_writing()
+                    staged = await self._heard()
+                except EndedError as end:
+                    if not self._is_all_kept:
+                        raise await self._lost(end) from end
+                    await self._end_call()
+                    await self._attempts.failed(end)
+                else:
+                    self._forget()
+                    return staged
 
     async def _lost(self, end: EndedError) -> Exception:
         await self._end_call()
