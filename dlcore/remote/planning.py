@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MAX_MS = 253_402_300_799_999
 """The last one that has a date, in the year 9999; no record is younger."""
+KNOWN_LOGS_MAX = 10_000
+"""Logs of which a snapshot is kept, as the core does; the one not asked for longest goes."""
 _PREFIX = struct.Struct("<iI")
 """Of an Arrow message: a marker, and the length of its header."""
 _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
@@ -140,9 +142,10 @@ class RemoteSnapshots:
 
     async def take(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; None for those that do not exist."""
+        names = list(dict.fromkeys(names))
         known = {name: self._known[name] for name in names if name in self._known}
         request = SnapshotsRequest(
-            list(names),
+            names,
             {
                 name: KnownLog(each.log_id, each.segments[-1].lssn)
                 for name, each in known.items()
@@ -153,12 +156,15 @@ class RemoteSnapshots:
         found = {each.log: each for each in unpack_snapshots(answer["snapshots"])}
         for name in names:
             before, now = known.get(name), found.get(name)
+            self._known.pop(name, None)  # so that the one asked for last comes last
             if now is None:
-                self._known.pop(name, None)
-            elif before is not None and before.log_id == now.log_id and before.segments:
+                continue
+            if before is not None and before.log_id == now.log_id and before.segments:
                 self._known[name] = found[name] = _continued(before, now)
             else:
                 self._known[name] = now
+        while len(self._known) > max(KNOWN_LOGS_MAX, len(names)):
+            del self._known[next(iter(self._known))]
         return {name: found.get(name) for name in names}
 
 
