@@ -395,7 +395,9 @@ class LogSettings(
         Raises:
             ConfigurationError: there is no such setting, or it cannot have that value.
         """
-        return self.of({**msgspec.structs.asdict(self), **changes})
+        unset = msgspec.structs.asdict(LogSettings())
+        values = {**msgspec.structs.asdict(self), **changes}
+        return self.of({k: unset.get(k) if v is None else v for k, v in values.items()})
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> LogSettings:

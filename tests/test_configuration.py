@@ -209,6 +209,11 @@ def test_the_command_takes_its_namespace_from_the_file(
     monkeypatch.setenv("DLOG_URI", "of-the-variable")
     assert "'of-the-variable'" in told()
     assert "'of-the-line'" in told("--uri", "of-the-line")
+    command = ["log", "list", "--config", str(file)]
+    assert "'of-the-variable'" in told()
+    monkeypatch.delenv("DLOG_URI")
+    assert "'of-the-file'" in told()
+    command = ["--config", str(file), "log", "list"]
     command[2:] = ["autorecovery", "run"]
     assert "audit_interval_s=0.0: expected a number > 0" in told()
     monkeypatch.setenv("DLOG_AUTORECOVERY_AUDIT_INTERVAL_S", "-1")
@@ -216,7 +221,7 @@ def test_the_command_takes_its_namespace_from_the_file(
     assert "audit_interval_s=-2.0" in told("--audit-interval-s", "-2")
     file.write_text("[dlog]\nurl = 1\n")
     assert "url=1: there is no such setting, expected one of endpoint, patience" in told()
-    command[:2] = ["--config", str(tmp_path / "none")]
+    command += ["--config", str(tmp_path / "none")]
     assert f"{tmp_path}/none" in told()
 
 

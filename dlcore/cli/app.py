@@ -9,6 +9,7 @@ whether trying again may help.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import click
 
 from dlcore.cli.autorecovery import autorecovery_group
 from dlcore.cli.bookie import bookie_group
-from dlcore.cli.context import DEBUG_KEY, JSON_KEY, common_options, use_settings
+from dlcore.cli.context import DEBUG_KEY, JSON_KEY, LoggedNotes, common_options
 from dlcore.cli.lazy import load_lazily
 from dlcore.cli.ledger import ledger_group
 from dlcore.cli.log import log_group
@@ -29,7 +30,6 @@ from dlcore.cli.sandbox import sandbox_command
 from dlcore.cli.segment import segment_group
 from dlcore.cli.staging import staging_group
 from dlcore.errors import ConfigurationError, DLError
-from dlcore.settings import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,22 +46,14 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
     epilog="Example: dlog sandbox --uri-file uri.txt",
 )
 @click.version_option(package_name="distributed-dlog", prog_name="dlog")
-@click.option(
-    "--config",
-    "config_file",
-    metavar="FILE",
-    envvar=FILE_VARIABLE,
-    help=f"TOML file with settings (docs/configuration.md); default: ${FILE_VARIABLE}.",
-)
 @common_options
-def dlog(config_file: str | None) -> None:
+def dlog() -> None:
     """Work with replicated logs.
 
     The namespace is given by --uri, before or after the subcommand, or by DLOG_URI.
 
     Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong.
     """
-    use_settings(config_file)
 
 
 dlog.add_command(sandbox_command)
@@ -89,6 +81,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; by default that of the process.
     """
     given: dict[str, object] = {}
+    logging.lastResort = LoggedNotes(given)
     try:
         exit_code = dlog.main(
             args=None if arguments is None else list(arguments),

@@ -16,6 +16,7 @@ from dlcore.cli.context import (
     ask,
     common_options,
     confirmed,
+    given_settings,
     lists_names,
     namespace_tls,
     require_consent,
@@ -49,12 +50,13 @@ def bookie_group() -> None:
     add_help_option=False,
 )
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def run_bookie(context: click.Context, options: tuple[str, ...]) -> None:
+def run_bookie(options: tuple[str, ...]) -> None:
     """Run one bookie, until interrupted: the same as `python -m bookie`."""
-    given = {"DLOG_URI": NAMESPACE_KEY, FILE_VARIABLE: CONFIG_KEY}
+    given = given_settings()
     environment = os.environ | {
-        variable: str(context.obj[key]) for variable, key in given.items() if context.obj.get(key)
+        variable: str(given[key])
+        for variable, key in (("DLOG_URI", NAMESPACE_KEY), (FILE_VARIABLE, CONFIG_KEY))
+        if given.get(key)
     }
     # In the place of this process: signals, output and exit code are the bookie's.
     os.execve(sys.executable, [sys.executable, "-m", "bookie", *options], environment)

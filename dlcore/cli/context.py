@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -18,7 +19,14 @@ import click
 
 from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig
 from dlcore.errors import DLError
-from dlcore.settings import Option, config_of, configuration_file, options_of, read_settings
+from dlcore.settings import (
+    FILE_VARIABLE,
+    Option,
+    config_of,
+    configuration_file,
+    options_of,
+    read_settings,
+)
 
 if TYPE_CHECKING:
     from dlcore.namespace import Namespace as AsyncNamespace
@@ -34,9 +42,11 @@ NAMESPACE_KEY = "uri"
 ENDPOINT_KEY = "endpoint"
 _PATIENCE_KEY = "patience"
 CONFIG_KEY = "config"
+_FILE_KEY = "file is read"
 _SERVING = "serve_"
 _PATIENCE_S = 60.0
-_PROXIES_SHARE = 0.75
+_CONNECT_SHARE = 0.75
+"""Less than all of it, so that who refused is told, and not only that it took too long."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
 
@@ -67,6 +77,14 @@ def common_options(command: _Command) -> _Command:
             callback=_remember(_PATIENCE_KEY),
             envvar="DLOG_PATIENCE",
             help=f"How long a question to the cluster may take [{_PATIENCE_S:g}].",
+        ),
+        click.option(
+            "--config",
+            metavar="FILE",
+            expose_value=False,
+            callback=_remember(CONFIG_KEY),
+            envvar=FILE_VARIABLE,
+            help=f"TOML file with settings (docs/configuration.md); default: ${FILE_VARIABLE}.",
         ),
         click.option(
             "--uri",
@@ -133,15 +151,21 @@ DLOG_OPTIONS = {
 """What the table [dlog] of the configuration file and variables may say."""
 
 
-def use_settings(config_file: str | None) -> None:
-    """Take what the file says where the command line and variables say nothing."""
-    given = click.get_current_context().obj
-    given[CONFIG_KEY] = config_file
-    found = read_settings("dlog", DLOG_OPTIONS, file=config_file, environment={})
-    if given.get(NAMESPACE_KEY):
-        found.pop(ENDPOINT_KEY, None)  # which would come first
-    for key, value in found.items():
-        given.setdefault(key, value)
+def given_settings() -> dict[str, Any]:
+    """Return what is said of every command: by its line, by variables, by the file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or says what cannot be.
+    """
+    given: dict[str, Any] = click.get_current_context().obj
+    if _FILE_KEY not in given:
+        found = read_settings("dlog", DLOG_OPTIONS, file=given.get(CONFIG_KEY), environment={})
+        if given.get(NAMESPACE_KEY):
+            found.pop(ENDPOINT_KEY, None)  # which would come first
+        given[_FILE_KEY] = True
+        for key, value in found.items():
+            given.setdefault(key, value)
+    return given
 
 
 def takes_settings(options: Mapping[str, Option]) -> Callable[[_Command], _Command]:
@@ -229,7 +253,7 @@ def namespace_uri() -> str:
             "delete",
             context,
         )
-    uri = context.obj.get(NAMESPACE_KEY)
+    uri = given_settings().get(NAMESPACE_KEY)
     if not uri:
         raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
     return str(uri)
@@ -237,7 +261,7 @@ def namespace_uri() -> str:
 
 def namespace_endpoint() -> str | None:
     """Return the proxies that --endpoint or DLOG_ENDPOINT names, if it is given."""
-    endpoint = click.get_current_context().obj.get(ENDPOINT_KEY)
+    endpoint = given_settings().get(ENDPOINT_KEY)
     return str(endpoint) if endpoint else None
 
 
@@ -249,7 +273,7 @@ def namespace_tls() -> TlsFiles | None:
     """
     from dlcore.tls import TlsFiles
 
-    given = click.get_current_context().obj
+    given = given_settings()
     return TlsFiles.of(
         ca=str(given.get("tls_ca", "")),
         cert=str(given.get("tls_cert", "")),
@@ -280,7 +304,23 @@ def require_consent(*, yes: bool) -> None:
 
 def note(text: str) -> None:
     """Say something beside the answer, on standard error: a line, or with --json an object."""
-    click.echo(json.dumps({"note": text}, ensure_ascii=False) if wants_json() else text, err=True)
+    _show_note(text, as_json=wants_json())
+
+
+def _show_note(text: str, *, as_json: bool) -> None:
+    click.echo(json.dumps({"note": text}, ensure_ascii=False) if as_json else text, err=True)
+
+
+class LoggedNotes(logging.Handler):
+    """Says what is logged, where a program has set up no log of its own, as notes are said."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        super().__init__(logging.WARNING)
+        self._given = given  # for it is called in any thread
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        _show_note(record.getMessage(), as_json=bool(self._given.get(JSON_KEY)))
 
 
 def ask(what: str, *, yes: bool) -> None:
@@ -314,8 +354,7 @@ def run_async(
         from dlcore.remote.namespace import open_namespace as open_remote
 
         async def ask_proxies() -> _Result:
-            # Less than all of it, so that who refused is told, and not only that it took too long.
-            patience_s = _PROXIES_SHARE * patience()
+            patience_s = _CONNECT_SHARE * patience()
             async with await open_remote(endpoint, patience_s=patience_s, tls=tls) as namespace:
                 return await remote(namespace)
 
@@ -336,12 +375,12 @@ def run_async(
 
 def patience() -> float:
     """Return for how many seconds a question may go on."""
-    return float(click.get_current_context().obj.get(_PATIENCE_KEY) or _PATIENCE_S)
+    return float(given_settings().get(_PATIENCE_KEY) or _PATIENCE_S)
 
 
 def connect_timeout_s() -> float:
     """Return for how many seconds ZooKeeper is waited for at first."""
-    return min(SESSION_TIMEOUT_S, patience())
+    return min(SESSION_TIMEOUT_S, _CONNECT_SHARE * patience())
 
 
 def in_time(

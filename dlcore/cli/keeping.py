@@ -46,6 +46,7 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
     if not wanted:
         settings = _stored(log)
     else:
+        LogSettings().changed(wanted)  # what cannot be is told before anything is asked
         if not wanted.keys().isdisjoint(_KEEPING):
             require_consent(yes=yes)
         settings = _change(log, wanted, yes=yes)

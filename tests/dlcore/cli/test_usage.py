@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -10,9 +12,11 @@ import time
 import click
 import pytest
 
+from dlcore import namespace
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run
 from dlcore.cli.output import payload_json, payload_text, printable, time_text
 from dlcore.config import SESSION_TIMEOUT_S
+from dlcore.errors import DLError
 from tests.fixtures.shell import leaves
 
 NOWHERE = "distributedlog://127.0.0.1:1/dlog"
@@ -74,6 +78,8 @@ def options_of(path: str) -> list[click.Option]:
             "error: upkeep_interval_s=0.0: expected a number > 0",
         ),
         (["sandbox", "--bookies", "0"], "error: "),
+        (["log", "settings", "c", "--set", "retention_s=soon", "--uri", NOWHERE], "error: retent"),
+        (["log", "settings", "c", "--unset", "colour", "--uri", NOWHERE], "error: colour=None: "),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -153,6 +159,28 @@ def test_errors_in_json(
     assert told["retriable"] is False
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_what_is_logged_is_said_as_notes_are(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings and errors, from any thread: with --json nothing on standard error is no object."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+
+    async def open_namespace(*_: object, **__: object) -> None:
+        await asyncio.to_thread(logging.getLogger("dlcore").warning, "log %r waits", "clicks")
+        logging.getLogger("dlcore").info("nothing to tell")
+        raise DLError("gone")
+
+    monkeypatch.setattr(namespace, "open_namespace", open_namespace)
+    assert run([*flags, "log", "list", "--uri", NOWHERE]) == EXIT_FAILED
+    told = capsys.readouterr().err.splitlines()
+    if flags:
+        logged, failed = map(json.loads, told)
+        assert (logged, failed["error"]) == ({"note": "log 'clicks' waits"}, "gone")
+    else:
+        assert told == ["log 'clicks' waits", "error: gone"]
+
+
 def test_texts_cannot_move_the_cursor() -> None:
     """Whatever a record or a name holds, a terminal shows it as text."""
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
@@ -172,14 +200,16 @@ def test_times_that_no_calendar_has_are_numbers() -> None:
     assert time_text(2**62) == str(2**62)
 
 
-@pytest.mark.parametrize("command", ["log list", "log tail clicks", "log write clicks"])
-def test_no_answer_is_a_failure(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A namespace that nobody serves is exit code 1, in time, without a traceback."""
+@pytest.mark.parametrize(
+    ("command", "patience"), [("log list", 2), ("log tail clicks", 0.4), ("log write clicks", 0.4)]
+)
+def test_no_answer_is_a_failure(
+    command: str, patience: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A namespace that nobody serves is exit code 1, in time, and it is told who is silent."""
     began = time.monotonic()
-    assert run([*command.split(), "--uri", NOWHERE, "--patience", "0.3"]) == EXIT_FAILED
+    assert run([*command.split(), "--uri", NOWHERE, "--patience", str(patience)]) == EXIT_FAILED
     assert time.monotonic() - began < SESSION_TIMEOUT_S
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert "127.0.0.1:1" in error
-    assert "0.3 s" in error
-    assert error.count("\n") == 1
+    waited_s = 0.75 * patience
+    told = f"error: no ZooKeeper answers at 127.0.0.1:1 (waited {waited_s:g} s)\n"
+    assert capsys.readouterr().err == told

@@ -35,6 +35,8 @@ def test_settings_are_changed_by_name() -> None:
     """None unsets one; what there is not, or cannot be, is refused and named."""
     settings = LogSettings(entry_bytes=5).changed({"compression": "lz4", "entry_bytes": None})
     assert settings == LogSettings(compression="lz4")
+    kept = LogSettings(mode="proxied", explicit_truncation=True)
+    assert kept.changed({"mode": None, "explicit_truncation": None}) == LogSettings()
     with pytest.raises(ConfigurationError, match=r"colour='red': LogSettings has entry_b"):
         settings.changed({"colour": "red"})
     with pytest.raises(ConfigurationError, match="entry_bytes=0: expected 1"):
