@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from kazoo.handlers.threading import SequentialThreadingHandler
 
 from dlcore.errors import MetadataConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+
+class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Knows kazoo's connection, which waits for a silent server for as long as a session lasts."""
+
+    _connection: socket.socket | None = None
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
+        """Connect, for kazoo."""
+        self._connection = super().create_connection(*args, **kwargs)
+        return self._connection
+
+    def give_up(self) -> None:
+        """Let who waits for an answer meet the end of the connection."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it is lost or closed already
+                self._connection.shutdown(socket.SHUT_RDWR)
 
 
 async def in_thread(work: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
@@ -40,7 +40,7 @@ from dlcore.errors import (
     NodeNotEmptyError,
     NoNodeError,
 )
-from dlcore.metadata.answers import answer_in_time, in_thread
+from dlcore.metadata.answers import ConnectionHandler, answer_in_time, in_thread
 from dlcore.metadata.port import (
     ANY_VERSION,
     Create,
@@ -120,7 +120,7 @@ class ZooKeeperStore:
         self._watches: dict[str, dict[_Watch, None]] = {}
         self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
         self._is_connected = asyncio.Event()
-        handler = SequentialThreadingHandler()
+        self._handler = handler = ConnectionHandler()
         kazoo_logger = logging.getLogger(f"{__name__}.kazoo")
         if kazoo_logger.level == logging.NOTSET:
             kazoo_logger.setLevel(logging.ERROR)  # what matters is reported here, once
@@ -154,10 +154,8 @@ class ZooKeeperStore:
         Raises:
             MetadataConnectionError: no server answered within `connect_timeout_s`.
         """
-        for key, value in (
-            ("session_timeout_s", session_timeout_s),
-            ("connect_timeout_s", connect_timeout_s),
-        ):
+        times = {"session_timeout_s": session_timeout_s, "connect_timeout_s": connect_timeout_s}
+        for key, value in times.items():
             if value <= 0:
                 raise ConfigurationError(f"{key}={value!r}: expected seconds > 0")
         store = cls(servers, session_timeout_s=session_timeout_s)
@@ -347,6 +345,8 @@ class ZooKeeperStore:
 
     def _stop_client(self) -> None:
         self._is_stopping = True
+        if not self._client.connected:
+            self._handler.give_up()
         try:
             self._client.stop()
             self._client.close()
@@ -556,7 +556,8 @@ _left_open: weakref.WeakSet[ZooKeeperStore] = weakref.WeakSet()
 def _end_sessions() -> None:
     """End at exit the sessions that nobody closed: their locks are free at once."""
     for store in list(_left_open):
-        store._stop_client()
+        if not store._is_stopping:  # in a thread, whose caller did not wait for it
+            store._stop_client()
 
 
 def _forget_sessions() -> None:

@@ -118,6 +118,30 @@ def test_no_server_is_an_error_that_names_it() -> None:
     run(scenario())
 
 
+def test_a_silent_server_is_an_error_in_time() -> None:
+    """One that takes connections and says nothing: kazoo would wait for as long as a session."""
+
+    async def scenario() -> None:
+        hung_up = asyncio.Event()
+
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.read(1000):
+                pass
+            writer.close()
+            hung_up.set()
+
+        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+            servers = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(MetadataConnectionError, match=servers):
+                async with asyncio.timeout(30):
+                    await ZooKeeperStore.connect(
+                        servers, connect_timeout_s=0.3, session_timeout_s=100
+                    )
+            await hung_up.wait()
+
+    run(scenario())
+
+
 def test_cancelling_connect_leaves_no_thread() -> None:
     """`run` looks for threads."""
 

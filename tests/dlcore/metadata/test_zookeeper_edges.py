@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,33 @@ async def connected(zookeeper: EmbeddedZooKeeper) -> AsyncIterator[ZooKeeperStor
         yield store
     finally:
         await store.aclose()
+
+
+def test_a_session_that_is_being_ended_is_left_alone_at_exit(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kazoo would raise at who stops it a second time before it has stopped."""
+
+    async def scenario() -> None:
+        began, goes_on = threading.Event(), threading.Event()
+        async with connected(zookeeper) as store:
+            stop = store._client.stop
+
+            def stop_late() -> None:
+                assert not began.is_set()
+                began.set()
+                goes_on.wait()
+                stop()
+
+            monkeypatch.setattr(store._client, "stop", stop_late)
+            closing = asyncio.create_task(store.aclose())
+            await until(began.is_set)
+            assert store in adapter._left_open
+            await asyncio.to_thread(adapter._end_sessions)
+            goes_on.set()
+            await closing
+
+    run(scenario())
 
 
 def test_sessions_that_nobody_closed_end_with_their_process(
