@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -179,6 +180,26 @@ def test_what_is_logged_is_said_as_notes_are(
         assert (logged, failed["error"]) == ({"note": "log 'clicks' waits"}, "gone")
     else:
         assert told == ["log 'clicks' waits", "error: gone"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(
+    shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the line that README names; the script that it evaluates asks as bash does here."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    assert '`eval "$(_DLOG_COMPLETE=bash_source dlog)"`' in readme
+    monkeypatch.setenv("_DLOG_COMPLETE", f"{shell}_source")
+    with pytest.raises(SystemExit):
+        run([])
+    assert "_dlog_completion" in capsys.readouterr().out
+    monkeypatch.setenv("_DLOG_COMPLETE", "bash_complete")
+    for line, found in (("dlog log li", "list"), ("dlog autorecovery run --aud", "--audit-inter")):
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        with pytest.raises(SystemExit):
+            run([])
+        assert capsys.readouterr().out.startswith(f"plain,{found}")
 
 
 def test_texts_cannot_move_the_cursor() -> None:
