@@ -136,8 +136,11 @@ class QuorumConfig(
     """
 
     ensemble_size: int = 3
+    """Bookies over which a ledger's entries are spread."""
     write_quorum_size: int = 3
+    """Bookies that store each entry."""
     ack_quorum_size: int = 2
+    """Bookies that have it on disk before it is acknowledged."""
 
     def __post_init__(self) -> None:
         require(
