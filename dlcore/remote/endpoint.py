@@ -38,6 +38,9 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     # A log that is followed may be silent for long, and so is a proxy that was cut off.
     *KEEPALIVE_OPTIONS,
+    # Else a proxy that was away is left alone for up to two minutes after it is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _IDLE_MAX = 16
 """Of so many proxies to which it was sent channels without a call are kept."""

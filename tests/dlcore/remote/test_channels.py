@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc
+import pytest
 
-from dlcore.remote import endpoint
+from dlcore.remote import endpoint, open_namespace
 from tests.dlcore.remote.test_writing import numbered, payloads, remote
 from tests.fixtures.aio import until
+from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
-if TYPE_CHECKING:
-    import pytest
+AWAY_S = 11.5
+"""gRPC looks a fifth time after 8 to 11 seconds, and once more after 13 to 19."""
 
 
 def test_rolling_restarts_leave_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +90,20 @@ def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.Mo
             assert not calls._owners
 
     asyncio.run(scenario())
+
+
+@pytest.mark.prove  # less than seconds does not tell its pauses from gRPC's own
+def test_a_proxy_that_is_back_is_found_soon() -> None:
+    """By itself gRPC leaves it alone for a second first, then for longer and longer."""
+
+    async def scenario(served: Proxies) -> None:
+        clock, port = asyncio.get_running_loop().time, free_ports(1)
+        async with await open_namespace(f"grpc://127.0.0.1:{port}") as namespace:
+            asking = asyncio.create_task(namespace.log_exists("clicks"))
+            await asyncio.sleep(AWAY_S)
+            await served.start(port=port)
+            back_s = clock()
+            assert await asking
+            assert clock() - back_s < 3.0
+
+    with_proxies("clicks")(scenario)
