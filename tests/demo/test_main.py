@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.fixtures.java import java_options_in
 from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def demo_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
+        "JDK_JAVA_OPTIONS": java_options_in(folder),
     }
     command = [sys.executable, "-m", "demo.main"]
     with subprocess.Popen(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.java import java_options_in
 from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
@@ -40,10 +41,11 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("path", sample(NOTEBOOKS, SAMPLE), ids=lambda path: path.stem)
-def test_it_runs(path: Path) -> None:
+def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell succeeds in a fresh kernel."""
     from nbclient import NotebookClient
 
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", java_options_in(tmp_path))
     notebook = load(path)
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": "."}})
     client.execute()
