@@ -100,18 +100,13 @@ def arrow_type(name: str, kind: sql.DataType) -> pa.DataType:
         ConfigurationError: Spark cannot hand it over, or a log cannot hold it.
     """
     if isinstance(kind, sql.ArrayType):
-        element = pa.field("element", arrow_type(name, kind.elementType), kind.containsNull)
-        return pa.list_(element)
-    if isinstance(kind, sql.MapType):
-        key = pa.field("key", arrow_type(name, kind.keyType), nullable=False)
-        value = pa.field("value", arrow_type(name, kind.valueType), kind.valueContainsNull)
-        return pa.map_(key, value)
+        return pa.list_(_part(name, "element", kind.elementType, kind.containsNull))
+    if isinstance(kind, sql.MapType) and not isinstance(kind.keyType, sql.NullType):
+        key = _part(name, "key", kind.keyType, False)
+        return pa.map_(key, _part(name, "value", kind.valueType, kind.valueContainsNull))
     if isinstance(kind, sql.StructType):
         return pa.struct(
-            [
-                pa.field(field.name, arrow_type(name, field.dataType), field.nullable)
-                for field in kind
-            ]
+            [_part(name, field.name, field.dataType, field.nullable) for field in kind]
         )
     if isinstance(kind, sql.DecimalType):
         return pa.decimal128(kind.precision, kind.scale)
@@ -126,6 +121,12 @@ def arrow_type(name: str, kind: sql.DataType) -> pa.DataType:
         f"column {name!r} is {kind.simpleString()}, which no typed log holds: cast it to a number, "
         "a string or a struct of these, or drop it"
     )
+
+
+def _part(name: str, part: str, kind: sql.DataType, nullable: bool) -> pa.Field:
+    """Return a part of a column's type; one without a type, as of ``array()``, has only nulls."""
+    found = arrow_type(name, kind)
+    return pa.field(part, found, nullable or pa.types.is_null(found))
 
 
 def read_schema(

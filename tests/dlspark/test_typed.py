@@ -72,6 +72,9 @@ def test_types_there_and_back() -> None:
     assert arrow_type("a", udt()) == pa.int64()
     required = T.ArrayType(T.LongType(), containsNull=False)
     assert not arrow_type("a", required).value_field.nullable
+    # As of `array()` and `map('k', array())`, in which Spark says that there is no null.
+    nothing = T.ArrayType(T.NullType(), containsNull=False)
+    assert arrow_type("a", T.MapType(T.StringType(), nothing)).item_type == pa.list_(pa.null())
 
 
 @pytest.mark.parametrize("kind", [pa.month_day_nano_interval(), pa.decimal256(50, 2)])
@@ -81,7 +84,10 @@ def test_types_that_spark_cannot_hold(kind: pa.DataType) -> None:
         read_schema(pa.schema([("a", kind)]), None, include_metadata=False)
 
 
-@pytest.mark.parametrize("kind", [T.YearMonthIntervalType(), T.VariantType()])
+@pytest.mark.parametrize(
+    "kind",
+    [T.YearMonthIntervalType(), T.VariantType(), T.MapType(T.NullType(), T.NullType())],
+)
 def test_types_that_no_log_holds(kind: T.DataType) -> None:
     """The column is named, and what to do."""
     with pytest.raises(ConfigurationError, match=r"column 'a' is .* cast it"):
