@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from contextlib import contextmanager
+import sys
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -89,21 +90,27 @@ def write_log(
     splitter = Framed() if framed else Whole() if whole else Delimited(delimiter or b"\n")
     opened = _open_writer if namespace_endpoint() is None else _open_remote_writer
     with (
-        click.open_file(str(path) if path else "-", "rb") as source,
+        _open_input(path) as source,
         opened(log, numbered=txid != "now") as writer,
         Progress(beside=source) as progress,
     ):
         chunks = _read_records(source.fileno(), splitter)
         count, last = _write_chunks(writer, chunks, progress)
     fields = {"log": log, "records": count, "last_dlsn": None if last is None else str(last)}
-    place = "" if last is None else f", the last one at {last}"
+    place = "" if last is None or not count else f", the last one at {last}"
     wrote = "1 record" if count == 1 else f"{count} records"
     show_done(f"wrote {wrote} to log {log}{place}", fields)
 
 
+def _open_input(path: Path | None) -> AbstractContextManager[IO[bytes]]:
+    if path is None and sys.stdin is None:
+        raise click.UsageError("there is no standard input: give --file")
+    return click.open_file(str(path) if path else "-", "rb")
+
+
 def _write_stream(log: str, path: Path | None) -> None:
     with (
-        click.open_file(str(path) if path else "-", "rb") as source,
+        _open_input(path) as source,
         connect() as namespace,
         namespace.open_log(log) as manager,
         manager.open_stream_writer() as stream,

@@ -65,6 +65,8 @@ def test_formats_and_starts(shell: Shell, log: str, tmp_path: Path) -> None:
         path = tmp_path / "record"
         path.write_bytes(b"%d" % number)
         shell.text("log", "write", log, "--file", str(path))
+    path.write_bytes(b"")
+    assert shell.text("log", "write", log, "--file", str(path)) == f"wrote 0 records to log {log}\n"
     out = shell.text("log", "tail", log, "--format", "{dlsn} {payload_hex} {size:>3}")
     assert out.splitlines() == ["1:0:0 31   1", "2:0:0 32   1", "3:0:0 33   1"]
     rows = [json.loads(line) for line in shell.text("log", "dump", log, "--json").splitlines()]

@@ -160,6 +160,16 @@ def test_errors_in_json(
     assert told["retriable"] is False
 
 
+@pytest.mark.parametrize("flags", [[], ["--stream"]])
+def test_no_input_at_all(
+    flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a program is started that has closed it: told before anything is asked."""
+    monkeypatch.setattr("sys.stdin", None)
+    assert run(["log", "write", "c", *flags, "--uri", NOWHERE]) == EXIT_USAGE
+    assert "there is no standard input: give --file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_what_is_logged_is_said_as_notes_are(
     flags: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
