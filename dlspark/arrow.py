@@ -207,6 +207,8 @@ def batches_by_log(
     if columns.typed is not None:
         if columns.has_txid and batch.column("_txid").null_count == batch.num_rows:
             batch = batch.drop_columns(["_txid"])
+        elif columns.has_txid:
+            _required(batch, "_txid")
         return _by_log(batch, batch, log, "_log")
     arrays = [_required(batch, "value").cast(pa.binary())]
     # SQL's INSERT fills columns that it does not name with nulls: then none of the rows has one.

@@ -54,17 +54,22 @@ def stage_rows(
     """Stage the rows of one task; return the message for the driver.
 
     Raises:
-        ConfigurationError: a row has no value, txid or log; nothing of the task is kept.
+        ConfigurationError: a row has no value or log, or some have a txid and others have not;
+            nothing of the task is kept.
         LogNotFoundError: a log named by a row does not exist.
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
     freeze_imports()
     schema = None if columns.typed is None else log_schema_of(columns.typed)
+    txid = "txid" if columns.typed is None else "_txid"
     logs: set[str] = set()
+    kinds: set[bool] = set()
     try:
         with staging_writer(options.address, append) as writer, _advice_on_txids():
             for batch in batches:
-                parts = list(batches_by_log(batch, columns, log=options.log))
+                parts = batches_by_log(batch, columns, log=options.log)
+                kinds |= {txid in rows.schema.names for _, rows in parts}
+                _require_one_kind(kinds, "batches")
                 new = {log for log, _ in parts} - logs
                 if options.create_log:
                     require_logs(options.address, new, create=True, schema=schema)
@@ -110,11 +115,7 @@ def commit_staged(
     if joined is None:
         return
     append, extents = joined
-    if len({extent.has_txids for extent in extents}) > 1:
-        raise ConfigurationError(
-            "the column 'txid' is null in all rows of some tasks, and in none of others: leave it "
-            "out to have transaction ids assigned, or fill it in every row; nothing was written"
-        )
+    _require_one_kind({extent.has_txids for extent in extents}, "tasks")
     if append.is_unique and not extents and not replaces:
         return
     identity = _committed_as(append, extents, options)
@@ -142,6 +143,16 @@ def commit_staged(
         logger.info("append=%s version=%d was committed before, skipped", identity, append.version)
     else:
         logger.info("append=%s version=%d committed: %s", identity, append.version, result.logs)
+
+
+def _require_one_kind(kinds: set[bool], of: str) -> None:
+    """Raise unless all rows have transaction ids, or none."""
+    if len(kinds) > 1:
+        raise ConfigurationError(
+            f"the column of transaction ids (txid, of typed logs _txid) is null in all rows of "
+            f"some {of}, and in none of others: leave it out to have them assigned, or fill it in "
+            "every row; nothing was written"
+        )
 
 
 def _committed_as(

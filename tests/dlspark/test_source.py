@@ -328,16 +328,21 @@ def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: 
         make(StructType([StructField("other", StringType())]), log=bench.log)
 
 
-def test_rows_of_which_some_tasks_have_txids_are_refused(bench: Bench) -> None:
-    """A task whose rows have none is one of an INSERT, or a mistake."""
+def test_rows_of_which_some_have_txids_are_refused(bench: Bench) -> None:
+    """Tasks, or batches of one, whose rows have none are those of an INSERT, or a mistake."""
     options = WriteOptions.parse({"uri": bench.uri, "log": bench.log}, Mode.BATCH)
     append = batch_identity(options, {}, token=uuid4().hex)
     columns = WriteColumns(has_txid=True, has_log=False)
 
-    def stage(txid: int | None) -> Any:
-        rows = pa.record_batch({"value": [b"x"], "txid": pa.array([txid], pa.int64())})
-        return stage_rows([rows], options=options, columns=columns, append=append, partition_id=0)
+    def stage(*txids: int | None) -> Any:
+        rows = [
+            pa.record_batch({"value": [b"x"], "txid": pa.array([txid], pa.int64())})
+            for txid in txids
+        ]
+        return stage_rows(rows, options=options, columns=columns, append=append, partition_id=0)
 
+    with pytest.raises(ConfigurationError, match="null in all rows of some batches"):
+        stage(100, None)
     with pytest.raises(ConfigurationError, match="null in all rows of some tasks"):
         commit_staged([stage(100), stage(None)], options=options)
     assert len(bench.payloads()) == 10

@@ -346,6 +346,9 @@ def test_transaction_ids_that_are_all_null() -> None:
     batch = pa.record_batch({"id": [1], "_txid": pa.nulls(1, pa.int64())})
     ((log, rows),) = batches_by_log(batch, columns, log="trips")
     assert (log, rows.schema.names) == ("trips", ["id"])
+    batch = pa.record_batch({"id": [1, 2], "_txid": pa.array([7, None], pa.int64())})
+    with pytest.raises(ConfigurationError, match="'_txid' is null in 1 of 2 rows"):
+        batches_by_log(batch, columns, log="trips")
 
 
 def test_a_column_that_a_log_has_not() -> None:
