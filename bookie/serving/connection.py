@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LAC_BYTES = 64
-"""What an explicit LAC counts for in flight: about what it takes on disk."""
+_REQUEST_BYTES = 1024
+"""What a request in flight counts for beside its bytes: about what it takes of memory."""
 _REQUESTS_PER_TURN = 256
 """After so many requests others have their turn on the event loop."""
 _READS_MAX = 256
@@ -363,12 +363,13 @@ class Connection(asyncio.BufferedProtocol):
         except DLError as error:
             self._settle([request.request_id], error)
         else:
-            self._fly([request.request_id], _LAC_BYTES, future)
+            self._fly([request.request_id], 0, future)
 
     def _fly(
         self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
     ) -> None:
         """Settle the requests once `future` is done."""
+        size_bytes += _REQUEST_BYTES
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
         future.add_done_callback(partial(self._land, request_ids, size_bytes))

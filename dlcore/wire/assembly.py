@@ -20,6 +20,9 @@ _BIG_BYTES = 32 * 1024
 _PEEK_BYTES = 16 * 1024
 """Read after a big frame: most likely another head, whose payload shall not be copied."""
 
+_KEPT_SHARE_MAX = 8
+"""A payload keeps at most so many times its size in memory, of what was received with it."""
+
 
 class Frame(NamedTuple):
     """One frame, whole."""
@@ -120,6 +123,8 @@ class Assembly:
             self._partial = _Partial(header, fields, payload, memory)
             self._data, self._position = b"", 0
             return None
+        if len(payload) * _KEPT_SHARE_MAX < len(data):
+            payload = memoryview(bytes(payload))
         self._position = end
         self._was_big = False
         return Frame(header, fields, payload)

@@ -318,6 +318,31 @@ def test_a_pressed_connection_is_held_back_and_not_refused(tmp_path: Path) -> No
     run(scenario)
 
 
+def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path) -> None:
+    """While the disk stands still, entries of a few bytes are held back too: each is a KiB."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path, connection_bytes_max=64 * 1024) as served:
+            taken: list[asyncio.Future[None]] = []
+
+            def stands(_frame: bytes, *, is_recovery: bool = False) -> asyncio.Future[None]:
+                taken.append(asyncio.get_running_loop().create_future())
+                return taken[-1]
+
+            served.storage.writes.add_entry = stands  # type: ignore[assignment,method-assign]  # a probe
+            async with raw_connection(served.address) as end:
+                (connection,) = served.service.connections
+                end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
+                while connection._is_reading:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.001)
+                assert 50 < len(taken) <= 64
+                assert not connection._has_room
+                for future in taken:
+                    future.set_result(None)
+
+    run(scenario)
+
+
 def test_a_full_bookie_says_so_early(tmp_path: Path) -> None:
     """Let the storage take next to nothing at once: what is beyond is OVERLOADED, at once."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 CONNECTION_TIMEOUT_S = 4.0
-_CONNECTION_BYTES_MAX = 4096
+_CONNECTION_BYTES_MAX = 48 * 1024
 _SILENCE_S = 3.0
 REFUSAL_CHANCE = 0.7
 """How often a client is told that a process is gone; else there is silence."""

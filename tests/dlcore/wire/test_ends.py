@@ -252,6 +252,18 @@ def test_a_big_payload_is_received_in_place() -> None:
     assert frame.payload.readonly
 
 
+def test_a_small_payload_keeps_little_of_what_came_with_it() -> None:
+    """A bookie holds adds until they are durable: not with them all that was sent in between."""
+    assembly = Assembly(ReceiveMemory(), ANYTHING)
+    pings = [part for number in range(1, 1000) for part in encode(Ping(number))]
+    feed(assembly, [*pings, *encode(Add(1, False, [ENTRY])), *pings])
+    while (frame := assembly.next_frame()) is not None and not frame.payload:
+        pass
+    assert frame is not None
+    assert frame.payload == ENTRY
+    assert len(frame.payload.obj) <= 8 * len(ENTRY)  # type: ignore[arg-type]  # bytes
+
+
 class OneAtATime:
     """Room for a big payload, if it is free."""
 
