@@ -237,6 +237,10 @@ def test_the_command_takes_its_namespace_from_the_file(
     monkeypatch.setenv("DLOG_AUTORECOVERY_AUDIT_INTERVAL_S", "-1")
     assert "audit_interval_s=-1.0" in told()
     assert "audit_interval_s=-2.0" in told("--audit-interval-s", "-2")
+    file.write_text('[dlog]\nendpoint = "of-the-file"\n')
+    command = ["--config", str(file), "log", "list"]
+    assert "endpoint 'of-the-file'" in told()
+    assert "'of-the-line'" in told("--uri", "of-the-line")  # and no endpoint
     file.write_text("[dlog]\nurl = 1\n")
     assert "url=1: there is no such setting, expected one of endpoint, patience" in told()
     command += ["--config", str(tmp_path / "none")]

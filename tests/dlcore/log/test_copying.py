@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore import copy_log
+from dlcore import copy_log, copying
 from dlcore.errors import AlreadyTruncatedError, AppendMismatchError, ConfigurationError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.commits import Verdict, decide
+from dlcore.records import LogRecord
 from tests.dlcore.log.test_reader import fill
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
@@ -46,6 +47,43 @@ def test_each_record_is_copied_once(commit_bytes: int, monkeypatch: pytest.Monke
             assert isinstance(results[2], int), results
             assert await content(target) == await content(log)
         assert await copy_log(log, namespaces[0], "copy") == 0
+
+    on_log(body)
+
+
+def test_a_copier_that_others_overtook_goes_on_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though it comes further than they did, and equal transaction ids would let all of it in."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("copy")
+        async with await log.open_writer() as writer:
+            for number in range(5):
+                await writer.write(LogRecord(1, b"%d" % number))
+                await writer.flush()
+        next_batches, is_overtaken = copying._next_batches, False
+
+        async def read_and_wait(source: DistributedLogManager, done: int) -> Any:
+            nonlocal is_overtaken
+            found = await next_batches(source, done)
+            if not is_overtaken:
+                is_overtaken = True
+                monkeypatch.setattr(copying, "_COMMIT_BYTES", 1)
+                (_, first) = await next_batches(source, done)
+                assert len(first) == 1
+                count = await copying._copy_some(
+                    source, namespace, "copy", target.log_id, identity, done
+                )
+                assert count == 1
+            return found
+
+        target = await namespace.open_log("copy")
+        identity = f"copy/{log.log_id}/{target.log_id}"
+        monkeypatch.setattr(copying, "_next_batches", read_and_wait)
+        assert await copy_log(log, namespace, "copy") == 4
+        assert await content(target) == await content(log)
 
     on_log(body)
 
