@@ -40,20 +40,24 @@ async def read_header(reader: LedgerReader, entry_id: int) -> EntryHeader:
 
 
 async def bounded_extent(
-    reader: LedgerReader, extent: Extent, *, last_entry_id: int
+    reader: LedgerReader, extent: Extent, *, last_entry_id: int, first_txid: int | None = None
 ) -> Extent | None:
-    """Return an open extent as if it ended with `last_entry_id`; None if it holds nothing then."""
+    """Return an open extent as if it ended with `last_entry_id`; None if it holds nothing then.
+
+    Its first entry is read unless `first_txid` is known.
+    """
     if last_entry_id < extent.first_entry_id:
         return None
     last_frame = await read_frame(reader, last_entry_id)
     last = decode_entry_header(last_frame.body)
-    first = await read_header(reader, extent.first_entry_id)
+    if first_txid is None:
+        first_txid = (await read_header(reader, extent.first_entry_id)).first_txid
     return structs.replace(
         extent,
         last_entry_id=last_entry_id,
         record_count=last.records_before + last.record_count,
         size_bytes=last_frame.ledger_bytes,
-        first_txid=first.first_txid,
+        first_txid=first_txid,
         last_txid=last.last_txid,
         last_timestamp_ms=extent.timestamp_ms(last.write_time_ms),
         stamped=last.stamp_bytes > 0,

@@ -121,8 +121,8 @@ def recovery_leaves_out_the_last_entry() -> Iterator[None]:
     """A dead writer's segment is completed one entry before what it was told."""
     bounded_extent = recovery.bounded_extent
 
-    async def short(reader: Any, extent: Any, *, last_entry_id: int) -> Any:
-        return await bounded_extent(reader, extent, last_entry_id=last_entry_id - 1)
+    async def short(reader: Any, extent: Any, *, last_entry_id: int, **more: Any) -> Any:
+        return await bounded_extent(reader, extent, last_entry_id=last_entry_id - 1, **more)
 
     with patch.object(recovery, "bounded_extent", short):
         yield
@@ -309,8 +309,8 @@ def snapshots_end_before_the_last_entry() -> Iterator[None]:
     """What is being written is read up to the entry before its LAC."""
     bounded_extent = recovery.bounded_extent
 
-    async def short(reader: Any, extent: Any, *, last_entry_id: int) -> Any:
-        return await bounded_extent(reader, extent, last_entry_id=last_entry_id - 1)
+    async def short(reader: Any, extent: Any, *, last_entry_id: int, **more: Any) -> Any:
+        return await bounded_extent(reader, extent, last_entry_id=last_entry_id - 1, **more)
 
     with patch.object(snapshot, "bounded_extent", short):
         yield

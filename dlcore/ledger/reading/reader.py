@@ -85,15 +85,23 @@ class LedgerReader:
             LedgerNotFoundError: the ledger was deleted.
             MetadataError: the store did not answer.
         """
-        # Bookies of an ensemble that was replaced would answer too, without what came after them.
-        metadata = await self.refresh(fresh=True)
-        if metadata.state is LedgerState.CLOSED:
-            return metadata.last_entry_id
-        ensemble = metadata.last_ensemble
-        # Entries of earlier ensembles are confirmed, whatever the bookies of the last one know.
-        known = [ensemble.first_entry_id - 1]
-        known += (await self._ask_lac(ensemble)).values()
-        return max(known)
+        if self.is_closed:
+            return self._metadata.last_entry_id
+        while True:
+            ensemble = self._metadata.last_ensemble
+            # At once: what bookies say counts if the ensemble is theirs still, as read after the
+            # call.  Those that were replaced answer too, without what came after them.
+            asked = asyncio.create_task(self._ask_lac(ensemble))
+            try:
+                metadata = await self.refresh(fresh=True)
+                if metadata.state is LedgerState.CLOSED:
+                    return metadata.last_entry_id
+                if metadata.last_ensemble == ensemble:
+                    # Entries of earlier ensembles are confirmed, whatever these bookies know.
+                    return max(ensemble.first_entry_id - 1, *(await asked).values())
+            finally:
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
 
     async def _ask_lac(self, ensemble: Ensemble) -> dict[int, int]:
         """Return LACs by position, of so many bookies that they know every published one."""

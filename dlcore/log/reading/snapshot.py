@@ -148,6 +148,11 @@ class LogFollower:
         return self._at if self._is_current else None
 
     @property
+    def is_being_written(self) -> bool:
+        """Whether only bookies know more, as far as was heard; for watched logs."""
+        return self._is_current and not self._is_final
+
+    @property
     def _is_current(self) -> bool:
         is_connected = self._context.store.session_state is SessionState.CONNECTED
         return self._unwatch is not None and self._covered >= self.heard and is_connected
@@ -262,9 +267,10 @@ async def _view_of(
         ledger = ledgers[each.ledger_id]
         extent: Extent | None = each
         if each.is_open:
-            reader = context.ledgers.open_ledger_of(ledgers[each.ledger_id])
-            confirmed = await reader.read_last_add_confirmed()
-            extent = await bounded_extent(reader, each, last_entry_id=confirmed)
+            if known is not None:  # what it has was read later: its bookies are asked
+                ledger = known.ledgers.get(each.ledger_id, ledger)
+            reader = context.ledgers.open_ledger_of(ledger)
+            extent = await _readable_extent(reader, each, known)
             ledger = replace(reader.metadata, custom={})
         if extent is None:
             break
@@ -297,6 +303,20 @@ async def _view_of(
         extents=tuple(views),
         ledgers=named,
     )
+
+
+async def _readable_extent(
+    reader: LedgerReader, extent: Extent, known: SegmentView | None
+) -> Extent | None:
+    """Return what is readable of an open extent, of which nothing is read that `known` has."""
+    confirmed = await reader.read_last_add_confirmed()
+    last = () if known is None else known.extents[-1:]
+    place = extent.ledger_id, extent.first_entry_id
+    view = next((v for v in last if (v.ledger_id, v.first_entry_id) == place), None)
+    if view is not None and view.last_entry_id == confirmed:
+        return view
+    first_txid = None if view is None else view.first_txid
+    return await bounded_extent(reader, extent, last_entry_id=confirmed, first_txid=first_txid)
 
 
 class Finder:

@@ -50,16 +50,30 @@ class LogFollowers:
 
         Of a log whose metadata is damaged, or whose bookies do not answer, it is the error.
         """
+        early: dict[str, Outcome] = {}
+        being_read: dict[str, tuple[LogFollower, int]] = {}
         if fresh and names:
-            # What changed is told before the answer.
-            await persistently(lambda: self._context.store.sync(self._context.paths.heads))
+            # What changed is told before the answer; where nothing was heard since, what was read
+            # meanwhile counts: it was read after the call, too.
+            there = {name: self._followers[name] for name in names if name in self._followers}
+            being_read = {
+                name: (follower, follower.heard)
+                for name, follower in there.items()
+                if follower.is_being_written
+            }
+            _, early = await asyncio.gather(
+                persistently(lambda: self._context.store.sync(self._context.paths.heads)),
+                self._refresh(list(being_read)),
+            )
         found: dict[str, Outcome] = {}
         for name in names:
             follower = self._followers.get(name)
             if follower is None:
                 continue
             snapshot = follower.unchanged()
-            if snapshot is not None:
+            if follower.is_being_written and (follower, follower.heard) == being_read.get(name):
+                found[name] = early[name]
+            elif snapshot is not None:
                 found[name] = snapshot
             follower.watch()  # not before it is asked for again: most plans of a batch ask once
         changed = [name for name in names if name not in found]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from dlcore.ids import BookieId
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.metadata.port import Versioned
@@ -218,6 +219,38 @@ def test_a_lac_read_without_coverage_says_who_did_not_answer() -> None:
         with pytest.raises(LedgerReadError, match=r"is stopped; .* did not answer within 2\.0 s"):
             await reader.read_last_add_confirmed()
         cluster.member(writer, 1).is_silent = False
+
+    run(scenario)
+
+
+def test_bookies_tell_the_lac_while_the_metadata_is_read() -> None:
+    """Neither waits for the other; of an ensemble that was replaced meanwhile nothing counts."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 1)
+        await writer.publish_lac()
+        reader = await cluster.client.open_ledger(writer.ledger_id)
+        members = [cluster.member(writer, position) for position in range(3)]
+        refresh, told = reader.refresh, asyncio.Event()
+
+        async def late(*, fresh: bool = False) -> LedgerMetadata:
+            await told.wait()
+            return await refresh(fresh=fresh)
+
+        reader.refresh = late  # type: ignore[method-assign]
+        asked = sum(member.requests for member in members)
+        reading = asyncio.create_task(reader.read_last_add_confirmed())
+        await asyncio.sleep(0.1)
+        assert sum(member.requests for member in members) == asked + 3
+        members[0].stop()
+        await write(writer, 1)
+        await asyncio.sleep(1)
+        assert cluster.member(writer, 0) is not members[0]
+        await writer.publish_lac()
+        told.set()
+        assert await reading == 1
+        await writer.abandon()
 
     run(scenario)
 

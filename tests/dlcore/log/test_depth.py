@@ -24,6 +24,8 @@ from tests.fixtures.recording_store import RecordingStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.metadata.memory import MemoryStore
     from dlcore.namespace import Namespace
 
@@ -220,9 +222,106 @@ def test_snapshots_of_a_log_that_is_written() -> None:
                 await asyncio.sleep(0.01)  # the watch has told what it tells at first
             assert requests.kinds["sync"] == 1
             assert requests.kinds["get_many"] == 0
+            assert requests.depth == 1
         await log.mark_end_of_stream()
         snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
         assert snapshot is not None
         assert snapshot.sealed
+
+    counting(body)
+
+
+def test_what_is_known_of_a_log_that_is_written_is_not_read_again() -> None:
+    """Bookies are asked for its last entry if there are new ones, else only whether there are."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        await client.namespace.create_log("clicks")
+        log = await client.namespace.open_log("clicks")
+
+        async def look() -> tuple[LogSnapshot | None, int]:
+            before = sum(bookie.requests for bookie in cluster.bookies)
+            snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
+            await asyncio.sleep(0.01)
+            return snapshot, sum(bookie.requests for bookie in cluster.bookies) - before
+
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            await writer.commit()
+            for _ in range(3):  # until the watch has told what it tells at first
+                snapshot, asked = await look()
+            assert await look() == (snapshot, asked)
+            for txid in (2, 3):
+                await writer.write(record(txid))
+            await writer.commit()
+            grown, asked_more = await look()
+            assert asked_more == asked + 1
+            assert grown == (await client.namespace.get_snapshots(["clicks"]))["clicks"]
+            assert grown is not None
+            (extent,) = grown.segments[0].extents
+            assert (extent.record_count, extent.first_txid, extent.last_txid) == (3, 1, 3)
+
+    counting(body)
+
+
+def test_a_change_while_a_log_is_looked_at_is_not_missed() -> None:
+    """What bookies said before it was heard of does not count."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        await client.namespace.create_log("clicks")
+        log = await client.namespace.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            await writer.commit()
+            for _ in range(3):
+                await client.namespace.get_snapshots(["clicks"], fresh=True)
+                await asyncio.sleep(0.01)
+            sync = client.store.sync
+
+            async def late(path: str) -> None:
+                await asyncio.sleep(0.1)  # the bookies have answered
+                await writer.write(record(2))
+                await writer.mark_end_of_stream()
+                await sync(path)
+
+            client.store.sync = late  # type: ignore[method-assign]
+            snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
+            assert snapshot is not None
+            assert snapshot.sealed
+            assert snapshot.end == DLSN(1, 2, 0)
+
+    counting(body)
+
+
+def test_what_bookies_said_of_an_earlier_head_does_not_count() -> None:
+    """Not even if another call has covered by then what was heard of since."""
+
+    async def body(cluster: MemoryCluster, client: Counted) -> None:
+        await client.namespace.create_log("clicks")
+        log = await client.namespace.open_log("clicks")
+        writer = await log.open_writer()
+        await writer.write(record(1))
+        await writer.commit()
+        for _ in range(3):
+            await client.namespace.get_snapshots(["clicks"], fresh=True)
+            await asyncio.sleep(0.01)
+        sync = client.store.sync
+
+        async def late(path: str) -> None:
+            await asyncio.sleep(0.1)  # the bookies have answered
+            await writer.aclose()
+            writers.append(await log.open_writer())
+            await writers[0].write(record(2))
+            await writers[0].commit()
+            another = (await client.namespace.get_snapshots(["clicks"]))["clicks"]
+            assert another is not None
+            assert another.end == DLSN(2, 1, 0)
+            await sync(path)
+
+        writers: list[AsyncLogWriter] = []
+        client.store.sync = late  # type: ignore[method-assign]
+        snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
+        assert snapshot is not None
+        assert snapshot.end == DLSN(2, 1, 0)
+        await writers[0].aclose()
 
     counting(body)
