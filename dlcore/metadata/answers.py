@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Knows kazoo's connection, which waits for a silent server for as long as a session lasts."""
+    """Knows kazoo's connection, which waits for a silent server for as long as a session lasts.
+
+    And tells of changes and answers in one thread, in the order in which they came: kazoo's own has
+    two, so that an answer may be heard before a change that came ahead of it.
+    """
 
     _connection: socket.socket | None = None
 
@@ -26,6 +31,10 @@ class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
         """Connect, for kazoo."""
         self._connection = super().create_connection(*args, **kwargs)
         return self._connection
+
+    def dispatch_callback(self, callback: Any) -> None:
+        """Tell of a change, behind what came before it."""
+        self.completion_queue.put(partial(callback.func, *callback.args))
 
     def give_up(self) -> None:
         """Let who waits for an answer meet the end of the connection."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.exceptions import RolledBackError
+from kazoo.protocol.states import Callback
 
 from dlcore.errors import ConfigurationError, MetadataError
 from dlcore.metadata import zookeeper as adapter
@@ -170,6 +171,28 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
 
     with caplog.at_level(logging.ERROR):
         run(scenario())
+
+
+def test_a_change_is_told_before_what_is_answered_after_it(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str
+) -> None:
+    """Also if kazoo's thread is late to tell of it: who has waited for a sync has heard it."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store, connected(zookeeper) as other:
+            await other.create(zookeeper_root)
+            told: list[str] = []
+            store.watch(zookeeper_root, lambda: told.append("changed"))
+            await store.sync(zookeeper_root)
+            assert told == ["changed"]  # as is told at first
+            held = threading.Event()
+            store._client.handler.dispatch_callback(Callback("watch", held.wait, (20,)))
+            await other.put(zookeeper_root, b"new", version=0)
+            asyncio.get_running_loop().call_later(0.2, held.set)
+            await store.sync(zookeeper_root)
+            assert told == ["changed"] * 2
+
+    run(scenario())
 
 
 def test_a_watch_that_nobody_waits_for_is_removed(
