@@ -1,4 +1,4 @@
-"""Requests in the form that kazoo sends, also those that it does not know."""
+"""Requests in the form that kazoo sends, also those that it does not know, and its errors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_never
 
 from kazoo import exceptions as kazoo_errors
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization
 from kazoo.protocol.states import ZnodeStat
 
+from dlcore.errors import (
+    MetadataConnectionError,
+    MetadataError,
+    MetadataSessionExpiredError,
+    MetadataVersionError,
+    NodeExistsError,
+    NodeNotEmptyError,
+    NoNodeError,
+)
 from dlcore.metadata.port import Check, Create, Delete, Put, Versioned
 
 if TYPE_CHECKING:
@@ -20,6 +30,18 @@ if TYPE_CHECKING:
 
 _GET_DATA = 4
 _ANY_WATCHER = 3
+_ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
+    (kazoo_errors.NoNodeError, NoNodeError),
+    (kazoo_errors.NodeExistsError, NodeExistsError),
+    (kazoo_errors.BadVersionError, MetadataVersionError),
+    (kazoo_errors.NotEmptyError, NodeNotEmptyError),
+    (kazoo_errors.ConnectionClosedError, MetadataConnectionError),  # a SessionExpiredError to kazoo
+    (kazoo_errors.SessionExpiredError, MetadataSessionExpiredError),
+    (kazoo_errors.ConnectionLoss, MetadataConnectionError),
+    (kazoo_errors.OperationTimeoutError, MetadataConnectionError),
+    (kazoo_errors.RequestTimeoutError, MetadataConnectionError),
+    (KazooTimeoutError, MetadataConnectionError),
+)
 
 
 def session_token_of(session_id: int) -> str:
@@ -109,3 +131,24 @@ def transaction_of(client: KazooClient, ops: Sequence[Op]) -> Any:
             case _:
                 assert_never(op)
     return transaction
+
+
+def translate(error: Exception, what: str) -> MetadataError:
+    """Return the error of ours that says what one of kazoo's does of the operation `what`."""
+    for foreign, ours in _ERRORS:
+        if isinstance(error, foreign):
+            return ours(f"{what}: {_describe(ours, error)}")
+    return MetadataError(f"{what}: {type(error).__name__} {error}".rstrip())
+
+
+def _describe(ours: type[MetadataError], error: Exception) -> str:
+    reasons: dict[type[MetadataError], str] = {
+        NoNodeError: "the node does not exist",
+        NodeExistsError: "the node exists",
+        MetadataVersionError: "the node has another version",
+        NodeNotEmptyError: "the node has children",
+        MetadataSessionExpiredError: "the session expired",
+        MetadataConnectionError: f"no answer from ZooKeeper ({type(error).__name__}), "
+        "result unknown",
+    }
+    return reasons[ours]

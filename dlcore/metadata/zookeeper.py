@@ -17,14 +17,13 @@ import logging
 import os
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
-from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
@@ -35,9 +34,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     MetadataError,
     MetadataSessionExpiredError,
-    MetadataVersionError,
     NodeExistsError,
-    NodeNotEmptyError,
     NoNodeError,
 )
 from dlcore.metadata.answers import ConnectionHandler, answer_in_time, in_thread
@@ -56,6 +53,7 @@ from dlcore.metadata.requests import (
     RemoveWatches,
     session_token_of,
     transaction_of,
+    translate,
 )
 
 if TYPE_CHECKING:
@@ -75,18 +73,6 @@ _RECONNECT_DELAY_MAX_S = 1.0
 """kazoo's own default grows to an hour."""
 _NOT_TO_BLAME = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
 """What ZooKeeper says of the operations of a failed transaction that are not to blame."""
-_ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
-    (kazoo_errors.NoNodeError, NoNodeError),
-    (kazoo_errors.NodeExistsError, NodeExistsError),
-    (kazoo_errors.BadVersionError, MetadataVersionError),
-    (kazoo_errors.NotEmptyError, NodeNotEmptyError),
-    (kazoo_errors.ConnectionClosedError, MetadataConnectionError),  # a SessionExpiredError to kazoo
-    (kazoo_errors.SessionExpiredError, MetadataSessionExpiredError),
-    (kazoo_errors.ConnectionLoss, MetadataConnectionError),
-    (kazoo_errors.OperationTimeoutError, MetadataConnectionError),
-    (kazoo_errors.RequestTimeoutError, MetadataConnectionError),
-    (KazooTimeoutError, MetadataConnectionError),
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +80,14 @@ class _Request:
     what: str  # operation and path, for errors
     start: Callable[[], Any]  # gives kazoo's IAsyncResult
     reply: asyncio.Future[Any]
+
+
+@dataclass(slots=True, eq=False)
+class _Sync:
+    """A sync, and the reads right behind it that somebody waits for."""
+
+    reply: asyncio.Future[Any]
+    reads: dict[_Request, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,6 +111,7 @@ class ZooKeeperStore:
         self._is_stopping = False  # by whoever closes it, or at exit in another thread
         self._backlog: deque[_Request] = deque()
         self._outstanding: set[_Request] = set()
+        self._sync: _Sync | None = None  # of the reads that began in this turn of the loop
         self._watches: dict[str, dict[_Watch, None]] = {}
         self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
         self._is_connected = asyncio.Event()
@@ -272,7 +267,7 @@ class ZooKeeperStore:
         )
         for op, result in zip(frozen, results, strict=True):
             if isinstance(result, Exception) and not isinstance(result, _NOT_TO_BLAME):
-                raise _translate(result, f"{type(op).__name__.lower()} {op.path}") from result
+                raise translate(result, f"{type(op).__name__.lower()} {op.path}") from result
         if any(isinstance(result, Exception) for result in results):
             raise MetadataError(f"a transaction of {len(frozen)} operations failed: {results}")
 
@@ -367,15 +362,31 @@ class ZooKeeperStore:
             return await send(start)
 
     async def _send_after_sync(self, path: str, what: str, start: Callable[[], Any]) -> Any:
-        """Send a read right behind a sync: they are answered in this order, or neither counts."""
+        """Send a read right behind a sync: they are answered in this order, or neither counts.
+
+        What begins in one turn of the loop shares a sync, which is not sent before all has begun.
+        """
         self._require_open()
-        synced = self._enqueue(f"sync {path}", lambda: self._client.sync_async(path))
-        reply = self._enqueue(what, start)
+        if self._sync is None:
+            self._sync = _Sync(self._loop.create_future())
+            self._loop.call_soon(self._send_begun, path)
+        sync, read = self._sync, _Request(what, start, self._loop.create_future())
+        sync.reads[read] = None
         try:
-            await synced
-            return await reply
+            await asyncio.shield(sync.reply)
+            return await read.reply
         finally:
-            reply.cancel()  # nobody waits for it any more
+            read.reply.cancel()  # nobody waits for it any more
+            del sync.reads[read]
+            if not sync.reads:
+                sync.reply.cancel()
+
+    def _send_begun(self, path: str) -> None:
+        sync, self._sync = self._sync, None
+        assert sync is not None
+        start = partial(self._client.sync_async, path)
+        self._backlog += [_Request(f"sync {path}", start, sync.reply), *sync.reads]
+        self._pump()
 
     async def _write(self, what: str, start: Callable[[], Any]) -> Any:
         async with answer_in_time(what, self._request_timeout_s):
@@ -418,7 +429,7 @@ class ZooKeeperStore:
             if error is None:
                 request.reply.set_result(value)
             else:
-                translated = _translate(error, request.what)
+                translated = translate(error, request.what)
                 translated.__cause__ = error
                 request.reply.set_exception(translated)
         self._pump()
@@ -575,23 +586,3 @@ os.register_at_fork(after_in_child=_forget_sessions)
 def _tell_if_large(what: str, size_bytes: int) -> None:
     if size_bytes > _ANSWER_BYTES_MAX:
         logger.warning("a large answer of ZooKeeper: %s, %d bytes", what, size_bytes)
-
-
-def _translate(error: Exception, what: str) -> MetadataError:
-    for foreign, ours in _ERRORS:
-        if isinstance(error, foreign):
-            return ours(f"{what}: {_describe(ours, error)}")
-    return MetadataError(f"{what}: {type(error).__name__} {error}".rstrip())
-
-
-def _describe(ours: type[MetadataError], error: Exception) -> str:
-    reasons: dict[type[MetadataError], str] = {
-        NoNodeError: "the node does not exist",
-        NodeExistsError: "the node exists",
-        MetadataVersionError: "the node has another version",
-        NodeNotEmptyError: "the node has children",
-        MetadataSessionExpiredError: "the session expired",
-        MetadataConnectionError: f"no answer from ZooKeeper ({type(error).__name__}), "
-        "result unknown",
-    }
-    return reasons[ours]

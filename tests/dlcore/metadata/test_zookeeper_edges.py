@@ -195,6 +195,60 @@ def test_a_change_is_told_before_what_is_answered_after_it(
     run(scenario())
 
 
+def test_reads_that_begin_together_share_a_sync(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str
+) -> None:
+    """It is not sent before the last of them has begun, and one that comes later has its own."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            await store.create(zookeeper_root, b"value")
+            sync, synced = store._client.sync_async, list[str]()
+
+            def note(path: str) -> Any:
+                synced.append(path)
+                gone.cancel()  # without it the others go on
+                return sync(path)
+
+            async def read() -> bytes:
+                assert not synced
+                node = await store.get(zookeeper_root, fresh=True)
+                assert node is not None
+                return node.value
+
+            store._client.sync_async = note
+            async with asyncio.TaskGroup() as tasks:
+                values = [tasks.create_task(read()) for _ in range(3)]
+                children = tasks.create_task(store.get_children(zookeeper_root, fresh=True))
+                gone = tasks.create_task(store.get(zookeeper_root, fresh=True))
+            assert [task.result() for task in values] == [b"value"] * 3
+            assert children.result() == []
+            assert synced == [zookeeper_root]
+            await store.get(zookeeper_root, fresh=True)
+            assert len(synced) == 2
+
+    run(scenario())
+
+
+def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) -> None:
+    """Else those of who asks again and again would gather while there is no connection."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store:
+            store._set_state(SessionState.SUSPENDED)
+            reading = [asyncio.create_task(store.get("/", fresh=True)) for _ in range(2)]
+            await until(lambda: len(store._backlog) == 3)
+            for task in reading:
+                task.cancel()
+            await asyncio.wait(reading)
+            assert all(request.reply.cancelled() for request in store._backlog)
+            store._set_state(SessionState.CONNECTED)
+            store._pump()
+            assert not store._outstanding
+
+    run(scenario())
+
+
 def test_a_watch_that_nobody_waits_for_is_removed(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
