@@ -50,11 +50,12 @@ class Lag:
         backlog = Backlog.of(snapshot, place.sequence_id)
         if not backlog.runs:
             return cls()
-        latest_ms = max(s.extents[-1].last_timestamp_ms for s in snapshot.segments if s.extents)
+        # Times never fall, and a log may have thousands of segments.
+        last = next(s.extents[-1] for s in reversed(snapshot.segments) if s.extents)
         return cls(
             records=backlog.records,
             size_bytes=backlog.size_bytes,
-            seconds=max(0, latest_ms - place.timestamp_ms) / 1000,
+            seconds=max(0, last.last_timestamp_ms - place.timestamp_ms) / 1000,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ misses it for a moment would make it look new, and it would be read from its beg
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from dlcore.errors import AlreadyTruncatedError, ConfigurationError, DLError, Lo
 from dlcore.ids import DLSN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dlcore.sync import LogSnapshot
 
@@ -65,13 +66,12 @@ class LogView:
     @classmethod
     def of(cls, snapshot: LogSnapshot) -> LogView:
         """Return the view of a snapshot."""
-        by_lssn = {segment.lssn: segment for segment in snapshot.segments}
         return cls(
             log_id=snapshot.log_id,
             first=snapshot.first,
             end=snapshot.end,
-            first_sequence_id=_count_before(by_lssn, snapshot.first),
-            end_sequence_id=_count_before(by_lssn, snapshot.end),
+            first_sequence_id=_count_before(snapshot.segments, snapshot.first),
+            end_sequence_id=_count_before(snapshot.segments, snapshot.end),
         )
 
     @property
@@ -91,10 +91,12 @@ class LogView:
         return self.first_sequence_id > position.sequence_id
 
 
-def _count_before(by_lssn: Mapping[int, Any], position: DLSN) -> int | None:
-    segment = by_lssn.get(position.lssn)
-    if segment is None:
+def _count_before(segments: Sequence[Any], position: DLSN) -> int | None:
+    # A log may have thousands of segments, and each trigger asks for each log.
+    index = bisect_left(segments, position.lssn, key=lambda segment: segment.lssn)
+    if index == len(segments) or segments[index].lssn != position.lssn:
         return None
+    segment = segments[index]
     start: int = segment.start_sequence_id
     if (position.entry_id, position.slot_id) == (0, 0):
         return start

@@ -10,15 +10,21 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
 from dlcore.ids import DLSN
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
+from dlcore.records import RecordPlace
+from dlspark.lag import Lag
 from dlspark.offsets import LogPosition, LogView, StreamOffset
 from tests.fixtures.ledgers import metadata_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def view(
@@ -382,6 +388,38 @@ def test_records_before_a_position_are_counted_where_segments_tell(
     assert (found.first_sequence_id, found.end_sequence_id) == counts
     assert not found.is_empty
     assert LogView.of(snapshot(first, first)).is_empty
+
+
+class Looked(tuple[SegmentView, ...]):
+    """Segments that count how many of them are looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        """Count one."""
+        Looked.looks += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[SegmentView]:
+        """Count each."""
+        return map(self.__getitem__, range(len(self)))
+
+    def __reversed__(self) -> Iterator[SegmentView]:
+        """Count each."""
+        return map(self.__getitem__, reversed(range(len(self))))
+
+
+def test_what_a_trigger_asks_of_a_log_does_not_grow_with_its_history() -> None:
+    """It is asked for each log, however many segments that has."""
+    many = [(lssn, 10 * lssn, 2, 10) for lssn in range(1, 1001)]
+    found = snapshot(DLSN(1, 0, 0), DLSN(1000, 2, 0), *many)
+    found = replace(found, segments=Looked(found.segments))
+    counted = LogView.of(found)
+    assert (counted.first_sequence_id, counted.end_sequence_id) == (10, 10_010)
+    place = RecordPlace(dlsn=DLSN(1000, 0, 0), sequence_id=10_000, timestamp_ms=0)
+    assert Lag.of(found, place).records == 10
+    assert Looked.looks < 50
 
 
 def test_a_new_log_whose_first_records_are_gone_is_a_loss() -> None:
