@@ -75,24 +75,24 @@ class Stagings:
             DLError: what refused it; nothing of it can be committed.
         """
         throttled_s = 0.0
-        async with self._turns:
-            async with self._lend(target) as writer:
-                ready = {"staging": target.staging, "message_bytes_max": self._message_bytes_max}
-                await _send(context, ready=ready)
-                try:
-                    while (message := await _read(context)) is not None:
-                        batch, log = decoder.decode(message), log_of(message)
-                        records, size_bytes = batch.num_rows, len(message.body)
-                        delay_s = rates.to(log).take(records, size_bytes, now_s=self._loop.time())
-                        await asyncio.sleep(delay_s)
-                        throttled_s += delay_s
-                        await _to_its_end(writer.write_batch(log, batch))
-                    staged = await _to_its_end(writer.stage())
-                except DLError:
-                    await _part(context)
-                    raise
-            told = {"throttled_ms": math.ceil(throttled_s * 1000)} if throttled_s else {}
-            await _send(context, staged=staged, **told)
+        async with self._turns, self._lend(target) as writer:
+            ready = {"staging": target.staging, "message_bytes_max": self._message_bytes_max}
+            await _send(context, ready=ready)
+            try:
+                while (message := await _read(context)) is not None:
+                    batch, log = decoder.decode(message), log_of(message)
+                    records, size_bytes = batch.num_rows, len(message.body)
+                    delay_s = rates.to(log).take(records, size_bytes, now_s=self._loop.time())
+                    await asyncio.sleep(delay_s)
+                    throttled_s += delay_s
+                    await _to_its_end(writer.write_batch(log, batch))
+                staged = await _to_its_end(writer.stage())
+            except DLError:
+                await _part(context)
+                raise
+        # A client that does not read it holds up nobody else.
+        told = {"throttled_ms": math.ceil(throttled_s * 1000)} if throttled_s else {}
+        await _send(context, staged=staged, **told)
 
     @contextlib.asynccontextmanager
     async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:

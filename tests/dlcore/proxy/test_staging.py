@@ -11,6 +11,7 @@ import pyarrow as pa
 from dlcore.errors import NotEnoughBookiesError
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight import calls
 from dlcore.proxy.writing import staging
 from dlcore.remote import open_namespace
 from tests.fixtures.aio import until
@@ -157,6 +158,30 @@ def test_streams_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         code, details, _ = await silent.status()
         assert code == "RESOURCE_EXHAUSTED"
         assert "sent nothing for 0.05 s" in details
+
+    with_proxies("a")(scenario)
+
+
+def test_who_does_not_read_what_was_staged_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be more than gRPC sends unasked; the turn is another one's by then."""
+    read = asyncio.Event()
+    send_on = calls.send
+
+    async def slow(context: Any, message: pb.PutResult) -> None:
+        if b'"staged"' in message.app_metadata and not read.is_set():
+            read.set()
+            await asyncio.Event().wait()
+        await send_on(context, message)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(staging_max=1)
+        monkeypatch.setattr(staging, "send", slow)
+        deaf = await opened(client, "deaf")
+        await send(deaf, b"x")
+        await deaf.call.done_writing()
+        await read.wait()
+        assert await staged(client, "another", b"y")
+        deaf.call.cancel()
 
     with_proxies("a")(scenario)
 
