@@ -177,9 +177,12 @@ def test_empty_log_and_reuse_of_a_frame(logs: LogBench) -> None:
     assert numbers_of(logs.frame(log=log)) == []
     logs.append(log, [(1, b"1")])
     frame = logs.frame(log=log)
-    assert numbers_of(frame) == [1]
+    options = f"(uri '{logs.uri}', log '{log}')"
+    frame.sparkSession.sql(f"CREATE OR REPLACE TEMPORARY VIEW once USING dlog OPTIONS {options}")
+    view = frame.sparkSession.table("once")
+    assert numbers_of(frame) == numbers_of(view) == [1]
     logs.append(log, [(2, b"2")])
-    assert numbers_of(frame) == [1]
+    assert numbers_of(frame) == numbers_of(frame.sparkSession.table("once")) == [1]
     assert numbers_of(logs.frame(log=log)) == [1, 2]
     assert logs.frame(log=log).where("txid >= 2").count() == 1
 
