@@ -55,6 +55,10 @@ class Ask(IntEnum):
     """Answer with 1 MiB of a file in the page cache, the payload says which."""
     FETCH = 8
     """The same, and sum it."""
+    FOLLOW = 9
+    """Answer at once, and with each payload that is passed on from now on; of a bare tail."""
+    PASS = 10
+    """Pass on the first payload kept that was not passed on yet; no answer."""
 
 
 class Framed(asyncio.BufferedProtocol):
@@ -255,11 +259,11 @@ class BareClient(Framed):
         self.transport.abort()
 
 
-async def serve(folder: Path) -> None:
+async def serve(folder: Path, server_class: type[BareServer] = BareServer) -> None:
     """Serve on a free port until standard input ends."""
     files = Files(folder)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BareServer(files), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: server_class(files), "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.close()

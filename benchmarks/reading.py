@@ -6,18 +6,22 @@ import asyncio
 import os
 import statistics
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import uvloop
 
+from benchmarks.bare_server import BareClient
+from benchmarks.bare_tail import TailWriter, follow
 from benchmarks.counted_client import counted_client
 from benchmarks.figures import Figure, Target, measure
-from benchmarks.limits import MIB, bare_server, file_read_rate, summed_read_rate
+from benchmarks.limits import MIB, bare_server, file_read_rate, served, summed_read_rate
 from benchmarks.logs import (
     CONFIG,
+    COPIES,
     WRITE_BYTES,
     append_and_tail,
     drop_log,
@@ -34,10 +38,9 @@ from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
-    from dlcore.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.sandbox.cluster import Sandbox
@@ -47,6 +50,7 @@ _SMALL_RECORDS = 1_000_000
 _SEGMENT_BYTES = 16 * MIB
 _TAIL_RATES = (1_000, 10_000)
 _TAIL_S = 4.0
+_TAIL_BYTES = 1024
 _TICKS_PER_S = 1_000
 _LATE_S = 1.0
 _OLD_SEGMENTS = 10_000
@@ -146,18 +150,32 @@ def read_ahead(sandbox: Sandbox, folder: Path) -> list[Figure]:
     return figures
 
 
-def tail_rate(sandbox: Sandbox, _folder: Path) -> list[Figure]:
+def tail_rate(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """From durable to delivered at 1,000 and at 10,000 single records a second.
 
     The median and the 99th percentile, beside those of one record at a time; none comes more than a
-    second late.
+    second late.  The median also beside that of bare servers, which keep as many copies and pass
+    the records on at the same rate: what the machine's cores have to do for any tail.
     """
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(served("benchmarks.bare_tail", folder / f"tail-{i}"))
+            for i in range(COPIES)
+        ]
+        return _tail_rates(sandbox, [server.address for server in servers])
+
+
+def _tail_rates(sandbox: Sandbox, bare: Sequence[str]) -> list[Figure]:
     figures = []
     for rate in _TAIL_RATES:
+        medians: list[float] = []
         alone: list[float] = []
         along: list[float] = []
 
-        def limit(alone: list[float] = alone) -> float:
+        def limit(
+            rate: int = rate, alone: list[float] = alone, medians: list[float] = medians
+        ) -> float:
+            medians.append(statistics.median(_times(_bare_tail_at(bare, rate))) * 1000)
             alone[:] = _times(append_and_tail(sandbox.uri))
             return statistics.median(alone) * 1000
 
@@ -185,6 +203,15 @@ def tail_rate(sandbox: Sandbox, _folder: Path) -> list[Figure]:
                 target=Target(ratio=1.5, is_rate=False),
             )
         )
+        figures.append(
+            Figure(
+                name=f"tail_rate_{rate}_p50_bare",
+                unit="ms",
+                value=figures[-2].value,
+                limit=statistics.median(medians[1:]),  # the first round warms up
+                target=None,
+            )
+        )
     return figures
 
 
@@ -192,6 +219,19 @@ def _times(work: Coroutine[None, None, list[float]]) -> list[float]:
     """Run a client on the event loop that the blocking face has; return its times, sorted."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return sorted(runner.run(work))
+
+
+async def _bare_tail_at(addresses: Sequence[str], rate: int) -> list[float]:
+    """Return the time from durable to delivered of each record at bare servers, in s."""
+    count = int(rate * _TAIL_S)
+    follower = await follow(addresses[0], record_bytes=_TAIL_BYTES, count=count)
+    servers = [await BareClient.connect(address) for address in addresses]
+    writer = TailWriter(servers, answers=CONFIG.quorum.ack_quorum_size)
+    await _write_at(writer, rate, count, {})
+    await follower.has_all.wait()
+    for client in (*servers, follower):
+        client.close()
+    return [follower.delivered[txid] - writer.durable[txid] for txid in range(1, count + 1)]
 
 
 async def _tail_at(uri: str, rate: int) -> list[float]:
@@ -204,6 +244,7 @@ async def _tail_at(uri: str, rate: int) -> list[float]:
         assert await reader.read_next() is not None  # its streams are open
         reading = asyncio.create_task(_read_tail(reader, count, delivered))
         await _write_at(writer, rate, count, durable)
+        await writer.flush()
         await reading
     # Where both happen in one turn of the loop, delivery may be noted first.
     return [max(0.0, delivered[txid] - durable[txid]) for txid in range(1, count + 1)]
@@ -217,14 +258,14 @@ async def _read_tail(reader: AsyncLogReader, count: int, delivered: dict[int, fl
 
 
 async def _write_at(
-    writer: AsyncLogWriter, rate: int, count: int, durable: dict[int, float]
+    writer: AsyncLogWriter | TailWriter, rate: int, count: int, durable: dict[int, float]
 ) -> None:
     """Write single records at an even rate, each when it is due."""
 
-    def note(txid: int, _: asyncio.Future[DLSN]) -> None:
+    def note(txid: int, _: asyncio.Future[Any]) -> None:
         durable[txid] = time.perf_counter()
 
-    payload = os.urandom(1024)
+    payload = os.urandom(_TAIL_BYTES)
     started = time.perf_counter()
     txid = 0
     while txid < count:
@@ -234,7 +275,6 @@ async def _write_at(
             # None is kept: to gather them all would stop the loop for a tenth of a second.
             writer.write(LogRecord(txid, payload)).add_done_callback(partial(note, txid))
         await asyncio.sleep(1 / _TICKS_PER_S)
-    await writer.flush()
 
 
 def open_log(sandbox: Sandbox, _folder: Path) -> list[Figure]:
