@@ -46,7 +46,8 @@ test: $(ARCHIVE) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="
 # What a version of PySpark may do otherwise; each has an environment of its own, which keeps the newest
 # release of the version.
 SPARK_CORE = $(addprefix tests/spark/test_,batch_read.py batch_write.py pushdown.py overwrite.py errors.py \
-	limited_streams.py stream_shapes.py many_targets.py progress.py) tests/dlspark/test_stream.py
+	limited_streams.py stream_shapes.py many_targets.py progress.py workers.py tls.py endpoint.py) \
+	tests/dlspark/test_stream.py
 # At full length: all types, each kind of table, what truncation leaves, and each way in which a sink fails.
 SPARK_WHOLE = $(addprefix tests/spark/test_,sql.py typed_logs.py stream_read.py stream_write.py foreach_batch.py)
 # PySpark 4.1 tells a source of no limits: it lacks the words in which these tests ask.
