@@ -177,6 +177,18 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             truncated=TruncationRule.IGNORE if ignore_truncation else None,
         )
 
+    async def open_part(self, start: DLSN, end: DLSN) -> AsyncLogReader:
+        """Open a reader whose stream ends with the entry in which `end` lies, or before which.
+
+        Of what is complete it fetches nothing behind that, as a reader would that goes on.  What is
+        truncated before it is read is an `AlreadyTruncatedError`.
+
+        Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
+        """
+        self._require_open()
+        at = ReadStart(dlsn=start)
+        return await self._readers.open_reader(at, truncated=TruncationRule.REFUSE, end=end)
+
     async def get_subscriptions(self) -> dict[str, DLSN]:
         """Return the positions that are stored for subscribers: of the next record each reads.
 

@@ -27,13 +27,15 @@ class _ExtentStep:
     lssn: int
     extent: Extent
     first_entry_id: int
+    last_entry_id: int | None
+    """None: of an open extent, all that come."""
     base_entry_id: int
     start_sequence_id: int
     segment_sequence_id: int
 
 
 class ReadExtent(_ExtentStep):
-    """Step: read entries of a final extent, from `first_entry_id` of its ledger to its end."""
+    """Step: read entries of a final extent, from `first_entry_id` of its ledger up to the last."""
 
     __slots__ = ()
 
@@ -56,7 +58,7 @@ class WaitForChange:
 
 @dataclass(frozen=True, slots=True)
 class EndOfStream:
-    """Step: the log is sealed and everything was read."""
+    """Step: everything was read, of a log that is sealed, or up to where the cursor ends."""
 
 
 Step: TypeAlias = ReadExtent | FollowExtent | LearnSegments | WaitForChange | EndOfStream
@@ -74,12 +76,21 @@ class ReadCursor:
     """A reader's position, and the rules by which it moves.
 
     Records that are truncated before they were read are an `AlreadyTruncatedError`, left out, or
-    read as long as their segment is there.
+    read as long as their segment is there.  The entry in which `end` lies, or before which, is the
+    last one.
     """
 
-    def __init__(self, log: str, position: DLSN, *, truncated: TruncationRule) -> None:
+    def __init__(
+        self,
+        log: str,
+        position: DLSN,
+        *,
+        truncated: TruncationRule,
+        end: DLSN | None = None,
+    ) -> None:
         self._log = log
         self._truncated = truncated
+        self._end = end
         self._has_delivered = False  # in the segment of the position
         self._next_sequence_id: int | None = None  # known once an entry was delivered
         self.position = position
@@ -95,8 +106,12 @@ class ReadCursor:
             AlreadyTruncatedError: the position was truncated away.
             UnexpectedError: the segment list contradicts what was read before.
         """
+        if self._is_at_end():
+            return EndOfStream()
         self._pass_truncated(state)
         while self.position.lssn <= state.head.max_lssn:
+            if self._is_at_end():
+                return EndOfStream()
             segment = state.segment(self.position.lssn)
             if state.known_lssn is not None and self.position.lssn > state.known_lssn:
                 return LearnSegments()
@@ -113,6 +128,9 @@ class ReadCursor:
             self.position = DLSN(segment.lssn + 1, 0, 0)
             self._has_delivered = False
         return EndOfStream() if state.head.sealed else WaitForChange()
+
+    def _is_at_end(self) -> bool:
+        return self._end is not None and self.position >= self._end
 
     def plan_after(self, step: ReadExtent, state: LogState) -> Step:
         """Return the step that follows once all of `step` was delivered; the position stays.
@@ -161,10 +179,15 @@ class ReadCursor:
         if found is not None:
             extent, base, sequence_id = found
             step = FollowExtent if extent.is_open else ReadExtent
+            last, end = extent.last_entry_id, self._end
+            if last is not None and end is not None and end.lssn == segment.lssn:
+                last_wanted = end.entry_id if end.slot_id else end.entry_id - 1
+                last = min(last, extent.first_entry_id + last_wanted - base)
             return step(
                 lssn=segment.lssn,
                 extent=extent,
                 first_entry_id=extent.first_entry_id + self.position.entry_id - base,
+                last_entry_id=last,
                 base_entry_id=base,
                 start_sequence_id=sequence_id,
                 segment_sequence_id=segment.start_sequence_id,

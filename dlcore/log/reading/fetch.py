@@ -339,7 +339,7 @@ class Fetcher:
         return reader
 
     async def _read(self, step: ReadExtent) -> None:
-        last_entry_id = step.extent.last_entry_id
+        last_entry_id = step.last_entry_id
         assert last_entry_id is not None
         opened = await self._take_opened(step)
         entry_bytes = step.extent.size_bytes / step.extent.entry_count
@@ -369,7 +369,7 @@ class Fetcher:
         return OpenedExtent(step, self._chunks_of(step))
 
     async def _chunks_of(self, step: ReadExtent) -> AsyncGenerator[Sequence[EntryFrame], None]:
-        last_entry_id = step.extent.last_entry_id
+        last_entry_id = step.last_entry_id
         assert last_entry_id is not None
         reader = await self._reader_of(step.extent.ledger_id)
         async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:

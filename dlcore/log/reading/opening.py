@@ -46,15 +46,19 @@ class ReaderOpener:
         subscriber: str | None = None,
         skip_broken_entries: bool = False,
         truncated: TruncationRule | None = None,
+        end: DLSN | None = None,
     ) -> AsyncLogReader:
         """Open a reader; for a subscriber at its stored position, unless another is given.
+
+        With an `end` its stream ends with the entry in which that lies, or before which, and
+        nothing behind is fetched.
 
         Unless `truncated` says what becomes of a position that is, one that the caller names is
         refused; `DLSN.INITIAL` is no such, it means the first one left.
         """
         schemas = await KnownSchemas.read(self._context.logs, self._log)
         broken = BrokenEntries(self._log.name, skip=skip_broken_entries)
-        fetch_from = partial(self._fetch_from, broken=broken, truncated=truncated)
+        fetch_from = partial(self._fetch_from, broken=broken, truncated=truncated, end=end)
         hold = None
         if subscriber is not None:
             hold = SubscriptionHold(self._context, self._log, subscriber)
@@ -112,11 +116,17 @@ class ReaderOpener:
         return Finder(self._context, await self.follower.take())
 
     async def _fetch_from(
-        self, start: ReadStart, *, broken: BrokenEntries, truncated: TruncationRule | None
+        self,
+        start: ReadStart,
+        *,
+        broken: BrokenEntries,
+        truncated: TruncationRule | None,
+        end: DLSN | None,
     ) -> Fetching:
         is_explicit = start.dlsn is not None and start.dlsn > DLSN.INITIAL
         rule = truncated or (TruncationRule.REFUSE if is_explicit else TruncationRule.SKIP)
-        cursor = ReadCursor(self._log.name, await self.position_of(start), truncated=rule)
+        position = await self.position_of(start)
+        cursor = ReadCursor(self._log.name, position, truncated=rule, end=end)
         keeps = rule is TruncationRule.IGNORE
         history = LogHistory(self._context.logs, self._log, keeps_truncated=keeps)
         state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)

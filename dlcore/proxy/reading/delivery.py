@@ -185,7 +185,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
     All of it was readable when its end was learned.  Bookies that are asked later may know of less
     for a moment; that is waited for, and nothing is left out, nor given twice.
     """
-    async with await reading.log.open_reader(dlsn=position) as reader:
+    async with await reading.log.open_part(position, end) as reader:
         sizes = chain(_FIRST_BYTES, repeat(PART_BYTES))
         with suppress(EndOfStreamError):
             while position < end:

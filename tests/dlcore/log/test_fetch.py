@@ -11,12 +11,14 @@ import pytest
 from dlcore.errors import (
     AlreadyTruncatedError,
     BookieUnavailableError,
+    EndOfStreamError,
     LedgerNotFoundError,
     LedgerReadError,
     LogNotFoundError,
     MetadataConnectionError,
 )
 from dlcore.ids import DLSN
+from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.metadata.history import LogHistory
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
@@ -180,6 +182,32 @@ def test_the_next_segment_is_opened_before_its_turn() -> None:
         assert reader._fetcher._opened is None
         with pytest.raises(StopAsyncIteration):
             await anext(opened._chunks)
+
+    on_log(body)
+
+
+def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of it ends there; one whose start is truncated, the first one too, is told."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, [b"%d" % number for number in range(5)])
+        asked: list[tuple[int, int]] = []
+        read = LedgerReader.read
+
+        def noted(self: LedgerReader, first: int, last: int) -> Any:
+            asked.append((self.metadata.ledger_id, last))
+            return read(self, first, last)
+
+        monkeypatch.setattr(LedgerReader, "read", noted)
+        async with await log.open_part(DLSN(2, 0, 0), DLSN(4, 0, 0)) as reader:
+            assert [r.txid async for r in reader] == [1, 2]
+            with pytest.raises(EndOfStreamError):
+                await reader.read_next()
+        assert len(asked) == 2
+        await log.truncate(DLSN(5, 0, 0))
+        for start in (DLSN.INITIAL, DLSN(2, 0, 0)):
+            with pytest.raises(AlreadyTruncatedError):
+                await log.open_part(start, DLSN(4, 0, 0))
 
     on_log(body)
 

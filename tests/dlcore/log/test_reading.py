@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 LIMITS = SegmentLimits(size_bytes_max=150, age_max_ms=1000)
 
 
-def cursor_at(position: DLSN, *, skips_truncated: bool = True) -> ReadCursor:
+def cursor_at(
+    position: DLSN, *, skips_truncated: bool = True, end: DLSN | None = None
+) -> ReadCursor:
     """Return a cursor that has read nothing."""
     rule = TruncationRule.SKIP if skips_truncated else TruncationRule.REFUSE
-    return ReadCursor("clicks", position, truncated=rule)
+    return ReadCursor("clicks", position, truncated=rule, end=end)
 
 
 def deliver_all(cursor: ReadCursor, step: ReadExtent) -> None:
@@ -88,6 +90,36 @@ def test_what_follows_an_extent_is_known_before_it_is_read() -> None:
     assert cursor.plan(tree.state) == first
     deliver_all(cursor, first)
     assert cursor.plan(tree.state) == second
+
+
+@pytest.mark.parametrize(
+    ("end", "lasts"),
+    [
+        (DLSN(1, 0, 1), [0]),
+        (DLSN(1, 2, 0), [1]),
+        (DLSN(1, 2, 1), [2]),
+        (DLSN(2, 0, 0), [2]),
+        (DLSN(2, 0, 1), [2, 0]),
+        (DLSN(2, 9, 0), [2, 2]),
+    ],
+)
+def test_a_part_ends_with_the_entry_in_which_its_end_lies_or_before(
+    end: DLSN, lasts: list[int]
+) -> None:
+    """Nothing follows it, also for who looks ahead."""
+    tree = written(7, 8, 9)
+    cursor = cursor_at(DLSN.INITIAL, skips_truncated=False, end=end)
+    found = []
+    while isinstance(step := cursor.plan(tree.state), ReadExtent):
+        assert step.last_entry_id is not None
+        found.append(step.last_entry_id)
+        following = cursor.plan_after(step, tree.state)
+        for entry_id in range(step.first_entry_id, step.last_entry_id + 1):
+            count = 2 if entry_id == 2 else 4
+            cursor.deliver(step, entry_id, records_before=4 * entry_id, record_count=count)
+        assert cursor.plan(tree.state) == following
+    assert (step, found) == (EndOfStream(), lasts)
+    assert cursor_at(end, end=end).plan(tree.state) == EndOfStream()
 
 
 def test_a_caught_up_reader_goes_over_a_roll() -> None:

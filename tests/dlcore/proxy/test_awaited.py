@@ -11,7 +11,7 @@ import pytest
 
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.manager import DistributedLogManager
+from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.rows import StoredRows
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.awaited import Awaited, first_not_less
@@ -112,13 +112,13 @@ def test_all_who_wait_for_records_to_come_share_one_follower(
         await served.start()
         followed = served.servers[0].reads.followed
         opened = []
-        open_reader = DistributedLogManager.open_reader
+        open_reader = ReaderOpener.open_reader
 
-        async def counted(self: DistributedLogManager, **options: Any) -> AsyncLogReader:
+        async def counted(self: ReaderOpener, *start: Any, **options: Any) -> AsyncLogReader:
             opened.append(options)
-            return await open_reader(self, **options)
+            return await open_reader(self, *start, **options)
 
-        monkeypatch.setattr(DistributedLogManager, "open_reader", counted)
+        monkeypatch.setattr(ReaderOpener, "open_reader", counted)
         wanted = [("txid", 4), ("txid", 1), ("txid", 40), ("sequence_id", 3), ("txid", 1000)]
         readers = [Reader(served, **{field: value}) for field, value in wanted]
         await until(lambda: [len(each._awaited) for each in followed] == [len(readers)])

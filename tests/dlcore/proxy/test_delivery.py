@@ -30,9 +30,9 @@ class Log:
         self.portions = portions
         self.first = first
 
-    async def open_reader(self, *, dlsn: DLSN) -> Log:
+    async def open_part(self, start: DLSN, end: DLSN) -> Log:
         """Read from the first portion on."""
-        assert dlsn == DLSN.INITIAL
+        assert start == DLSN.INITIAL < end
         return self
 
     async def get_first_active_dlsn(self) -> DLSN:
@@ -101,8 +101,8 @@ def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = ([entry(number, 1)] for number in range(2))
 
     class Again(Log):
-        async def open_reader(self, *, dlsn: DLSN) -> Log:
-            self.portions = [first] if dlsn == DLSN.INITIAL else [second]
+        async def open_part(self, start: DLSN, end: DLSN) -> Log:
+            self.portions = [first] if start == DLSN.INITIAL else [second]
             return self
 
     assert delivered(Again([]), DLSN(1, 2, 0)) == [b"0:0", b"1:0"]
