@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.reader import LogReader
+from dlcore.errors import EndOfStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +78,10 @@ class LogRange(Framed):
         end = self.extent.end
         if self.extent.is_empty:
             return
-        with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
+        with (
+            LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader,
+            suppress(EndOfStreamError),
+        ):
             while reader.position < end:
                 part = self._range.view.of(rows_before(reader.read_batch(), end))
                 if part.num_rows:

@@ -51,7 +51,7 @@ def test_tables_and_frames(log: DistributedLogManager) -> None:
 
 
 def test_no_batch_is_empty(log: DistributedLogManager) -> None:
-    """Nor where the range ends between two segments, and what follows is looked at."""
+    """Nor where the range ends between two segments, and its reader behind the first one."""
     part = log.read(None, DLSN(2, 0, 0))
     assert [batch.num_rows for batch in part if not batch.num_rows] == []
     assert part.to_arrow().num_rows == COUNT // 2

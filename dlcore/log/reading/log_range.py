@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dlcore.errors import EndOfStreamError
 from dlcore.log.reading.ranges import polars_from_arrow, rows_before
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class LogRange(AsyncFramed):
         return self.view.schema
 
     async def open_reader(self) -> AsyncLogReader:
-        """Open a reader at the start; it does not stop at the end.
+        """Open a reader at the start, whose stream ends with the entry in which the end lies.
 
         Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
         """
@@ -80,11 +82,12 @@ class LogRange(AsyncFramed):
         if self.extent.is_empty:
             return
         async with await self.open_reader() as reader:
-            while reader.position < end:
-                batch = await reader.read_batch()
-                part = self.view.of(rows_before(batch, end))
-                if part.num_rows:
-                    yield part
+            with suppress(EndOfStreamError):
+                while reader.position < end:
+                    batch = await reader.read_batch()
+                    part = self.view.of(rows_before(batch, end))
+                    if part.num_rows:
+                        yield part
 
     async def to_arrow(self) -> pa.Table:
         """Return all of it as a table; the records are not copied.

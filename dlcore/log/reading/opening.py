@@ -107,7 +107,9 @@ class ReaderOpener:
             record_count_estimate=sum(each.record_count_estimate for each in scans),
             size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
         )
-        open_at = partial(self.open_reader, ReadStart(dlsn=first), truncated=TruncationRule.REFUSE)
+        open_at = partial(
+            self.open_reader, ReadStart(dlsn=first), truncated=TruncationRule.REFUSE, end=last
+        )
         view = RangeView(self._log.name, snapshot.schema, columns, where)
         return LogRange(extent, open_at, view)
 

@@ -13,6 +13,7 @@ import pytest
 
 from dlcore.errors import AlreadyTruncatedError, ConfigurationError
 from dlcore.ids import DLSN
+from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import read_batch, read_schema
 from dlcore.log.reading.ranges import rows_before, timestamp_ms_of
 from dlcore.records import EntryPlace
@@ -109,6 +110,35 @@ def test_a_range_is_what_it_was_when_it_was_made() -> None:
         await log.truncate(DLSN(4, 0, 0))
         with pytest.raises(AlreadyTruncatedError, match="3:0:0 was truncated away"):
             await late.to_arrow()
+
+    on_log(body)
+
+
+def test_of_a_range_nothing_is_read_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it ends: at a segment's last record, before the next one, within an entry."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        for first in (1, 3, 5):
+            async with await log.open_writer() as writer:
+                writer.write_bulk([record(first), record(first + 1)])
+        opened: set[int] = set()
+        read = LedgerReader.read
+
+        def noted(self: LedgerReader, first: int, last: int) -> Any:
+            opened.add(self.metadata.ledger_id)
+            return read(self, first, last)
+
+        monkeypatch.setattr(LedgerReader, "read", noted)
+        for end, txids in [
+            (DLSN(1, 0, 1), [1]),
+            (DLSN(1, 1, 0), [1, 2]),
+            (DLSN(2, 0, 0), [1, 2]),
+            (DLSN(2, 0, 1), [1, 2, 3]),
+        ]:
+            part = await log.read(None, end)
+            opened.clear()
+            assert (await part.to_arrow())["txid"].to_pylist() == txids
+            assert len(opened) == (len(txids) + 1) // 2
 
     on_log(body)
 
