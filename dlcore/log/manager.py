@@ -186,8 +186,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
         """
         self._require_open()
-        at = ReadStart(dlsn=start)
-        return await self._readers.open_reader(at, truncated=TruncationRule.REFUSE, end=end)
+        return await self._readers.open_part(start, end)
 
     async def get_subscriptions(self) -> dict[str, DLSN]:
         """Return the positions that are stored for subscribers: of the next record each reads.

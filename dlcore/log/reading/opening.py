@@ -107,11 +107,13 @@ class ReaderOpener:
             record_count_estimate=sum(each.record_count_estimate for each in scans),
             size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
         )
-        open_at = partial(
-            self.open_reader, ReadStart(dlsn=first), truncated=TruncationRule.REFUSE, end=last
-        )
         view = RangeView(self._log.name, snapshot.schema, columns, where)
-        return LogRange(extent, open_at, view)
+        return LogRange(extent, partial(self.open_part, first, last), view)
+
+    async def open_part(self, start: DLSN, end: DLSN) -> AsyncLogReader:
+        """Open a reader of a part of the log, which ends with it; a truncated one is refused."""
+        at = ReadStart(dlsn=start)
+        return await self.open_reader(at, truncated=TruncationRule.REFUSE, end=end)
 
     async def finder(self) -> Finder:
         """Return what finds positions in the log as it is now."""
