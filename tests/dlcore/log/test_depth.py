@@ -24,6 +24,7 @@ from tests.fixtures.recording_store import RecordingStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.metadata.memory import MemoryStore
@@ -263,18 +264,25 @@ def test_what_is_known_of_a_log_that_is_written_is_not_read_again() -> None:
     counting(body)
 
 
+async def looked_at(client: Counted) -> tuple[DistributedLogManager, AsyncLogWriter]:
+    """Return a log that has a record, and its writer; its snapshots have been asked for."""
+    await client.namespace.create_log("clicks")
+    log = await client.namespace.open_log("clicks")
+    writer = await log.open_writer()
+    await writer.write(record(1))
+    await writer.commit()
+    for _ in range(3):
+        await client.namespace.get_snapshots(["clicks"], fresh=True)
+        await asyncio.sleep(0.01)
+    return log, writer
+
+
 def test_a_change_while_a_log_is_looked_at_is_not_missed() -> None:
     """What bookies said before it was heard of does not count."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
-        await client.namespace.create_log("clicks")
-        log = await client.namespace.open_log("clicks")
-        async with await log.open_writer() as writer:
-            await writer.write(record(1))
-            await writer.commit()
-            for _ in range(3):
-                await client.namespace.get_snapshots(["clicks"], fresh=True)
-                await asyncio.sleep(0.01)
+        _, writer = await looked_at(client)
+        async with writer:
             sync = client.store.sync
 
             async def late(path: str) -> None:
@@ -296,14 +304,7 @@ def test_what_bookies_said_of_an_earlier_head_does_not_count() -> None:
     """Not even if another call has covered by then what was heard of since."""
 
     async def body(cluster: MemoryCluster, client: Counted) -> None:
-        await client.namespace.create_log("clicks")
-        log = await client.namespace.open_log("clicks")
-        writer = await log.open_writer()
-        await writer.write(record(1))
-        await writer.commit()
-        for _ in range(3):
-            await client.namespace.get_snapshots(["clicks"], fresh=True)
-            await asyncio.sleep(0.01)
+        log, writer = await looked_at(client)
         sync = client.store.sync
 
         async def late(path: str) -> None:
