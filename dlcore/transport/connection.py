@@ -341,8 +341,8 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.append(write)
         if self._expiry is None:
             self._expiry = self._loop.call_later(self._config.add_timeout_s, self._expire)
-        if not pending or (write.frame is None and len(self._queue) == 1):
-            self._flush()  # there is nothing that it could share its message with
+        if self._pending_bytes == write.size or (write.frame is None and len(self._queue) == 1):
+            self._flush()  # there is no add that it could share its message with
         elif not self._is_flush_due and self._is_welcome:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_due)

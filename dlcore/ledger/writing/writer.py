@@ -359,9 +359,18 @@ class LedgerWriter:
         if isinstance(self._appender.error, LedgerFencedError | LedgerClosedError):
             raise _copy(self._appender.error)
 
-    def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
-        if not self._is_answered and self.is_idle:
+    def tell_lac(self) -> None:
+        """Tell the LAC to the bookie that followers turn to, unless an add is under way.
+
+        For whoever has more to append at once: until the next add has taken the LAC along, who
+        follows waits for that to be made and sent to all.
+        """
+        if self.is_idle and not self._is_over:
             self._send_lac(to_all=False)
+
+    def _on_confirmed(self, first_entry_id: int, last_entry_id: int) -> None:
+        if not self._is_answered:
+            self.tell_lac()
         for _ in range(first_entry_id, last_entry_id + 1):
             self._waiting.popleft()(None)
         if self._lac_soon is None:

@@ -189,6 +189,11 @@ class LogAppender(Generic[_Ticket]):
         )
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether records wait for their entry to be made."""
+        return self._transmitter.queued_bytes > 0
+
+    @property
     def unwritten(self) -> Unwritten | None:
         """Records accepted and not acknowledged, unless a call has failed because of them."""
         return self._untold or self._transmitter.unacknowledged()
@@ -222,13 +227,8 @@ class LogAppender(Generic[_Ticket]):
         """Return whether the log, read as `at`, is as this writer left it."""
         if self._segment is not None:
             return at.is_open_over(self._segment.ledger_id)
-        head, known = at.head, self.at.head
-        is_same = (head.max_lssn, head.end, head.sealed) == (
-            known.max_lssn,
-            known.end,
-            known.sealed,
-        )
-        return is_same and head.open_extent is None
+        left, now = ((each.max_lssn, each.end, each.sealed) for each in (self.at.head, at.head))
+        return left == now and at.head.open_extent is None
 
     # Accepting
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +12,11 @@ from dlcore.config import QuorumConfig
 from dlcore.errors import NotEnoughBookiesError
 from dlcore.ledger.metadata.quorum import first_followed
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, run, write
+from tests.fixtures.memory_namespace import on_log, record
+
+if TYPE_CHECKING:
+    from dlcore.log.manager import DistributedLogManager
+    from tests.fixtures.memory_namespace import MemoryCluster
 
 
 def test_the_lac_is_told_without_a_following_entry() -> None:
@@ -56,6 +62,33 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
         await writer.abandon()
 
     run(scenario)
+
+
+def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
+    """The next entry would take it along, but only once it is made and on its way to all."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        def told_alone() -> int:
+            """Return how many messages went to one bookie only."""
+            counts = sorted(bookie.requests for bookie in cluster.bookies)
+            return counts[-1] - counts[-2]
+
+        async with await log.open_writer() as writer:
+            for txid in range(10):
+                await writer.write(record(txid))  # one after the other: each takes it along
+            before = told_alone()
+            for txid in range(10, 20):
+                await writer.write(record(txid))
+            assert told_alone() == before
+            writer.write(record(20))
+            await asyncio.sleep(0)  # it is on its way
+            for txid in range(21, 31):
+                waiting = writer.write(record(txid))
+                await asyncio.sleep(0)
+            await waiting
+            assert told_alone() > before
+
+    on_log(body)
 
 
 def test_a_lac_that_adds_take_along_is_not_spread() -> None:

@@ -11,10 +11,11 @@ import pytest
 from dlcore.errors import BookieUnavailableError, NoSuchEntryError
 from dlcore.transport.client import WireBookieClient
 from dlcore.transport.connection import Incoming
-from dlcore.wire.messages import Failed, Lac, Ping, Pong, ReadEntry, ReadLac
+from dlcore.wire.messages import Add, Failed, Lac, Ping, Pong, ReadEntry, ReadLac
 from dlcore.wire.statuses import Status
+from tests.fixtures.aio import until
 from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
-from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, run
+from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -148,5 +149,25 @@ def test_the_first_error_of_a_read_ends_it_behind_what_came_before() -> None:
         for _ in range(2):
             with pytest.raises(NoSuchEntryError, match="first"):
                 await incoming.get()
+
+    run(scenario)
+
+
+def test_an_add_waits_for_no_company_where_only_a_lac_is_out() -> None:
+    """It leaves in the call, as one by itself does; behind another add it waits to share a turn."""
+
+    async def scenario() -> None:
+        script = Script(answer=lambda _id: False)
+        async with raw_bookie(script.serve) as address, client_of(address) as client:
+            lac = client.write_lac(BOOKIE, ledger_id=1, last_add_confirmed=4)
+            await until(lambda: len(script.received) == 1)
+            adds = [client.add_entry(BOOKIE, frame_of(1, entry_id)) for entry_id in (5, 6, 7)]
+            await until(lambda: len(script.received) == 3)
+            counts = [len(each.frames) for each in script.received if isinstance(each, Add)]
+            assert counts == [1, 2]
+            assert not any(each.done() for each in (lac, *adds))
+        for each in (lac, *adds):
+            with pytest.raises(BookieUnavailableError):
+                await each
 
     run(scenario)
