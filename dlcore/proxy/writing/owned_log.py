@@ -55,11 +55,14 @@ _PAYLOAD_KINDS = (
 class Accepted:
     """A batch: the future of its last position, and how many of its last rows are written anew.
 
-    The position is None if they were all durable before, and it is not known any more.
+    The position is None if they were all durable before, and it is not known any more; and not
+    `is_placed`, it is that of a later batch.  Futures of batches are done in their order, and call
+    back in it: one that has to wait for another one has that one's.
     """
 
     future: asyncio.Future[DLSN] | asyncio.Future[DLSN | None]
     fresh: int
+    is_placed: bool = True
 
 
 def _while_owned(
@@ -328,17 +331,8 @@ class OwnedLog:
 
 def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:
     """Return a batch that was accepted before, by its verdict."""
+    if isinstance(found, InFlight):
+        return Accepted(found.ticket, 1, is_placed=found.is_last)
     answer: asyncio.Future[DLSN | None] = asyncio.get_running_loop().create_future()
-    if isinstance(found, Durable):
-        answer.set_result(found.dlsn)
-        return Accepted(answer, 1)
-
-    def answered(future: asyncio.Future[DLSN]) -> None:
-        error = future.exception()
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(future.result() if found.is_last else None)
-
-    found.ticket.add_done_callback(answered)
+    answer.set_result(found.dlsn)
     return Accepted(answer, 1)

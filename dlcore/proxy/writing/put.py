@@ -398,7 +398,8 @@ class _Stream:
                 raise self._lost(error) from error
             raise
         self._acks.accepted(batch.num_rows, size_bytes, fresh=accepted.fresh)
-        accepted.future.add_done_callback(partial(self._answered, size_bytes))
+        answered = partial(self._answered, size_bytes, is_placed=accepted.is_placed)
+        accepted.future.add_done_callback(answered)
 
     async def _take_memory(self, size_bytes: int) -> None:
         """Wait for the log first: what it cannot take now holds nothing that others need."""
@@ -411,12 +412,12 @@ class _Stream:
                 return
             self._budget.give(holder, size_bytes)
 
-    def _answered(self, size_bytes: int, future: asyncio.Future[Any]) -> None:
+    def _answered(self, size_bytes: int, future: asyncio.Future[Any], *, is_placed: bool) -> None:
         """Note that a batch is durable, or failed; also when the client has gone meanwhile."""
         self._budget.give(self._holder, size_bytes)
         error = future.exception()
         if error is None:
-            self._acks.durable(future.result())
+            self._acks.durable(future.result() if is_placed else None)
         else:
             assert isinstance(error, DLError)
             self._failure = self._failure or self._lost(error)

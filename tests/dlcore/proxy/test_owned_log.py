@@ -123,9 +123,29 @@ def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
         ((_, future),) = writer.written
         future.set_result(DLSN(1, 8, 1))
         assert await first.future == DLSN(1, 8, 1)
-        assert [await each.future for each in again] == [None, DLSN(1, 8, 1), DLSN(1, 8, 1)]
+        assert [await each.future for each in again] == [DLSN(1, 8, 1)] * 3
+        assert [each.is_placed for each in again] == [False, True, True]
         durable = await owned.accept_if(rows(b"b"), None, Mark(claim, 1))
         assert await durable.future == DLSN(1, 8, 1)
+
+    with_log(scenario)
+
+
+def test_what_is_sent_again_is_answered_before_what_follows_it() -> None:
+    """A stream's positions are told by the order of its batches, also of those of one entry."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        claim, _ = await owned.begin("meter")
+        await owned.accept(rows(b"a"), Mark(claim, 0))
+        again = await owned.accept(rows(b"a"), Mark(claim, 0))
+        following = await owned.accept(rows(b"b"), Mark(claim, 1))
+        told: list[DLSN | None] = []
+        for each in (again, following):
+            each.future.add_done_callback(lambda done: told.append(done.result()))
+        for slot, (_, future) in enumerate(writer.written):  # in one turn of the loop
+            future.set_result(DLSN(1, 8, slot))
+        await until(lambda: len(told) == 2)
+        assert told == [DLSN(1, 8, 0), DLSN(1, 8, 1)]
 
     with_log(scenario)
 
