@@ -256,8 +256,10 @@ class SimBookie:
         is_refusal = isinstance(
             error, BookieStorageError | ConfigurationError | CorruptMetadataError
         )
-        # With an empty disk it is refused until the cluster has been told, and not longer.
-        is_passing = not self.disk.names() and not self.is_without_its_disk
+        # With an empty disk it is refused until the cluster has been told, and not longer; then a
+        # disk without any room keeps it from beginning.
+        is_new = set(self.disk.names()) <= {"cookie.new"}
+        is_passing = is_new and not self.is_without_its_disk
         if is_refusal and not is_excused and not is_passing:
             self.refusal = str(error)
             if not self.is_without_its_disk and not self.is_damaged:
