@@ -20,7 +20,7 @@ from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import DLError, LogExistsError, LogNotFoundError
-from dlcore.ids import DLSN, name_prefix, validate_log_name, validate_log_names
+from dlcore.ids import DLSN, name_prefix, validate_log_name
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
@@ -36,7 +36,7 @@ from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.schemas import find_schemas
 from dlcore.log.reading.snapshot import LedgerCache, find_places
-from dlcore.log.reading.snapshots import LogFollowers, Outcome
+from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
 from dlcore.log.upkeep.config import UpkeepConfig
@@ -152,6 +152,12 @@ class Namespace(AsyncClosing):
     def log_context(self) -> LogContext:
         """The adapters of its logs, for maintenance; it closes them."""
         return self._context
+
+    @property
+    def followers(self) -> LogFollowers:
+        """The logs of which snapshots were taken; it closes them."""
+        self._require_open()
+        return self._followers
 
     def upkeep(self, config: UpkeepConfig | None = None) -> LogUpkeep:
         """Return a worker that merges small extents and removes what nobody needs any more."""
@@ -325,12 +331,7 @@ class Namespace(AsyncClosing):
 
         Raises: LedgerReadError, MetadataError.
         """
-        found: dict[str, LogSnapshot | None] = {}
-        for name, outcome in (await self._take_snapshots(names, fresh=fresh)).items():
-            if isinstance(outcome, DLError):
-                raise outcome
-            found[name] = outcome
-        return found
+        return await self.followers.take(names, fresh=fresh)
 
     async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
         """Return what each log holds now, or the error that keeps it from being told.
@@ -340,12 +341,8 @@ class Namespace(AsyncClosing):
 
         Raises: MetadataError.
         """
-        found = await self._take_snapshots(names, fresh=True)
+        found = await self.followers.survey(names, fresh=True)
         return {name: outcome for name, outcome in found.items() if outcome is not None}
-
-    async def _take_snapshots(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
-        self._require_open()
-        return await self._followers.take(validate_log_names(names), fresh=fresh)
 
     async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
         """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.log.reading.snapshot import LogFollower
     from dlcore.log.reading.status import LogStatus
     from dlcore.log.typed.schema import LogSchema
     from dlcore.log.writing.producers import Producers
@@ -64,12 +65,19 @@ logger = logging.getLogger(__name__)
 class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     """One log.  Use `Namespace.open_log`."""
 
-    def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
+    def __init__(
+        self,
+        context: LogContext,
+        log: LogMetadata,
+        config: LogConfig,
+        known: LogFollower | None = None,
+    ) -> None:
+        """Open a log; readers ask `known` first what they would else read of its metadata."""
         require_kind("config", config, LogConfig)
         self._context = context
         self._config = config
         self._log = log
-        self._readers = ReaderOpener(context, log, config)
+        self._readers = ReaderOpener(context, log, config, known)
         self._closed = False
 
     def __repr__(self) -> str:

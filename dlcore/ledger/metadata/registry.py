@@ -57,6 +57,11 @@ class BookieRegistry:
         found = {each.bookie: each for each in (*writable, *readonly)}
         return [found[bookie] for bookie in sorted(found)]
 
+    @property
+    def known_addresses(self) -> Mapping[BookieId, str] | None:
+        """What `get_addresses` returned last, None if the list of bookies has changed since."""
+        return self._all
+
     async def get_addresses(self) -> Mapping[BookieId, str]:
         """Return the addresses of all registered bookies; read again when the list has changed."""
         if self._all is None:

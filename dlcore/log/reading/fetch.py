@@ -332,10 +332,11 @@ class Fetcher:
         lssn = self._cursor.position.lssn
         return await self._history.read(from_lssn=lssn, count=SEGMENTS_AHEAD)
 
-    async def _reader_of(self, ledger_id: int) -> LedgerReader:
+    async def _reader_of(self, ledger_id: int, last_entry_id: int) -> LedgerReader:
         reader = self._reader
         if reader is None or reader.metadata.ledger_id != ledger_id:
-            reader = self._reader = await self._context.ledgers.open_ledger(ledger_id)
+            known = await self._context.ledger_cache.read({ledger_id: last_entry_id})
+            reader = self._reader = self._context.ledgers.open_ledger_of(known[ledger_id])
         return reader
 
     async def _read(self, step: ReadExtent) -> None:
@@ -371,7 +372,7 @@ class Fetcher:
     async def _chunks_of(self, step: ReadExtent) -> AsyncGenerator[Sequence[EntryFrame], None]:
         last_entry_id = step.last_entry_id
         assert last_entry_id is not None
-        reader = await self._reader_of(step.extent.ledger_id)
+        reader = await self._reader_of(step.extent.ledger_id, last_entry_id)
         async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
             async for frames in chunks:
                 yield frames

@@ -33,11 +33,18 @@ if TYPE_CHECKING:
 class ReaderOpener:
     """Opens readers of a log, and moves them."""
 
-    def __init__(self, context: LogContext, log: LogMetadata, config: LogConfig) -> None:
+    def __init__(
+        self,
+        context: LogContext,
+        log: LogMetadata,
+        config: LogConfig,
+        known: LogFollower | None = None,
+    ) -> None:
         self._context = context
         self._log = log
         self._config = config
         self.follower = LogFollower(context, log)
+        self._known = known or self.follower
 
     async def open_reader(
         self,
@@ -133,7 +140,9 @@ class ReaderOpener:
         cursor = ReadCursor(self._log.name, position, truncated=rule, end=end)
         keeps = rule is TruncationRule.IGNORE
         history = LogHistory(self._context.logs, self._log, keeps_truncated=keeps)
-        state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
+        state = None if keeps else self._known.known_state()
+        if state is None:
+            state = await history.read(from_lssn=cursor.position.lssn, count=SEGMENTS_AHEAD)
         beginning = cursor.copy()
         beginning.plan(state)  # raises if the position was truncated
         fetcher = Fetcher(self._context, history, state, cursor, self._config, broken)

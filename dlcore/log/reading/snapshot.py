@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -115,37 +116,53 @@ class LogFollower:
         self._history = LogHistory(context.logs, log)
         self._views: dict[int, tuple[LogSegment, SegmentView]] = {}
         self._version = -1
-        self._at: VersionedHead | None = None
+        self._state: LogState | None = None
         self._snapshot: LogSnapshot | None = None
         self._is_final = False  # the snapshot stays right until the head changes
-        self._unwatch: Unsubscribe | None = None
+        self._watches: list[Unsubscribe] = []
         self.heard = 0
         """How often a change was heard of: of so many knows a head that is read from then on."""
         self._covered = -1  # of so many the snapshot
 
     def watch(self) -> None:
         """Learn of changes, so that `unchanged` can tell."""
-        if self._unwatch is None:
-            path = self._context.logs.paths_of(self.log).head
-            self._unwatch = self._context.store.watch(path, self._mark, children=False)
+        if not self._watches:
+            paths = self._context.logs.paths_of(self.log)
+            watched = [paths.head, paths.schema] if self._is_typed else [paths.head]
+            watch = self._context.store.watch
+            self._watches = [watch(path, self._mark, children=False) for path in watched]
             self._mark()  # what came before was not heard
+
+    @property
+    def _is_typed(self) -> bool:
+        return isinstance(self.log, LogMetadata) and self.log.typed
 
     def _mark(self) -> None:
         self.heard += 1
 
     def close(self) -> None:
         """Stop watching."""
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
+        watches, self._watches = self._watches, []
+        for unwatch in watches:
+            unwatch()
 
     def unchanged(self) -> LogSnapshot | None:
         """Return the last snapshot if nothing was heard of a change since; for watched logs."""
-        return self._snapshot if self._is_final and self._is_current else None
+        if self._snapshot is None or not (self._is_final and self._is_current):
+            return None
+        is_current = self._snapshot.addresses is self._context.registry.known_addresses
+        return self._snapshot if is_current else None
 
     def head(self) -> VersionedHead | None:
         """Return the last head likewise; of an open extent only bookies know more."""
-        return self._at if self._is_current else None
+        state = self.known_state()
+        if state is None:
+            return None
+        return VersionedHead(log=self.log, head=state.head, version=state.version)
+
+    def known_state(self) -> LogState | None:
+        """Return the log's last state likewise."""
+        return self._state if self._is_current else None
 
     @property
     def is_being_written(self) -> bool:
@@ -155,7 +172,7 @@ class LogFollower:
     @property
     def _is_current(self) -> bool:
         is_connected = self._context.store.session_state is SessionState.CONNECTED
-        return self._unwatch is not None and self._covered >= self.heard and is_connected
+        return bool(self._watches) and self._covered >= self.heard and is_connected
 
     async def state(self) -> LogState:
         """Return the log's state, read afresh."""
@@ -169,9 +186,16 @@ class LogFollower:
     async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
         """Return what is readable as of a head, or of a later one; `heard` before it was read."""
         while True:
-            if self._snapshot is not None and self._is_final and at.version <= self._version:
-                self._covered = max(self._covered, heard)
-                return self._snapshot
+            same = self._snapshot
+            if same is not None and self._is_final and at.version <= self._version:
+                addresses = await self._context.registry.get_addresses()
+                schema = await self._read_schema()
+                if self._snapshot is not same:
+                    continue  # another call has it from later
+                if schema != same.schema or addresses is not same.addresses:
+                    same = dataclasses.replace(same, schema=schema, addresses=addresses)
+                self._snapshot, self._covered = same, max(self._covered, heard)
+                return same
             try:
                 state = await self._history.state_of(at, from_lssn=self._from_lssn)
                 snapshot = await self._snapshot_of(state)
@@ -183,8 +207,7 @@ class LogFollower:
                     raise
             else:
                 if state.version >= self._version:  # another call may have seen a later head
-                    self._snapshot, self._version = snapshot, state.version
-                    self._at = VersionedHead(log=self.log, head=state.head, version=state.version)
+                    self._snapshot, self._version, self._state = snapshot, state.version, state
                     self._is_final = state.head.open_extent is None
                 self._covered = max(self._covered, heard)
                 return snapshot

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
+from dlcore.ids import validate_log_names
 from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import LogMetadata
@@ -29,8 +30,10 @@ The one not asked for longest goes.
 _AT_ONCE = 64
 
 
-class _NamedFollower(LogFollower):
+class NamedFollower(LogFollower):
     """Follows a log for as long as it has its name."""
+
+    log: LogMetadata
 
     async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
         """Return what is readable; `LogRenamedError` if the log has another name by now."""
@@ -43,15 +46,44 @@ class LogFollowers:
 
     def __init__(self, context: LogContext) -> None:
         self._context = context
-        self._followers: OrderedDict[str, LogFollower] = OrderedDict()
+        self._followers: OrderedDict[str, NamedFollower] = OrderedDict()
 
-    async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
+    async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, LogSnapshot | None]:
+        """Return a snapshot of each log; None where there is none of that name.
+
+        Raises: LedgerReadError, MetadataError.
+        """
+        found: dict[str, LogSnapshot | None] = {}
+        for name, outcome in (await self.survey(names, fresh=fresh)).items():
+            if isinstance(outcome, DLError):
+                raise outcome
+            found[name] = outcome
+        return found
+
+    async def follow(self, name: str, log_id: str | None) -> tuple[NamedFollower, LogSnapshot]:
+        """Return what follows a log, and what that holds after every change before this call.
+
+        With an id it is that log, whatever its name is by now.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
+        while True:
+            snapshot = (await self.take([name], fresh=True))[name]
+            follower = self._followers.get(name)
+            known_id = None if snapshot is None else snapshot.log_id
+            if snapshot is None or (log_id is not None and known_id != log_id):
+                name = (await self._context.logs.find(name, log_id)).name
+            elif follower is not None and follower.log.log_id == known_id:
+                return follower, snapshot
+
+    async def survey(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
         """Return a snapshot of each log; None where there is none of that name.
 
         Of a log whose metadata is damaged, or whose bookies do not answer, it is the error.
         """
+        names = validate_log_names(names)
         early: dict[str, Outcome] = {}
-        being_read: dict[str, tuple[LogFollower, int]] = {}
+        being_read: dict[str, tuple[NamedFollower, int]] = {}
         if fresh and names:
             # What changed is told before the answer; where nothing was heard since, what was read
             # meanwhile counts: it was read after the call, too.
@@ -104,7 +136,7 @@ class LogFollowers:
             except CorruptMetadataError as error:
                 failed[name] = error
             else:
-                self._followers[name] = _NamedFollower(self._context, log)
+                self._followers[name] = NamedFollower(self._context, log)
         return failed
 
     async def _refresh(self, names: Sequence[str]) -> dict[str, Outcome]:
@@ -140,7 +172,7 @@ class LogFollowers:
         taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(names)))
         return dict(zip(names, taken, strict=True))
 
-    def _let_go(self, name: str, follower: LogFollower) -> None:
+    def _let_go(self, name: str, follower: NamedFollower) -> None:
         follower.close()
         if self._followers.get(name) is follower:  # another call may have found it so, too
             del self._followers[name]

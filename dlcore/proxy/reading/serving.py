@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -91,10 +90,6 @@ class ReadPath:
         self._namespace = namespace
         self._membership = membership
         self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
-        # Those who read one log share what is known of its segments.
-        self._logs: WeakValueDictionary[tuple[str, str], DistributedLogManager] = (
-            WeakValueDictionary()
-        )
         self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
         self.outgoing = Outgoing(config.sending_bytes_max)
         self._deliveries = Deliveries(
@@ -170,11 +165,9 @@ class ReadPath:
                     yield _listed(name, schemas[name])
 
     async def _asked(self, ticket: Ticket) -> _Asked:
+        follower, snapshot = await self._namespace.followers.follow(ticket.log, ticket.log_id)
         context = self._namespace.log_context
-        found = await context.logs.find(ticket.log, ticket.log_id)
-        log = DistributedLogManager(context, found, self._log_config)
-        log = self._logs.setdefault((log.name, log.log_id), log)
-        snapshot = await log.get_snapshot()
+        log = DistributedLogManager(context, follower.log, self._log_config, follower)
         view = RowView(log.name, snapshot.schema, ticket.columns)
         start, awaited = snapshot.first, None
         if ticket.start is not None:

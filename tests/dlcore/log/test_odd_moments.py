@@ -19,6 +19,7 @@ from dlcore.errors import (
     UnexpectedError,
 )
 from dlcore.ids import DLSN
+from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading import snapshot as snapshot_module, snapshots as snapshots_module
 from dlcore.log.upkeep.config import UpkeepConfig
@@ -26,12 +27,12 @@ from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
-from tests.fixtures.aio import until
+from tests.fixtures.aio import until, until_async
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from dlcore.log.manager import DistributedLogManager
     from dlcore.metadata.port import Op
@@ -121,6 +122,39 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
         other = await namespace.open_log("clicks")
         await other.get_snapshot()
         assert len(namespace._context.ledger_cache._known) <= 6 + 2
+
+    on_log(body)
+
+
+def test_snapshots_name_bookies_where_they_are_now() -> None:
+    """One that comes back elsewhere is found by who plans to read a log that has not changed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write_segments(log, 2)
+        namespace, name = await cluster.open("b"), cluster.bookies[0].bookie.name
+        path = cluster.paths.bookie_available(name)
+
+        async def addresses() -> list[dict[str, str]]:
+            known = (await namespace.get_snapshots(["clicks"]))["clicks"]
+            assert known is not None
+            found = known, await log.get_snapshot()
+            return [{b.name: a for b, a in each.addresses.items()} for each in found]
+
+        for _ in range(4):
+            before = await addresses()
+            await asyncio.sleep(0.01)  # the watches have told what they tell at first
+        store = cluster.stores["b"]
+        node = await store.get(path)
+        assert node is not None
+        registration = decode(BookieRegistration, node.value, source=path)
+        await store.delete(path)
+        moved = replace(registration, address="memory:77")
+        await store.create(path, encode(moved))
+        await until_async(lambda: is_moved(addresses))
+        assert await addresses() == [each | {name: "memory:77"} for each in before]
+
+    async def is_moved(addresses: Callable[[], Awaitable[list[dict[str, str]]]]) -> bool:
+        return all("memory:77" in each.values() for each in await addresses())
 
     on_log(body)
 

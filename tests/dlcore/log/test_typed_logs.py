@@ -447,6 +447,32 @@ def test_a_typed_log_is_deleted_and_renamed() -> None:
     on_trips(body)
 
 
+def test_snapshots_have_the_schema_as_it_is_now() -> None:
+    """It changes without the log's head, also of a log that is known and watched."""
+
+    async def body(
+        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
+    ) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write_batch(trips(range(1)))
+        for _ in range(4):
+            snapshots = await namespace.get_snapshots(["trips"], fresh=True)
+            await asyncio.sleep(0.01)  # the watches have told what they tell at first
+        before = await log.get_snapshot()
+        assert snapshots["trips"] == before
+        other = await (await cluster.open("b")).open_log("trips")
+        await other.update_schema(WIDER)
+        after = await log.get_snapshot()
+        assert after.schema is not None
+        assert [column.name for column in after.schema.latest] == WIDER.names
+        assert after != before
+        assert await namespace.get_snapshots(["trips"], fresh=True) == {"trips": after}
+        found = await (await log.read(columns=["city"])).to_arrow()
+        assert found["city"].to_pylist() == [None]
+
+    on_trips(body)
+
+
 def test_small_rows_after_a_wide_schema_make_an_entry_of_their_own() -> None:
     """An entry has one version of the schema."""
 
