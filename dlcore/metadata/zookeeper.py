@@ -281,8 +281,11 @@ class ZooKeeperStore:
         """Call `callback` on the loop after `path` or its list of children may have changed."""
         self._require_open()
         watch = _Watch(callback, children)
-        self._watches.setdefault(path, {})[watch] = None
-        self._arm(path)
+        others = self._watches.setdefault(path, {})
+        is_armed = any(other.children or not children for other in others)
+        others[watch] = None
+        if not is_armed:
+            self._arm(path)
         self._make_due(path, watch)
 
         def unsubscribe() -> None:

@@ -173,6 +173,39 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
         run(scenario())
 
 
+def test_who_watches_what_is_watched_sends_nothing(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str
+) -> None:
+    """He is told as the others are; the list of children is watched once somebody wants it."""
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store, connected(zookeeper) as other:
+            await other.create(zookeeper_root)
+            told: list[str] = []
+
+            def watch(name: str, children: bool) -> int:
+                """Return how many requests are made for it."""
+                before = len(store._outstanding)
+                store.watch(zookeeper_root, lambda: told.append(name), children=children)
+                return len(store._outstanding) - before
+
+            made = [watch(*each) for each in (("a", False), ("b", False), ("c", True), ("d", True))]
+            assert made == [1, 0, 2, 0]
+            await store.sync(zookeeper_root)
+            assert sorted(told) == ["a", "b", "c", "d"]
+            for change in (
+                partial(other.put, zookeeper_root, b"new", version=0),
+                partial(other.create, f"{zookeeper_root}/child"),
+                partial(other.put, zookeeper_root, b"newer", version=1),
+            ):
+                told.clear()
+                await change()
+                await until(lambda: set(told) == {"a", "b", "c", "d"})
+                await until(lambda: not store._outstanding)
+
+    run(scenario())
+
+
 def test_a_change_is_told_before_what_is_answered_after_it(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 ) -> None:
