@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
-from dlcore.ids import validate_log_names
+from dlcore.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import LogMetadata
@@ -65,8 +65,9 @@ class LogFollowers:
 
         With an id it is that log, whatever its name is by now.
 
-        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        Raises: InvalidLogNameError, LogNotFoundError, LedgerReadError, MetadataError.
         """
+        name = validate_log_name(name)
         while True:
             snapshot = (await self.take([name], fresh=True))[name]
             follower = self._followers.get(name)

@@ -118,7 +118,7 @@ def test_a_log_is_found_by_its_id() -> None:
         for _ in range(3):
             assert await got(reads, log="clicks") == []
             assert await got(reads, log="clicks", log_id=log_id) == [b"1"]
-            assert await got(reads, log="visits") == [b"1"]
+            assert await got(reads, log="/visits") == [b"1"]
         await owner.delete_log("visits")
         with pytest.raises(LogNotFoundError, match="clicks"):
             await got(reads, log="clicks", log_id=log_id)
