@@ -39,7 +39,7 @@ from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
 from dlcore.config import LogConfig, QuorumConfig
 from dlcore.errors import ConfigurationError, CorruptMetadataError
-from dlcore.ids import DLSN
+from dlcore.ids import DLSN, validate_log_name
 from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
@@ -112,10 +112,11 @@ def create_log(
         lambda logs: logs.create_log(log, config=LogConfig(quorum=quorum), schema=schema),
         remote=lambda logs: logs.create_log(log, schema=schema),
     )
+    name = validate_log_name(log)
     if asks_proxies:
-        show_done(f"created log {log}", {"log": log})
+        show_done(f"created log {name}", {"log": name})
     else:
-        show_done(f"created log {log} (E/Qw/Qa {quorum})", {"log": log, "quorum": str(quorum)})
+        show_done(f"created log {name} (E/Qw/Qa {quorum})", {"log": name, "quorum": str(quorum)})
 
 
 def _schema(text: str | None, file: Path | None) -> pa.Schema | None:

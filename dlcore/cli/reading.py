@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import string
 import sys
 from collections import deque
@@ -80,6 +81,7 @@ class RecordPrinter:
             raise click.UsageError("--delimiter stands behind each payload of --raw: give both")
         if template is not None:
             _check_template(template)
+            template = _ESCAPE.sub(lambda found: _ESCAPED[found[1]], template)
         return cls(
             template=template,
             delimiter=(delimiter or b"\n") if raw else None,
@@ -124,6 +126,10 @@ def _payload_fields(record: _Shown) -> dict[str, Any]:
     return payload_json(record.payload) if row is None else {"row": row}
 
 
+_ESCAPED = {"t": "\t", "n": "\n", "\\": "\\"}
+_ESCAPE = re.compile(r"\\([tn\\])")
+
+
 def _check_template(template: str) -> None:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -157,7 +163,8 @@ def printed(command: _Command) -> _Command:
             "--format",
             "template",
             metavar="TEXT",
-            help=f"A line for each record, like '{{dlsn}} {{payload}}'; of {', '.join(_FIELDS)}.",
+            help=f"A line for each record, like '{{dlsn}} {{payload}}'; of {', '.join(_FIELDS)}, "
+            r"with \t for a tab and \n for a line's end.",
         ),
     ):
         command = option(command)

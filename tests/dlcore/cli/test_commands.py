@@ -44,6 +44,8 @@ def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path)
     assert {"log": log} in shell.json("log", "list", log[:12])
     assert shell.text("log", "list", "-q", log) == f"{log}\n"
     assert shell.json("log", "list", "no-such-prefix") == []
+    assert shell.json("log", "create", f"/{log}/made")["log"] == f"{log}/made"  # its name
+    shell.text("log", "delete", f"/{log}/made", "--yes")
     shown = shell.json("log", "show", log)
     assert (shown["records"], shown["first_dlsn"], shown["sealed"]) == (0, None, False)
 
