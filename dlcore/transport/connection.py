@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
@@ -406,21 +407,22 @@ class Connection(asyncio.BufferedProtocol):
         self._expiry = None
         timeout_s = self._config.add_timeout_s
         now_s = self._loop.time()
-        writes = self._end.writes
-        while (oldest := self._oldest()) is not None and oldest.submitted_s + timeout_s <= now_s:
-            if writes:
-                del writes[next(iter(writes))]
-            else:
-                self._queue.popleft()
-            reason = f"{self._bookie}: no answer within {timeout_s} s"
-            self._settle(oldest, BookieUnavailableError(reason))
+        sent, queue = self._end.writes, self._queue
+
+        def is_due(write: Write) -> bool:
+            return write.submitted_s + timeout_s <= now_s
+
+        # Both are in the order of submission, what was sent before what waits.
+        ids = list(takewhile(lambda request_id: is_due(sent[request_id]), sent))
+        expired = [sent.pop(request_id) for request_id in ids]
+        while queue and is_due(queue[0]):
+            expired.append(queue.popleft())
+        reason = f"{self._bookie}: no answer within {timeout_s} s"
+        for write in expired:
+            self._settle(write, BookieUnavailableError(reason))
+        oldest = next(chain(sent.values(), queue), None)
         if oldest is not None:
             self._expiry = self._loop.call_at(oldest.submitted_s + timeout_s, self._expire)
-
-    def _oldest(self) -> Write | None:
-        for write in self._end.writes.values():  # in the order of submission
-            return write
-        return self._queue[0] if self._queue else None
 
 
 def named(bookie: BookieId, error: BookieError) -> BookieError:
