@@ -65,12 +65,12 @@ def test_who_waits_is_told_for_whom(
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         patient = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
-        hasty = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.01))
+        hasty = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.25))
         async with AsyncExitStack() as opened:
             held = await opened.enter_async_context(await hold(cluster.namespaces[0]))
             with pytest.raises(OwnershipAcquireFailedError) as caught:
                 await wait(hasty)
-            assert str(caught.value).removesuffix(" (waited 0.01 s)") == told
+            assert str(caught.value).removesuffix(" (waited 0.25 s)") == told
             assert caught.value.owner == "a"
             assert caplog.messages == []  # it was soon over
             monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
