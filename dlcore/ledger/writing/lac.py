@@ -40,17 +40,25 @@ class LacPublisher:
         self._on_accepted = on_accepted
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
-        self._members: tuple[BookieId, ...] = ()
-        self._wanted = -1
+        self._due: dict[BookieId, int] = {}  # the newest LAC that each member is to accept
         self._out: dict[BookieId, asyncio.Future[None]] = {}
         self._accepted: dict[BookieId, int] = {}
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def publish(self, last_add_confirmed: int, members: tuple[BookieId, ...]) -> None:
-        """Send the LAC to those of `members` that have not accepted it."""
-        self._wanted = max(self._wanted, last_add_confirmed)
-        self._members = members
+    def publish(
+        self,
+        last_add_confirmed: int,
+        members: tuple[BookieId, ...],
+        *,
+        only: BookieId | None = None,
+    ) -> None:
+        """Send the LAC to those of an ensemble that have not accepted it, or to one of them alone.
+
+        What others were to accept before they still are.
+        """
+        due = {each: self._due[each] for each in members if each in self._due}
+        self._due = due | dict.fromkeys(members if only is None else (only,), last_add_confirmed)
         self._send_all()
 
     def has_accepted(self, bookie: BookieId, last_add_confirmed: int) -> bool:
@@ -66,16 +74,16 @@ class LacPublisher:
             future.cancel()
 
     def _send_all(self) -> None:
-        for bookie in self._members:
-            if bookie not in self._out and not self.has_accepted(bookie, self._wanted):
-                self._send(bookie)
+        for bookie in self._due:
+            self._send(bookie)
 
     def _send(self, bookie: BookieId) -> None:
-        future = self._bookies.write_lac(
-            bookie, ledger_id=self._ledger_id, last_add_confirmed=self._wanted
-        )
+        due = self._due.get(bookie, -1)
+        if bookie in self._out or self.has_accepted(bookie, due):
+            return
+        future = self._bookies.write_lac(bookie, ledger_id=self._ledger_id, last_add_confirmed=due)
         self._out[bookie] = future
-        future.add_done_callback(partial(self._on_done, bookie, self._wanted))
+        future.add_done_callback(partial(self._on_done, bookie, due))
 
     def _on_done(self, bookie: BookieId, sent: int, future: asyncio.Future[None]) -> None:
         del self._out[bookie]
@@ -87,8 +95,7 @@ class LacPublisher:
             return
         self._accepted[bookie] = max(sent, self._accepted.get(bookie, -1))
         self._on_accepted()
-        if sent < self._wanted and bookie in self._members:
-            self._send(bookie)
+        self._send(bookie)
 
     def _on_failed(self, bookie: BookieId, error: BaseException | None) -> None:
         if isinstance(error, LedgerFencedError):

@@ -402,9 +402,8 @@ class LedgerWriter:
 
     def _send_lac(self, *, to_all: bool) -> None:
         bookies = self._appender.metadata.last_ensemble.bookies
-        if not to_all:
-            bookies = (bookies[first_followed(self.ledger_id, len(bookies))],)
-        self._lac.publish(self.last_add_confirmed, bookies)
+        followed = bookies[first_followed(self.ledger_id, len(bookies))]
+        self._lac.publish(self.last_add_confirmed, bookies, only=None if to_all else followed)
 
     def _on_fenced(self, error: LedgerFencedError) -> None:
         self._fenced(error)

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.config import QuorumConfig
-from dlcore.errors import NotEnoughBookiesError
+from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
 from dlcore.ledger.metadata.quorum import first_followed
+from dlcore.ledger.writing.lac import LacPublisher
+from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, run, write
+from tests.fixtures.ledgers import bookie
 from tests.fixtures.memory_namespace import on_log, record
+from tests.simulation.loop import run as run_loop
 
 if TYPE_CHECKING:
+    from dlcore.ids import BookieId
     from dlcore.log.manager import DistributedLogManager
     from tests.fixtures.memory_namespace import MemoryCluster
 
@@ -65,7 +70,10 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
 
 
 def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
-    """The next entry would take it along, but only once it is made and on its way to all."""
+    """The next entry would take it along, but only once it is made and on its way to all.
+
+    Two that write one by one would pay a message for each record, and wait little without.
+    """
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         def told_alone() -> int:
@@ -80,12 +88,17 @@ def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
             for txid in range(10, 20):
                 await writer.write(record(txid))
             assert told_alone() == before
-            writer.write(record(20))
-            await asyncio.sleep(0)  # it is on its way
+            waiting = [writer.write(record(20))]
             for txid in range(21, 31):
-                waiting = writer.write(record(txid))
+                await asyncio.sleep(0)  # one is on its way, and one waits
+                waiting.append(writer.write(record(txid)))
+                await waiting.pop(0)
+            assert told_alone() == before
+            for txid in range(31, 51, 2):
+                writer.write(record(txid))
+                waiting.append(writer.write(record(txid + 1)))
                 await asyncio.sleep(0)
-            await waiting
+            await waiting.pop()
             assert told_alone() > before
 
     on_log(body)
@@ -109,6 +122,63 @@ def test_a_lac_that_adds_take_along_is_not_spread() -> None:
         await writer.abandon()
 
     run(scenario)
+
+
+class SlowBookies(MemoryBookieClient):
+    """Takes LACs, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__([], add_timeout_s=1, read_timeout_s=1)
+        self.asked: list[tuple[str, int, asyncio.Future[None]]] = []
+
+    def write_lac(
+        self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
+    ) -> asyncio.Future[None]:
+        """Note it."""
+        answer = asyncio.get_running_loop().create_future()
+        self.asked.append((bookie.name, last_add_confirmed, answer))
+        return answer
+
+    async def answer_all(self, *broken: str) -> list[tuple[str, int]]:
+        """Answer what was asked; return it."""
+        asked, self.asked = self.asked, []
+        for name, _, answer in asked:
+            if name in broken:
+                answer.set_exception(BookieUnavailableError("away"))
+            else:
+                answer.set_result(None)
+        await asyncio.sleep(0)
+        return [(name, lac) for name, lac, _ in asked]
+
+
+def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
+    """Who published one waits for them, and would for ever where adds take the next ones along."""
+
+    async def scenario() -> None:
+        bookies = SlowBookies()
+        publisher = LacPublisher(
+            bookies, ledger_id=1, on_accepted=lambda: None, on_fenced=lambda _: None
+        )
+        members = tuple(bookie(name) for name in "ABC")
+        publisher.publish(1, members)
+        publisher.publish(2, members)
+        publisher.publish(3, members, only=members[0])
+        assert await bookies.answer_all("C") == [("A", 1), ("B", 1), ("C", 1)]
+        assert await bookies.answer_all() == [("A", 3), ("B", 2)]
+        publisher.publish(4, members, only=members[0])
+        assert await bookies.answer_all() == [("A", 4), ("C", 2)]  # at once, after it had failed
+        publisher.publish(5, members)
+        assert await bookies.answer_all("C") == [("A", 5), ("B", 5), ("C", 5)]
+        await asyncio.sleep(1)
+        assert await bookies.answer_all() == [("C", 5)]  # by itself
+        publisher.publish(6, members)
+        publisher.publish(7, members[:2], only=members[0])  # C was replaced
+        assert await bookies.answer_all("C") == [("A", 6), ("B", 6), ("C", 6)]
+        await asyncio.sleep(1)
+        assert await bookies.answer_all() == [("A", 7)]
+        publisher.close()
+
+    run_loop(scenario())
 
 
 def test_publishing_waits_for_enough_bookies() -> None:
