@@ -33,7 +33,10 @@ what is durable is in the log.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dlcore.config import MIB
@@ -88,7 +91,9 @@ class _Producer(Generic[_Ticket]):
     logged_claim: Claim | None = None  # as the log has it since the last snapshot
     logged_dlsn: DLSN | None = None
     durable_dlsn: DLSN | None = None
-    newest: _Ticket | None = None  # of what was accepted last
+    in_flight: deque[tuple[int, _Ticket]] | None = None
+    # Of each batch that is not durable, in order, its last sequence.  Most producers have none: an
+    # empty deque is as large as all the rest.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,10 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class InFlight(Generic[_Ticket]):
-    """They are accepted, and durable once the ticket's records are.
+    """They are accepted, and durable once the ticket's records are, which have the last of them.
 
-    `is_last` says whether the last of them is the last of the ticket's.
+    So what comes again in order is answered in order.  `is_last` says whether the last of them is
+    the last of the ticket's.
     """
 
     ticket: _Ticket
@@ -260,8 +266,10 @@ class Producers(Generic[_Ticket]):
         if last > known.accepted:
             return Fresh(known.accepted + 1 - first)
         if last > known.durable:
-            assert known.newest is not None
-            return InFlight(known.newest, last == known.accepted)
+            assert known.in_flight is not None
+            at = bisect_left(known.in_flight, last, key=itemgetter(0))
+            end, ticket = known.in_flight[at]
+            return InFlight(ticket, last == end)
         return Durable(known.durable_dlsn if last == known.durable else None)
 
     def accepted(self, mark: Mark, count: int, ticket: _Ticket, *, now_ms: int) -> None:
@@ -269,18 +277,21 @@ class Producers(Generic[_Ticket]):
         known = self._known[mark.claim.name]
         assert mark.first == known.accepted + 1
         known.accepted += count
-        known.newest = ticket
+        if known.in_flight is None:
+            known.in_flight = deque()
+        known.in_flight.append((known.accepted, ticket))
         known.used_ms = max(known.used_ms, now_ms)
 
     def durable(self, mark: Mark, count: int, dlsn: DLSN) -> None:
-        """Note that records which were accepted are durable, the last of them at `dlsn`."""
+        """Note that records accepted together are durable, the last of them at `dlsn`."""
         known = self._known[mark.claim.name]
-        assert mark.first == known.durable + 1
-        known.durable += count
+        assert known.in_flight is not None
+        end, _ = known.in_flight.popleft()
+        assert (mark.first, end) == (known.durable + 1, known.durable + count)
+        known.durable = end
         known.durable_dlsn = dlsn
-        assert known.durable <= known.accepted
-        if known.durable == known.accepted:
-            known.newest = None
+        if not known.in_flight:
+            known.in_flight = None
 
     # The log
 

@@ -142,6 +142,23 @@ def test_durable_follows_accepted() -> None:
     assert owner.producers.look_at(claim, 0, 1) == Durable(DLSN(1, 0, 0))
 
 
+def test_what_comes_again_waits_for_its_own_batch() -> None:
+    """Not for what came later, which may be durable much later."""
+    owner = Owner()
+    claim = owner.grant("p")
+    marks = [owner.accept(claim, 2 * number, 2, str(number)) for number in range(3)]
+    look_at = owner.producers.look_at
+    for number in range(3):
+        assert look_at(claim, 2 * number, 1) == InFlight(str(number), is_last=False)
+        assert look_at(claim, 2 * number, 2) == InFlight(str(number), is_last=True)
+    assert look_at(claim, 0, 4) == InFlight("1", is_last=True)
+    owner.entry(MarkedRows(marks[0], 2, 1))
+    owner.producers.durable(marks[0], 2, DLSN(1, 0, 1))
+    assert look_at(claim, 0, 2) == Durable(DLSN(1, 0, 1))
+    assert look_at(claim, 1, 2) == InFlight("1", is_last=False)
+    assert look_at(claim, 4, 2) == InFlight("2", is_last=True)
+
+
 def test_a_later_incarnation_fences() -> None:
     """It begins behind all that was accepted; neither earlier ones nor ones of its epoch write."""
     owner = Owner()

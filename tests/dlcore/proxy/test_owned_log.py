@@ -150,6 +150,23 @@ def test_what_is_sent_again_is_answered_before_what_follows_it() -> None:
     with_log(scenario)
 
 
+def test_what_is_sent_again_is_answered_when_it_is_durable() -> None:
+    """Behind it more may be in flight: a batch that is durable by then would be told before it."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        claim, _ = await owned.begin("meter")
+        for sequence in range(3):
+            await owned.accept(rows(b"a"), Mark(claim, sequence))
+        first = await owned.accept(rows(b"a"), Mark(claim, 0))
+        for entry_id in range(2):
+            writer.written[entry_id][1].set_result(DLSN(1, entry_id, 0))
+        assert await first.future == DLSN(1, 0, 0)
+        second = await owned.accept(rows(b"a"), Mark(claim, 1))
+        assert await second.future == DLSN(1, 1, 0)
+
+    with_log(scenario)
+
+
 def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
     """It is not durable, and nobody is told so."""
 
