@@ -22,6 +22,7 @@ from dlcore.cli.times import EPOCH_MS
 from dlcore.config import LogConfig
 from dlcore.errors import EndOfStreamError
 from dlcore.ids import DLSN
+from dlcore.records import EntryPlace, LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanRange
     from dlcore.namespace import Namespace
-    from dlcore.records import LogRecordWithDLSN
     from dlcore.remote.log import RemoteLog
     from dlcore.remote.namespace import RemoteNamespace
     from dlcore.remote.reader import RemoteReader, RemoteRecord
@@ -46,7 +46,7 @@ _BULK_RECORDS = 1000
 _TAIL_RECORDS = 10
 _ENTRY_LINE = "{:<14} {:>14} {:>8} {:>9}  {}  {}"
 _FIELDS: dict[str, Callable[[_Shown], object]] = {
-    "dlsn": lambda record: record.dlsn,
+    "dlsn": lambda record: str(record.dlsn),
     "txid": lambda record: record.txid,
     "sequence_id": lambda record: record.sequence_id,
     "timestamp_ms": lambda record: record.timestamp_ms,
@@ -80,8 +80,7 @@ class RecordPrinter:
         if delimiter is not None and not raw:
             raise click.UsageError("--delimiter stands behind each payload of --raw: give both")
         if template is not None:
-            _check_template(template)
-            template = _ESCAPE.sub(lambda found: _ESCAPED[found[1]], template)
+            template = _parsed(template)
         return cls(
             template=template,
             delimiter=(delimiter or b"\n") if raw else None,
@@ -103,7 +102,7 @@ class RecordPrinter:
 
     def _show_one(self, record: _Shown) -> None:
         if self.template is not None:
-            click.echo(self.template.format(**{name: of(record) for name, of in _FIELDS.items()}))
+            click.echo(_filled(self.template, record))
         elif wants_json():
             show_json(
                 {
@@ -130,18 +129,25 @@ _ESCAPED = {"t": "\t", "n": "\n", "\\": "\\"}
 _ESCAPE = re.compile(r"\\([tn\\])")
 
 
-def _check_template(template: str) -> None:
+def _parsed(given: str) -> str:
+    """Return a template with its escapes replaced, once it has shown a record."""
+    template = _ESCAPE.sub(lambda found: _ESCAPED[found[1]], given)
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
         unknown = [name for name in names if name not in _FIELDS]
         if not unknown:
-            template.format(**dict.fromkeys(_FIELDS, ""))
-    except ValueError as error:
-        raise click.UsageError(f"--format {template!r}: {error}") from error
+            _filled(template, LogRecordWithDLSN(0, b"", 0, EntryPlace(1, 0, 0, 0, 0)))
+    except (ValueError, KeyError, IndexError) as error:
+        raise click.UsageError(f"--format {given!r}: {error}") from error
     if unknown:
         raise click.UsageError(
-            f"--format {template!r}: no field {unknown[0]!r}, expected {', '.join(_FIELDS)}"
+            f"--format {given!r}: no field {unknown[0]!r}, expected {', '.join(_FIELDS)}"
         )
+    return template
+
+
+def _filled(template: str, record: _Shown) -> str:
+    return template.format(**{name: of(record) for name, of in _FIELDS.items()})
 
 
 def printed(command: _Command) -> _Command:

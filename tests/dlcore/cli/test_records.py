@@ -71,6 +71,8 @@ def test_formats_and_starts(shell: Shell, log: str, tmp_path: Path) -> None:
     assert out.splitlines() == ["1:0:0 31   1", "2:0:0 32   1", "3:0:0 33   1"]
     escaped = shell.text("log", "tail", log, "-n", "1", "--format", r"{dlsn}\t{size}\n\\n\x")
     assert escaped == "3:0:0\t1\n\\n\\x\n"
+    wide = shell.text("log", "tail", log, "-n", "1", "--format", r"{dlsn:\t>7}|{size:03d}")
+    assert wide == "\t\t3:0:0|001\n"
     rows = [json.loads(line) for line in shell.text("log", "dump", log, "--json").splitlines()]
     second = rows[1]
     for option in (
@@ -169,6 +171,7 @@ def test_a_sealed_log_takes_nothing_more(shell: Shell, log: str, tmp_path: Path)
         (["log", "tail", "c", "--format", "{offset}"], "no field 'offset', expected dlsn, txid"),
         (["log", "tail", "c", "--format", "{dlsn"], "--format '{dlsn'"),
         (["log", "tail", "c", "--format", "{dlsn:>>>}"], "--format"),
+        (["log", "tail", "c", "--format", "{txid:{width}}"], "--format '{txid:{width}}'"),
         (["log", "tail", "c", "--from-timestamp", "noon"], "'noon' is no time"),
         (["log", "tail", "c", "--from-timestamp", "1", "--from-txid", "1"], "one of them"),
         (["log", "dump", "c", "--entries", "--raw"], "--entries shows no records"),
