@@ -39,7 +39,7 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
     from dlcore.log.metadata.values import LogState
@@ -230,24 +230,25 @@ async def _check_ledgers(context: LogContext, state: LogState, report: Report) -
         report(f"extents of log {state.name}", start, len(extents))
         some = extents[start : start + _AT_ONCE]
         stored = await context.ledger_store.read_many([extent.ledger_id for _, extent in some])
-        for (lssn, extent), ledger in zip(some, stored, strict=True):
-            if problem := ledger_problem(extent, ledger):
+        for lssn, extent in some:
+            if problem := ledger_problem(extent, stored.get(extent.ledger_id)):
                 findings.append(
                     Finding(log=state.name, kind="ledger", detail=f"segment {lssn}: {problem}")
                 )
     return findings
 
 
-def ledger_problem(extent: Extent, ledger: VersionedLedger | None) -> str:
+def ledger_problem(extent: Extent, ledger: LedgerMetadata | CorruptMetadataError | None) -> str:
     """Return why an extent's entries cannot all be in its ledger, "" if they can."""
     if ledger is None:
         return f"its ledger {extent.ledger_id} does not exist"
-    metadata = ledger.metadata
-    if extent.last_entry_id is None or metadata.state is not LedgerState.CLOSED:
+    if isinstance(ledger, CorruptMetadataError):
+        return f"its ledger {extent.ledger_id} is damaged: {ledger}"
+    if extent.last_entry_id is None or ledger.state is not LedgerState.CLOSED:
         return ""
-    if extent.last_entry_id > metadata.last_entry_id:
+    if extent.last_entry_id > ledger.last_entry_id:
         return (
-            f"its ledger {extent.ledger_id} ends with entry {metadata.last_entry_id}, "
+            f"its ledger {extent.ledger_id} ends with entry {ledger.last_entry_id}, "
             f"{extent.last_entry_id} is needed"
         )
     return ""

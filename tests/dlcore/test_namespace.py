@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.log.manager import DistributedLogManager
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned
@@ -324,7 +324,7 @@ class LateLedgerStore(LedgerStore):
         self._left = 2
         self._may_answer = asyncio.Event()
 
-    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger | None]:
+    async def read_many(self, ledger_ids: Sequence[int]) -> ReadLedgers:
         """Return what is stored, later."""
         found = await super().read_many(ledger_ids)
         self._left -= 1

@@ -25,6 +25,7 @@ from dlcore.log.entries.stamp import Claim, decode_stamp
 from dlcore.log.writing.producers import (
     Durable,
     Fresh,
+    InFlight,
     Mark,
     MarkedRows,
     Producers,
@@ -157,7 +158,7 @@ def _known(row: Row) -> _Producer[str]:
         row.logged_claim,
         dlsn,
         dlsn,
-        "" if row.accepted > row.durable else None,
+        deque((each, str(each)) for each in range(row.durable + 1, row.accepted + 1)) or None,
     )
 
 
@@ -357,11 +358,13 @@ class Model:
             acked = client
             if isinstance(found, Fresh):
                 mark = Mark(claim, sequence)
-                machine.accepted(mark, 1, "", now_ms=0)
+                machine.accepted(mark, 1, str(sequence), now_ms=0)
                 after = owner._replace(queue=(*owner.queue, Sent(mark, number)))
                 acked = _acked(client, sequence) if self.acks_when_accepted else client
             elif isinstance(found, Durable):
                 acked = _acked(client, sequence)
+            elif found != InFlight(str(sequence), is_last=True):
+                raise AssertionError(f"sequence {sequence} waits for {found}")
             elif (number, sequence) not in owner.waits:
                 after = owner._replace(waits=tuple(sorted((*owner.waits, (number, sequence)))))
             sent = _put(state, proxy, _after(after, machine))

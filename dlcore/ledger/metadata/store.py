@@ -49,7 +49,7 @@ _ID_CONFLICTS_MAX = 10_000
 
 
 ReadLedgers: TypeAlias = dict[int, LedgerMetadata | CorruptMetadataError]
-"""The metadata of ledgers by id, ascending; of one that is damaged the error."""
+"""The metadata of ledgers by id, in the order asked for; of one that is damaged the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +155,22 @@ class LedgerStore:
             raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return found
 
-    async def read_many(self, ledger_ids: Sequence[int]) -> list[VersionedLedger | None]:
-        """Return the ledgers' metadata, None for those that do not exist: in one round trip.
+    async def read_many(self, ledger_ids: Sequence[int]) -> ReadLedgers:
+        """Return the metadata of those of the ledgers that there are: in one round trip.
 
-        A server of the metadata store may answer that is behind the others.
+        One that is damaged hides no other.  A server of the metadata store may answer that is
+        behind the others.
         """
         paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
         nodes = await self._read_nodes(paths)
-        return [
-            None if node is None else _decoded(ledger_id, node, path)
-            for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True)
-        ]
+        ledgers: ReadLedgers = {}
+        for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True):
+            try:
+                if node is not None:
+                    ledgers[ledger_id] = _decoded(ledger_id, node, path).metadata
+            except CorruptMetadataError as error:
+                ledgers[ledger_id] = error
+        return ledgers
 
     async def _read_nodes(self, paths: Sequence[str]) -> list[Versioned | None]:
         parts = [paths[at : at + _READ_AT_ONCE] for at in range(0, len(paths), _READ_AT_ONCE)]
@@ -249,15 +254,7 @@ class LedgerStore:
                     ids.append(ledger_id)
                     if len(ids) == count:
                         break
-            paths = [self._paths.ledger(ledger_id) for ledger_id in ids]
-            nodes = await self._read_nodes(paths)
-            ledgers: ReadLedgers = {}
-            for ledger_id, node, path in zip(ids, nodes, paths, strict=True):
-                try:
-                    if node is not None:
-                        ledgers[ledger_id] = _decoded(ledger_id, node, path).metadata
-                except CorruptMetadataError as error:
-                    ledgers[ledger_id] = error
+            ledgers = await self.read_many(ids)
             if ledgers or not ids:
                 return ledgers
             first = ids[-1] + 1  # all of them were deleted meanwhile

@@ -373,8 +373,12 @@ class Fetcher:
         last_entry_id = step.last_entry_id
         assert last_entry_id is not None
         reader = await self._reader_of(step.extent.ledger_id, last_entry_id)
+        known = reader.metadata
         async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
             async for frames in chunks:
+                if reader.metadata is not known:
+                    known = reader.metadata
+                    self._context.ledger_cache.correct(known)
                 yield frames
 
     async def _drop_opened(self) -> None:

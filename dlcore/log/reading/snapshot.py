@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.config import require_kind
-from dlcore.errors import LedgerNotFoundError
+from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import first_row_not_less
@@ -28,7 +28,7 @@ from dlcore.records import NotLessThan, RecordField, RecordPlace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
@@ -46,7 +46,8 @@ _LEDGERS_KEPT_MAX = 20_000
 class LedgerCache:
     """Metadata of ledgers, which says where entries are, for all logs of a namespace.
 
-    That of a closed ledger stays right.  Of an open one the part that tells of entries which were
+    That of a closed ledger stays right, but for what is moved to other bookies, which readers
+    `correct`.  Of an open one the part that tells of entries which were
     committed when it was read does, so it serves until a later entry is asked for.
     """
 
@@ -54,7 +55,7 @@ class LedgerCache:
         self._ledgers = ledgers
         self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
         self._wanted: dict[int, int] = {}
-        self._reading: asyncio.Task[dict[int, LedgerMetadata]] | None = None
+        self._reading: asyncio.Task[ReadLedgers] | None = None
         self._reads = BackgroundTasks(told_to_callers)  # who may have left
 
     async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
@@ -63,7 +64,7 @@ class LedgerCache:
         What several ask for at once is read at once.
 
         Raises:
-            LedgerNotFoundError: one of them is gone.
+            LedgerNotFoundError: one of them is gone; CorruptMetadataError: damaged.
         """
         found = {i: self._known[i][0] for i, last in wanted.items() if self._reaches(i, last)}
         missing = {i: last for i, last in wanted.items() if i not in found}
@@ -74,10 +75,18 @@ class LedgerCache:
                 self._reading = self._reads.start(self._read_wanted(), name="ledger-cache")
             there = await asyncio.shield(self._reading)
             for ledger_id in missing:
-                if ledger_id not in there:
+                metadata = there.get(ledger_id)
+                if metadata is None:
                     raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
-                found[ledger_id] = there[ledger_id]
+                if isinstance(metadata, CorruptMetadataError):
+                    raise metadata.with_traceback(None)  # others may be told, too
+                found[ledger_id] = metadata
         return found
+
+    def correct(self, metadata: LedgerMetadata) -> None:
+        """Keep what a reader learned of a closed ledger: auto-recovery has moved its entries."""
+        if metadata.state is LedgerState.CLOSED:
+            self._keep(replace(metadata, custom={}), 2**63)
 
     def _reaches(self, ledger_id: int, last_entry_id: int) -> bool:
         known = self._known.get(ledger_id)
@@ -86,24 +95,24 @@ class LedgerCache:
         self._known.move_to_end(ledger_id)
         return True
 
-    async def _read_wanted(self) -> dict[int, LedgerMetadata]:
+    async def _read_wanted(self) -> ReadLedgers:
         """Return the ledgers that are wanted, but for those that are gone."""
         await asyncio.sleep(0)  # others may join
         wanted, self._wanted, self._reading = self._wanted, {}, None
-        ledger_ids = sorted(wanted)
-        found = await persistently(lambda: self._ledgers.read_many(ledger_ids))
-        there: dict[int, LedgerMetadata] = {}
-        for ledger_id, stored in zip(ledger_ids, found, strict=True):
-            self._known.pop(ledger_id, None)
-            if stored is None:
-                continue
-            # The custom attributes are for people, and would only make each scan range larger.
-            metadata = there[ledger_id] = replace(stored.metadata, custom={})
-            is_final = metadata.state is LedgerState.CLOSED
-            self._known[ledger_id] = metadata, 2**63 if is_final else wanted[ledger_id]
-        while len(self._known) > _LEDGERS_KEPT_MAX:
+        found = await persistently(lambda: self._ledgers.read_many(sorted(wanted)))
+        for ledger_id, metadata in found.items():
+            if isinstance(metadata, LedgerMetadata):
+                # The custom attributes are for people, and would only make each scan range larger.
+                found[ledger_id] = kept = replace(metadata, custom={})
+                is_final = kept.state is LedgerState.CLOSED
+                self._keep(kept, 2**63 if is_final else wanted[ledger_id])
+        return found
+
+    def _keep(self, metadata: LedgerMetadata, last_entry_id: int) -> None:
+        self._known.pop(metadata.ledger_id, None)
+        self._known[metadata.ledger_id] = metadata, last_entry_id
+        if len(self._known) > _LEDGERS_KEPT_MAX:
             self._known.popitem(last=False)
-        return there
 
 
 class LogFollower:
@@ -123,6 +132,11 @@ class LogFollower:
         self.heard = 0
         """How often a change was heard of: of so many knows a head that is read from then on."""
         self._covered = -1  # of so many the snapshot
+
+    @property
+    def segment_count(self) -> int:
+        """How many segments it keeps of the last snapshot."""
+        return len(self._views)
 
     def watch(self) -> None:
         """Learn of changes, so that `unchanged` can tell."""
@@ -188,7 +202,7 @@ class LogFollower:
         while True:
             same = self._snapshot
             if same is not None and self._is_final and at.version <= self._version:
-                addresses = await self._context.registry.get_addresses()
+                addresses = await persistently(self._context.registry.get_addresses)
                 schema = await self._read_schema()
                 if self._snapshot is not same:
                     continue  # another call has it from later
@@ -224,7 +238,7 @@ class LogFollower:
             segments=tuple(views),
             sealed=state.head.sealed,
             cluster_id=self._context.cluster_id,
-            addresses=await self._context.registry.get_addresses(),
+            addresses=await persistently(self._context.registry.get_addresses),
             schema=await self._read_schema(),
         )
         if first < snapshot.end and first != (canonical := snapshot.canonical(first)):

@@ -15,7 +15,7 @@ from dlcore.log.reading.snapshot import LogFollower
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import VersionedHead
@@ -27,6 +27,8 @@ FOLLOWED_LOGS_MAX = 10_000
 
 The one not asked for longest goes.
 """
+FOLLOWED_SEGMENTS_MAX = 100_000
+"""Segments that they may have together, likewise: each takes a KB or two."""
 _AT_ONCE = 64
 
 
@@ -34,6 +36,8 @@ class NamedFollower(LogFollower):
     """Follows a log for as long as it has its name."""
 
     log: LogMetadata
+    counted = 0
+    """Segments, as of when they were counted last."""
 
     async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
         """Return what is readable; `LogRenamedError` if the log has another name by now."""
@@ -47,6 +51,7 @@ class LogFollowers:
     def __init__(self, context: LogContext) -> None:
         self._context = context
         self._followers: OrderedDict[str, NamedFollower] = OrderedDict()
+        self._segments = 0  # as they were counted
 
     async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, LogSnapshot | None]:
         """Return a snapshot of each log; None where there is none of that name.
@@ -68,13 +73,34 @@ class LogFollowers:
         Raises: InvalidLogNameError, LogNotFoundError, LedgerReadError, MetadataError.
         """
         name = validate_log_name(name)
+        missed: tuple[str, int] | None = None
+        has_failed = False
         while True:
-            snapshot = (await self.take([name], fresh=True))[name]
-            follower = self._followers.get(name)
-            known_id = None if snapshot is None else snapshot.log_id
-            if snapshot is None or (log_id is not None and known_id != log_id):
+            known = self._followers.get(name)
+            if log_id is not None and (known is None or known.log.log_id != log_id):
                 name = (await self._context.logs.find(name, log_id)).name
-            elif follower is not None and follower.log.log_id == known_id:
+            try:
+                snapshot = (await self.take([name], fresh=True))[name]
+            except DLError:
+                is_there = known is None or self._followers.get(name) is known
+                if log_id is None or is_there or has_failed:
+                    raise
+                has_failed = True  # the log may have another name by now, and this be another's
+                continue
+            follower = self._followers.get(name)
+            if snapshot is None:
+                # There is none, or its name has changed or is damaged: its head tells.
+                log = await self._context.logs.find(name, log_id)
+                at = await self._context.logs.read(log)
+                if missed == (log.log_id, at.version):
+                    raise CorruptMetadataError(
+                        f"log {name!r}: its name leads to id {log.log_id}, which is not a log of "
+                        "that name"
+                    )
+                missed, name = (log.log_id, at.version), log.name
+            elif follower is not None and snapshot.log_id == follower.log.log_id == (
+                log_id or snapshot.log_id
+            ):
                 return follower, snapshot
 
     async def survey(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
@@ -88,15 +114,14 @@ class LogFollowers:
         if fresh and names:
             # What changed is told before the answer; where nothing was heard since, what was read
             # meanwhile counts: it was read after the call, too.
-            there = {name: self._followers[name] for name in names if name in self._followers}
             being_read = {
                 name: (follower, follower.heard)
-                for name, follower in there.items()
+                for name, follower in self._followed(names).items()
                 if follower.is_being_written
             }
             _, early = await asyncio.gather(
                 persistently(lambda: self._context.store.sync(self._context.paths.heads)),
-                self._refresh(list(being_read)),
+                self._refresh({name: follower for name, (follower, _) in being_read.items()}),
             )
         found: dict[str, Outcome] = {}
         for name in names:
@@ -110,17 +135,25 @@ class LogFollowers:
                 found[name] = snapshot
             follower.watch()  # not before it is asked for again: most plans of a batch ask once
         changed = [name for name in names if name not in found]
-        found |= await self._refresh([name for name in changed if name in self._followers])
+        found |= await self._refresh(self._followed(changed))
         # What is not there any more may have been created again.
         found |= await self._find([name for name in changed if name not in self._followers])
         left = [name for name in changed if found.get(name) is None]
-        found |= await self._refresh([name for name in left if name in self._followers])
-        for name in names:
-            if name in self._followers:
-                self._followers.move_to_end(name)
-        while len(self._followers) > max(FOLLOWED_LOGS_MAX, len(names)):
-            self._followers.popitem(last=False)[1].close()
+        found |= await self._refresh(self._followed(left))
+        self._forget_others(names)
         return {name: found.get(name) for name in names}
+
+    def _forget_others(self, names: Sequence[str]) -> None:
+        """Keep these logs, and of others those that were asked for last, as many as are kept."""
+        asked = self._followed(names)
+        for name, follower in asked.items():
+            self._followers.move_to_end(name)
+            self._segments += follower.segment_count - follower.counted
+            follower.counted = follower.segment_count
+        while len(self._followers) > len(asked) and (
+            len(self._followers) > FOLLOWED_LOGS_MAX or self._segments > FOLLOWED_SEGMENTS_MAX
+        ):
+            self._let_go(*next(iter(self._followers.items())))
 
     async def _find(self, names: Sequence[str]) -> dict[str, Outcome]:
         """Follow the logs that there are; return why others cannot be."""
@@ -140,11 +173,14 @@ class LogFollowers:
                 self._followers[name] = NamedFollower(self._context, log)
         return failed
 
-    async def _refresh(self, names: Sequence[str]) -> dict[str, Outcome]:
+    def _followed(self, names: Sequence[str]) -> dict[str, NamedFollower]:
+        return {name: self._followers[name] for name in names if name in self._followers}
+
+    async def _refresh(self, followed: Mapping[str, NamedFollower]) -> dict[str, Outcome]:
         """Return what the logs hold; those that are gone are followed no more."""
-        if not names:
+        if not followed:
             return {}
-        followers = [self._followers[name] for name in names]
+        followers = list(followed.values())
         known = [follower.head() for follower in followers]
         heard = [follower.heard for follower in followers]
         asked = [index for index, head in enumerate(known) if head is None]
@@ -170,13 +206,14 @@ class LogFollowers:
                 self._let_go(name, follower)  # looked up afresh next time
                 return error
 
-        taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(names)))
-        return dict(zip(names, taken, strict=True))
+        taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(followed)))
+        return dict(zip(followed, taken, strict=True))
 
     def _let_go(self, name: str, follower: NamedFollower) -> None:
         follower.close()
         if self._followers.get(name) is follower:  # another call may have found it so, too
             del self._followers[name]
+            self._segments -= follower.counted
 
     def __len__(self) -> int:
         return len(self._followers)
@@ -186,3 +223,4 @@ class LogFollowers:
         for follower in self._followers.values():
             follower.close()
         self._followers.clear()
+        self._segments = 0

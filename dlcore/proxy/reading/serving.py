@@ -113,7 +113,7 @@ class ReadPath:
         await self._deliveries.deliver(await self._begin(data, send), send)
 
     async def _begin(self, data: bytes, send: Send) -> Reading:
-        # A call of its own: what is known of a log's segments is not kept while it is followed.
+        # A call of its own: this snapshot is not kept for as long as its log is followed.
         asked = await self._asked(Ticket.decode(data))
         reading = asked.reading
         await send(schema_message(reading.view.schema))  # clients wait for it

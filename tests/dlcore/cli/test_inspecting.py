@@ -280,6 +280,22 @@ def test_ledgers_against_logs(
         ("ledger", f"segment 1: its ledger {first} does not exist")
     ]
 
+    values: list[bytes] = []
+
+    async def damage_ledger(context: LogContext, _: LogPaths) -> None:
+        path = context.paths.ledger(second)
+        node = await context.store.get(path)
+        assert node is not None
+        values.append(node.value)
+        await context.store.put(path, values[-2] if len(values) > 1 else b"{}", version=ANY_VERSION)
+
+    with_log(shell.uri, "clicks", damage_ledger)
+    missing, damaged = findings(shell, "clicks")
+    assert missing[1].startswith("segment 1: ")
+    assert damaged[0] == "ledger"
+    assert damaged[1].startswith(f"segment 2: its ledger {second} is damaged: ")
+    with_log(shell.uri, "clicks", damage_ledger)
+
     async def damage(context: LogContext, paths: LogPaths) -> None:
         await context.store.put(paths.segment(2), b"no segment", version=ANY_VERSION)
 

@@ -118,7 +118,16 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
             snapshot = found[name]
             assert snapshot is not None
             assert len(snapshot.segments) == (6 if name == "clicks" else 0)
-        assert len(namespace._followers._followers) <= 2
+        followers = namespace._followers
+        assert len(followers) == 2
+        monkeypatch.setattr(snapshots_module, "FOLLOWED_SEGMENTS_MAX", 6)
+        await namespace.get_snapshots(["clicks"])
+        assert (list(followers._followers)[-1], followers._segments) == ("clicks", 6)
+        await write_segments(log, 1, first=7)
+        await namespace.get_snapshots(["clicks"], fresh=True)  # as many as were asked for
+        assert (list(followers._followers), followers._segments) == (["clicks"], 7)
+        await namespace.get_snapshots(["log-1"])
+        assert (list(followers._followers), followers._segments) == (["log-1"], 0)
         other = await namespace.open_log("clicks")
         await other.get_snapshot()
         assert len(namespace._context.ledger_cache._known) <= 6 + 2

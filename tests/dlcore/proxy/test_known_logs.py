@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
-from dlcore.errors import AlreadyTruncatedError, LogNotFoundError
+from dlcore.errors import AlreadyTruncatedError, CorruptMetadataError, DLError, LogNotFoundError
 from dlcore.ids import DLSN
+from dlcore.log.metadata.values import LogHead
+from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.stored import decode, encode
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.reading.serving import ReadPath
@@ -126,5 +130,134 @@ def test_a_log_is_found_by_its_id() -> None:
             await got(reads, log="visits")
         assert await got(reads, log="clicks") == []
         await reads.aclose()
+
+    on_log(body)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (None, LogNotFoundError),
+        ({"deleted": True}, LogNotFoundError),
+        ({"name": "elsewhere"}, CorruptMetadataError),
+    ],
+    ids=["gone", "deleted", "another"],
+)
+def test_a_name_that_leads_to_no_log_is_told(
+    change: dict[str, Any] | None, error: type[DLError]
+) -> None:
+    """It is looked at twice, for it may be about to change, and no more."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = await cluster.open("proxy", wrap=RecordingStore)
+        store = cast("RecordingStore", namespace.log_context.store)
+        reads = path_of(namespace)
+        path, admin = cluster.paths.log_of(log.log_id).head, cluster.tree.connect()
+        head = await admin.get(path)
+        assert head is not None
+        if change is None:
+            await admin.delete(path)
+        else:
+            changed = replace(decode(LogHead, head.value, source=path), **change)
+            await admin.put(path, encode(changed), version=ANY_VERSION)
+        for ticket in ({}, {"log_id": log.log_id}):
+            with store.record() as requests, pytest.raises(error):
+                await got(reads, log="clicks", **ticket)
+            assert requests.count < 20
+        await reads.aclose()
+
+    on_log(body)
+
+
+def test_a_log_is_read_though_that_which_has_its_name_now_is_damaged() -> None:
+    """Also by who has followed it since before it was renamed."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log, 1)
+        reads, late = [path_of(await cluster.open(name)) for name in ("proxy", "late")]
+        assert await got(reads, log="clicks", log_id=log.log_id) == [b"1"]
+        await log.rename("visits")
+        owner = cluster.namespaces[0]
+        await owner.create_log("clicks")
+        path = cluster.paths.log_of((await owner.open_log("clicks")).log_id).head
+        await cluster.tree.connect().put(path, b"damaged", version=ANY_VERSION)
+        for each in (reads, late):
+            for _ in range(3):
+                assert await got(each, log="clicks", log_id=log.log_id) == [b"1"]
+            with pytest.raises(CorruptMetadataError):
+                await got(each, log="clicks")
+            await each.aclose()
+
+    on_log(body)
+
+
+def test_a_damaged_ledger_keeps_nobody_from_another() -> None:
+    """Though all that is asked for in one turn is read at once."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log, 1)
+        owner = cluster.namespaces[0]
+        await owner.create_log("bad")
+        bad = await owner.open_log("bad")
+        await write(bad, 2)
+        ledger_id = (await bad.get_snapshot()).segments[0].extents[0].ledger_id
+        path = cluster.paths.ledger(ledger_id)
+        await cluster.tree.connect().put(path, b"damaged", version=ANY_VERSION)
+        found = await (await cluster.open("b")).survey_logs(["clicks", "bad"])
+        assert isinstance(found["bad"], CorruptMetadataError)
+        assert not isinstance(found["clicks"], DLError)
+        namespace = await cluster.open("c")
+        readers = [await (await namespace.open_log(name)).open_reader() for name in found]
+        told = await asyncio.gather(*(each.read_next() for each in readers), return_exceptions=True)
+        assert getattr(told[0], "payload", told[0]) == b"1"
+        assert isinstance(told[1], CorruptMetadataError)
+        for each in readers:
+            await each.aclose()
+
+    on_log(body)
+
+
+def test_where_entries_were_moved_is_learned_once() -> None:
+    """Who reads them again asks no bookie that has lost them."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log, 1)
+        reads = path_of(await cluster.open("proxy"))
+        assert await got(reads, log="clicks") == [b"1"]
+        ledger_id = (await log.get_snapshot()).segments[0].extents[0].ledger_id
+        ledgers = cluster.namespaces[0].log_context.ledger_store
+        stored = await ledgers.read(ledger_id)
+        (ensemble,) = stored.metadata.ensembles
+        old = {each.bookie: each for each in cluster.bookies if each.bookie in ensemble.bookies}
+        (spare,) = (each for each in cluster.bookies if each.bookie not in old)
+        spare._ledgers[ledger_id] = old[ensemble.bookies[0]]._ledgers[ledger_id]
+        moved = replace(ensemble, bookies=(spare.bookie, *ensemble.bookies[1:]))
+        await ledgers.write(replace(stored.metadata, ensembles=(moved,)), version=stored.version)
+        for each in old.values():
+            each.stop()
+        assert await got(reads, log="clicks") == [b"1"]
+        before = [each.requests for each in old.values()]
+        assert await got(reads, log="clicks") == [b"1"]
+        assert [each.requests for each in old.values()] == before
+        await reads.aclose()
+
+    on_log(body)
+
+
+def test_a_log_that_is_let_go_of_while_it_is_asked_for() -> None:
+    """By another call of the same turn, which found that its bookies do not answer."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            namespace = await cluster.open("b")
+            for _ in range(3):
+                await namespace.get_snapshots(["clicks"], fresh=True)
+                await asyncio.sleep(0.01)
+            follower = namespace.followers._followers["clicks"]
+            assert follower.is_being_written
+            asked = asyncio.create_task(namespace.survey_logs(["clicks"]))
+            asyncio.get_running_loop().call_soon(namespace.followers._let_go, "clicks", follower)
+            assert not isinstance((await asked)["clicks"], DLError | None)
 
     on_log(body)
