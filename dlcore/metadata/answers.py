@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from contextlib import asynccontextmanager
@@ -16,6 +17,11 @@ from dlcore.errors import MetadataConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_BYTES_MAX = 1_000_000
+"""A larger answer holds up a server, and all who wait for theirs behind it."""
 
 
 class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -79,3 +85,9 @@ async def answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
         raise MetadataConnectionError(
             f"{what}: no answer from ZooKeeper within {timeout_s:g} s, result unknown"
         ) from None
+
+
+def tell_if_large(what: str, size_bytes: int) -> None:
+    """Warn of an answer of so many bytes if that is too much."""
+    if size_bytes > _ANSWER_BYTES_MAX:
+        logger.warning("a large answer of ZooKeeper: %s, %d bytes", what, size_bytes)

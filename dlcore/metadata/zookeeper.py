@@ -37,7 +37,7 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.metadata.answers import ConnectionHandler, answer_in_time, in_thread
+from dlcore.metadata.answers import ConnectionHandler, answer_in_time, in_thread, tell_if_large
 from dlcore.metadata.port import (
     ANY_VERSION,
     Create,
@@ -66,9 +66,9 @@ _OUTSTANDING_MAX = 100
 _READS_AT_ONCE = 500
 """Nodes asked for in one request; they have 1 KB at most, and who reads larger ones asks for less.
 """
-_ANSWER_BYTES_MAX = 1_000_000
-"""A larger answer holds up a server, and all who wait for theirs behind it."""
 _READ_ATTEMPTS_MAX = 4
+_ARMED_AGAIN_S = 1.0
+"""So much later a watch is armed again that a server refused, though the connection has stayed."""
 _RECONNECT_DELAY_MAX_S = 1.0
 """kazoo's own default grows to an hour."""
 _NOT_TO_BLAME = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
@@ -113,6 +113,8 @@ class ZooKeeperStore:
         self._outstanding: set[_Request] = set()
         self._sync: _Sync | None = None  # of the reads that began in this turn of the loop
         self._watches: dict[str, dict[_Watch, None]] = {}
+        self._unarmed: set[str] = set()  # whose watches could not be armed
+        self._arming_again: asyncio.TimerHandle | None = None
         self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
         self._is_connected = asyncio.Event()
         self._handler = handler = ConnectionHandler()
@@ -199,7 +201,7 @@ class ZooKeeperStore:
             sync=paths[0] if fresh else None,
         )
         sizes = (len(node.value) for node in found if node is not None)
-        _tell_if_large(f"{len(paths)} nodes from {paths[0]}", sum(sizes))
+        tell_if_large(f"{len(paths)} nodes from {paths[0]}", sum(sizes))
         return found
 
     def _call(self, request: MultiRead | RemoveWatches) -> Any:
@@ -217,7 +219,7 @@ class ZooKeeperStore:
             )
         except NoNodeError:
             return None
-        _tell_if_large(f"the children of {path}", sum(map(len, names)))
+        tell_if_large(f"the children of {path}", sum(map(len, names)))
         return sorted(names)
 
     async def create(
@@ -324,6 +326,8 @@ class ZooKeeperStore:
             self._state = SessionState.EXPIRED
             self._watches.clear()
             self._session_callbacks.clear()
+            if self._arming_again is not None:
+                self._arming_again.cancel()
             self._closing = asyncio.create_task(self._close())
         # A caller that is cancelled does not leave kazoo's threads behind.
         await asyncio.shield(self._closing)
@@ -444,33 +448,43 @@ class ZooKeeperStore:
             return  # the connection arms every watch
         self._enqueue(
             f"watch {path}", lambda: self._client.exists_async(path, watch=self._watcher)
-        ).add_done_callback(self._on_armed)
+        ).add_done_callback(partial(self._on_armed, path))
         if any(watch.children for watch in self._watches[path]):
             self._enqueue(
                 f"watch children of {path}",
                 lambda: self._client.get_children_async(path, watch=self._watcher),
-            ).add_done_callback(self._on_armed)
+            ).add_done_callback(partial(self._on_armed, path))
 
     def _disarm(self, path: str) -> None:
         """Have the watch removed that nobody waits for, also from the lists of server and kazoo."""
         if self._state is SessionState.CONNECTED:
             request = RemoveWatches(path, self._forget)
             reply = self._enqueue(f"unwatch {path}", lambda: self._call(request))
-            reply.add_done_callback(self._on_armed)
+            reply.add_done_callback(partial(self._on_armed, path))
 
     def _forget(self, path: str) -> None:
         # In kazoo's connection thread, as is every other change of these.
         self._client._data_watchers.pop(path, None)
         self._client._child_watchers.pop(path, None)
 
-    def _on_armed(self, reply: asyncio.Future[Any]) -> None:
+    def _on_armed(self, path: str, reply: asyncio.Future[Any]) -> None:
         error = None if reply.cancelled() else reply.exception()
-        # A node that is not there has no children to watch; without a connection there is nothing
-        # to watch with, and the next one arms every watch again; a watch that fired is removed.
-        expected = (NoNodeError, MetadataConnectionError, MetadataSessionExpiredError)
+        # A node that is not there has no children to watch; a watch that fired is removed.
         is_removed = error is not None and isinstance(error.__cause__, kazoo_errors.NoWatcherError)
-        if error is not None and not isinstance(error, expected) and not is_removed:
+        if error is None or isinstance(error, NoNodeError) or is_removed or self._is_closed:
+            return
+        if not isinstance(error, MetadataConnectionError | MetadataSessionExpiredError):
             logger.error("a watch is not armed, or not removed: error=%s", error)
+        # Mostly the connection is gone, and the next one arms every watch.
+        self._unarmed.add(path)
+        if self._arming_again is None:
+            self._arming_again = self._loop.call_later(_ARMED_AGAIN_S, self._arm_again)
+
+    def _arm_again(self) -> None:
+        paths, self._unarmed, self._arming_again = self._unarmed, set(), None
+        if self._state is SessionState.CONNECTED:
+            for path in paths:
+                self._on_change(path)
 
     def _on_watch_event(self, event: WatchedEvent) -> None:
         # In a thread of kazoo's.  NONE tells of a lost connection, which comes as a state as well.
@@ -512,9 +526,9 @@ class ZooKeeperStore:
         if state == KazooState.CONNECTED:
             self._session_token = token
             self._set_state(SessionState.CONNECTED)
+            self._unarmed.clear()
             for path in self._watches:
-                self._arm(path)
-                self._make_all_due(path)
+                self._on_change(path)
             self._is_connected.set()
             self._pump()
         elif state == KazooState.SUSPENDED:
@@ -584,8 +598,3 @@ def _forget_sessions() -> None:
 
 atexit.register(_end_sessions)
 os.register_at_fork(after_in_child=_forget_sessions)
-
-
-def _tell_if_large(what: str, size_bytes: int) -> None:
-    if size_bytes > _ANSWER_BYTES_MAX:
-        logger.warning("a large answer of ZooKeeper: %s, %d bytes", what, size_bytes)

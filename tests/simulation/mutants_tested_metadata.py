@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -42,7 +43,7 @@ def children_are_not_watched() -> Iterator[None]:
         if self._state is SessionState.CONNECTED:
             self._enqueue(
                 f"watch {path}", lambda: self._client.exists_async(path, watch=self._watcher)
-            ).add_done_callback(self._on_armed)
+            ).add_done_callback(partial(self._on_armed, path))
 
     with patch.object(ZooKeeperStore, "_arm", data_only):
         yield

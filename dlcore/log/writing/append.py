@@ -108,8 +108,6 @@ if TYPE_CHECKING:
 _Ticket = TypeVar("_Ticket")
 
 _START_ATTEMPTS_MAX = 20
-_APART = 2
-"""Records that are not acknowledged: one of an entry that became durable, and one that waits."""
 _NEARLY_FULL = 0.75
 """With this share of its size or age a segment is to be completed soon."""
 
@@ -193,7 +191,8 @@ class LogAppender(Generic[_Ticket]):
     @property
     def is_sharing_entries(self) -> bool:
         """Whether records wait for their entry, and more share it, or the one before it."""
-        return self._transmitter.queued_bytes > 0 and self._transmitter.pending_records > _APART
+        # Two that are not acknowledged are one of each.
+        return self._transmitter.queued_bytes > 0 and self._transmitter.pending_records > 2
 
     @property
     def unwritten(self) -> Unwritten | None:

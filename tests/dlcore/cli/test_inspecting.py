@@ -240,6 +240,34 @@ def test_subscribers_and_their_lag(shell: Shell, log: str, tmp_path: Path) -> No
     assert "subscriber='eve': expected one of ['bob']" in err
 
 
+def test_a_damaged_ledger_hides_nothing_else(shell: Shell, log: str, tmp_path: Path) -> None:
+    """It is named with its segment, and so is what is wrong with others."""
+    write_segments(shell, log, tmp_path, 2)
+    first, second = (row["ledgers"][0] for row in shell.json("segment", "list", log))
+
+    async def damage(context: LogContext, _: LogPaths) -> None:
+        path = context.paths.ledger(first)
+        node = await context.store.get(path)
+        assert node is not None
+        kept.append(node.value)
+        await context.store.put(path, b"{}", version=ANY_VERSION)
+
+    async def repair(context: LogContext, _: LogPaths) -> None:
+        await context.store.put(context.paths.ledger(first), kept[0], version=ANY_VERSION)
+
+    async def delete(context: LogContext, _: LogPaths) -> None:
+        await context.store.delete(context.paths.ledger(second))
+
+    kept: list[bytes] = []
+    with_log(shell.uri, log, delete)
+    with_log(shell.uri, log, damage)
+    damaged, missing = findings(shell, log)
+    with_log(shell.uri, log, repair)  # for others look at all ledgers here
+    assert damaged[0] == "ledger"
+    assert damaged[1].startswith(f"segment 1: its ledger {first} is damaged: ")
+    assert missing == ("ledger", f"segment 2: its ledger {second} does not exist")
+
+
 def audit(shell: Shell) -> dict[int, str]:
     """Return what an audit finds wrong: ledgers and what is wrong with them."""
     exit_code, out, err = shell.outcome("--json", "ledger", "audit")
@@ -279,22 +307,6 @@ def test_ledgers_against_logs(
     assert findings(shell, "clicks") == [
         ("ledger", f"segment 1: its ledger {first} does not exist")
     ]
-
-    values: list[bytes] = []
-
-    async def damage_ledger(context: LogContext, _: LogPaths) -> None:
-        path = context.paths.ledger(second)
-        node = await context.store.get(path)
-        assert node is not None
-        values.append(node.value)
-        await context.store.put(path, values[-2] if len(values) > 1 else b"{}", version=ANY_VERSION)
-
-    with_log(shell.uri, "clicks", damage_ledger)
-    missing, damaged = findings(shell, "clicks")
-    assert missing[1].startswith("segment 1: ")
-    assert damaged[0] == "ledger"
-    assert damaged[1].startswith(f"segment 2: its ledger {second} is damaged: ")
-    with_log(shell.uri, "clicks", damage_ledger)
 
     async def damage(context: LogContext, paths: LogPaths) -> None:
         await context.store.put(paths.segment(2), b"no segment", version=ANY_VERSION)

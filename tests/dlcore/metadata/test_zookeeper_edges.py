@@ -16,12 +16,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kazoo.exceptions import RolledBackError
+from kazoo.exceptions import RolledBackError, ThrottledOpError
 from kazoo.protocol.states import Callback
 
 from dlcore.errors import ConfigurationError, MetadataError
 from dlcore.metadata import zookeeper as adapter
-from dlcore.metadata.port import Create, SessionState
+from dlcore.metadata.port import ANY_VERSION, Create, SessionState
 from dlcore.metadata.requests import RemoveWatches
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run, until, until_async
@@ -166,11 +166,54 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
             assert told == ["changed"]
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(MetadataError("no such watch"))
-            store._on_armed(failed)
+            store._on_armed(zookeeper_root, failed)
             assert "a watch is not armed, or not removed: error=no such watch" in caplog.text
 
     with caplog.at_level(logging.ERROR):
         run(scenario())
+
+
+def test_a_watch_that_a_server_refuses_is_armed_later(
+    zookeeper: EmbeddedZooKeeper, zookeeper_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would: who watches the node as well relies on it."""
+    monkeypatch.setattr("dlcore.metadata.zookeeper._ARMED_AGAIN_S", 0.05)
+
+    async def scenario() -> None:
+        async with connected(zookeeper) as store, connected(zookeeper) as other:
+            await other.create(zookeeper_root, b"0")
+            values: list[int] = []
+
+            async def look() -> None:
+                node = await store.get(zookeeper_root)
+                assert node is not None
+                values.append(int(node.value))
+
+            tasks: set[asyncio.Task[None]] = set()
+            unwatch = store.watch(
+                zookeeper_root, lambda: tasks.add(asyncio.create_task(look())), children=False
+            )
+            await until(lambda: values == [0])
+            exists = store._client.exists_async
+            refusals = [ThrottledOpError()]
+
+            def refusing(path: str, watch: Any = None) -> Any:
+                if watch is None or not refusals:
+                    return exists(path, watch)
+                answer = store._handler.async_result()
+                answer.set_exception(refusals.pop())
+                return answer
+
+            monkeypatch.setattr(store._client, "exists_async", refusing)
+            for value in (1, 2):
+                await other.put(zookeeper_root, b"%d" % value, version=ANY_VERSION)
+                await until(lambda value=value: value in values)  # type: ignore[misc]
+                await until(lambda: not refusals and store._arming_again is None)
+                await until(lambda: not store._outstanding)
+            unwatch()
+            await asyncio.gather(*tasks)
+
+    run(scenario())
 
 
 def test_who_watches_what_is_watched_sends_nothing(
