@@ -363,7 +363,8 @@ class LedgerWriter:
         """Tell the LAC to the bookie that followers turn to, unless an add is under way.
 
         For whoever has more to append at once: until the next add has taken the LAC along, who
-        follows waits for that to be made and sent to all.
+        follows waits for that to be made and sent to all.  It is one message for each entry of
+        writers that share a log, to one bookie, which lets the next add carry it to disk.
         """
         if self.is_idle and not self._is_over:
             self._send_lac(to_all=False)

@@ -189,10 +189,9 @@ class LogAppender(Generic[_Ticket]):
         )
 
     @property
-    def is_sharing_entries(self) -> bool:
-        """Whether records wait for their entry, and more share it, or the one before it."""
-        # Two that are not acknowledged are one of each.
-        return self._transmitter.queued_bytes > 0 and self._transmitter.pending_records > 2
+    def has_waiting(self) -> bool:
+        """Whether records wait for their entry to be made."""
+        return self._transmitter.queued_bytes > 0
 
     @property
     def unwritten(self) -> Unwritten | None:

@@ -440,7 +440,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
 
     def _answered(self, error: DLError | None) -> None:
         if error is None:
-            if self._machine.is_sharing_entries and self._ledger is not None:
+            if self._machine.has_waiting and self._ledger is not None:
                 self._ledger.tell_lac()
             self._perform(self._machine.entry_durable())
         else:
