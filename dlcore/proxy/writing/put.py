@@ -426,25 +426,30 @@ class _Stream:
     async def _tell(self, taking: asyncio.Task[None]) -> None:
         """Tell what is durable, until all is that was taken and nothing more will be."""
         log = self._log
+        await self._tell_durable(taking)
+        if not (taking.done() or log.is_lost):
+            await self._part(taking)
+            if taking.done():
+                await self._tell_durable(taking)  # it may have taken something meanwhile
+        if taking.done():
+            taking.result()
+        if log.ending is not None and (log.is_lost or self._has_dropped or not taking.done()):
+            raise log.ending
+
+    async def _tell_durable(self, taking: asyncio.Task[None]) -> None:
         while True:
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
-            if log.is_lost:
-                break
+            if self._log.is_lost:
+                return
             ack = self._acks.next_ack()
             if ack is not None:
                 await self._acknowledge(ack)
-            elif self._acks.is_settled and (taking.done() or log.ending is not None):
-                break
+            elif self._acks.is_settled and (taking.done() or self._log.ending is not None):
+                return
             else:
                 await self._wake.wait()
-        if taking.done():
-            taking.result()
-        elif not log.is_lost:
-            await self._part(taking)
-        if log.ending is not None and (log.is_lost or self._has_dropped or not taking.done()):
-            raise log.ending
 
     async def _acknowledge(self, ack: Ack) -> None:
         told: dict[str, object] = {"acked": ack.records, "dlsn": _text(ack.dlsn)}

@@ -27,6 +27,8 @@ from tests.fixtures.served_proxies import (
 )
 
 if TYPE_CHECKING:
+    from dlcore.log.writing.producers import Mark
+    from dlcore.proxy.writing.owned_log import Accepted
     from dlcore.records import LogRecordWithDLSN
 
 
@@ -244,6 +246,36 @@ def test_a_released_log_has_all_that_was_accepted() -> None:
         await again.send(b"b")
         await again.told_all()
         assert [each.payload for each in await records(served)] == [b"a", b"b"]
+
+    with_proxies("clicks")(scenario)
+
+
+def test_what_is_taken_while_a_stream_parts_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch that was on its way to a log when that was let go of, and came a second time."""
+    accept, arrived, may_go_on = OwnedLog.accept, asyncio.Event(), asyncio.Event()
+
+    async def late(log: OwnedLog, batch: pa.RecordBatch, mark: Mark | None = None) -> Accepted:
+        arrived.set()
+        await may_go_on.wait()
+        return await accept(log, batch, mark)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream, ready = await client.opened_with("clicks", producer="meter")
+        await stream.send(b"a")
+        await stream.acked(1)
+        again, _ = await client.opened_with("clicks", producer=ready["producer"])
+        monkeypatch.setattr(OwnedLog, "accept", late)
+        await again.send(b"a", sequence=0)
+        await arrived.wait()
+        await client.act("release", log="clicks")
+        assert await again.told() == {"draining": {"location": None}}
+        may_go_on.set()
+        last = await again.told_all()
+        assert last is not None
+        assert (last["acked"], (await again.status())[0]) == (1, "OK")
 
     with_proxies("clicks")(scenario)
 
