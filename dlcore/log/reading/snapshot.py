@@ -47,8 +47,8 @@ class LedgerCache:
     """Metadata of ledgers, which says where entries are, for all logs of a namespace.
 
     That of a closed ledger stays right, but for what is moved to other bookies, which readers
-    `correct`.  Of an open one the part that tells of entries which were
-    committed when it was read does, so it serves until a later entry is asked for.
+    `correct`.  Of an open one the part that tells of entries which were committed when it was read
+    does, so it serves until a later entry is asked for.
     """
 
     def __init__(self, ledgers: LedgerStore) -> None:
@@ -86,7 +86,7 @@ class LedgerCache:
     def correct(self, metadata: LedgerMetadata) -> None:
         """Keep what a reader learned of a closed ledger: auto-recovery has moved its entries."""
         if metadata.state is LedgerState.CLOSED:
-            self._keep(replace(metadata, custom={}), 2**63)
+            self._keep(metadata, metadata.last_entry_id)
 
     def _reaches(self, ledger_id: int, last_entry_id: int) -> bool:
         known = self._known.get(ledger_id)
@@ -100,19 +100,23 @@ class LedgerCache:
         await asyncio.sleep(0)  # others may join
         wanted, self._wanted, self._reading = self._wanted, {}, None
         found = await persistently(lambda: self._ledgers.read_many(sorted(wanted)))
-        for ledger_id, metadata in found.items():
+        for ledger_id, last_entry_id in wanted.items():
+            self._known.pop(ledger_id, None)
+            metadata = found.get(ledger_id)
             if isinstance(metadata, LedgerMetadata):
-                # The custom attributes are for people, and would only make each scan range larger.
-                found[ledger_id] = kept = replace(metadata, custom={})
-                is_final = kept.state is LedgerState.CLOSED
-                self._keep(kept, 2**63 if is_final else wanted[ledger_id])
+                found[ledger_id] = self._keep(metadata, last_entry_id)
         return found
 
-    def _keep(self, metadata: LedgerMetadata, last_entry_id: int) -> None:
-        self._known.pop(metadata.ledger_id, None)
-        self._known[metadata.ledger_id] = metadata, last_entry_id
+    def _keep(self, metadata: LedgerMetadata, last_entry_id: int) -> LedgerMetadata:
+        """Keep what is known of entries up to this one, of all in a closed ledger; return it."""
+        # The custom attributes are for people, and would only make each scan range larger.
+        kept = replace(metadata, custom={})
+        is_final = kept.state is LedgerState.CLOSED
+        self._known[kept.ledger_id] = kept, 2**63 if is_final else last_entry_id
+        self._known.move_to_end(kept.ledger_id)
         if len(self._known) > _LEDGERS_KEPT_MAX:
             self._known.popitem(last=False)
+        return kept
 
 
 class LogFollower:

@@ -73,7 +73,6 @@ class LogFollowers:
         Raises: InvalidLogNameError, LogNotFoundError, LedgerReadError, MetadataError.
         """
         name = validate_log_name(name)
-        missed: tuple[str, int] | None = None
         has_failed = False
         while True:
             known = self._followers.get(name)
@@ -91,13 +90,7 @@ class LogFollowers:
             if snapshot is None:
                 # There is none, or its name has changed or is damaged: its head tells.
                 log = await self._context.logs.find(name, log_id)
-                at = await self._context.logs.read(log)
-                if missed == (log.log_id, at.version):
-                    raise CorruptMetadataError(
-                        f"log {name!r}: its name leads to id {log.log_id}, which is not a log of "
-                        "that name"
-                    )
-                missed, name = (log.log_id, at.version), log.name
+                name = (await self._context.logs.find_again(log)).name
             elif follower is not None and snapshot.log_id == follower.log.log_id == (
                 log_id or snapshot.log_id
             ):
