@@ -6,7 +6,7 @@ touched a moment ago are in the cache besides.
 
 from __future__ import annotations
 
-from sys import getrefcount
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,49 +22,70 @@ _SIZE_MIN = 256 * 1024
 _ROUND_BYTES = 64 * 1024
 _WASTE_SHARE_MAX = 4
 """A payload leaves at most one part in so many of its memory unused."""
-_UNUSED_REFERENCES = 3
-"""To an array that no view refers to: the list's, a variable's and the counting function's."""
-
 
 class ReceiveMemory:
     """What all connections of one event loop receive into.
 
-    Every view of a received payload, an Arrow buffer too, refers to the array whose memory it is;
-    so the count of references tells when that is free.
+    Memory is lent: each payload is received through a loan, an array object of its own that stands
+    for the memory.  Whatever looks at the payload (a view, an Arrow or numpy array of it, a slice
+    of these) holds the buffer of the loan, and with it the loan.  A weak reference tells when
+    nothing holds the loan any more; then the memory is lent again.  Holders may let go in any
+    thread; only the event loop takes.
 
     Args:
-        kept_bytes_max: of memory that is used again, whether it is in use or not.
+        kept_bytes_max: of memory that is used again, whether it is lent or not.
     """
 
     def __init__(self, kept_bytes_max: int = _KEPT_BYTES_MAX) -> None:
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._kept_bytes_max = kept_bytes_max
-        self._arrays: list[NDArray[np.uint8]] = []
+        self._kept: list[_Kept] = []
         self.kept_bytes = 0
 
     def take(self, size: int) -> memoryview:
         """Return `size` bytes of memory, with anything in them."""
         if size < _SIZE_MIN:
             return np.empty(size, np.uint8).data
-        for array in self._arrays:
-            spare = len(array) - size
-            is_right = 0 <= spare <= len(array) // _WASTE_SHARE_MAX
-            if is_right and getrefcount(array) == _UNUSED_REFERENCES:
-                return array.data[:size]
-        array = np.empty(-(-size // _ROUND_BYTES) * _ROUND_BYTES, np.uint8)
-        self._make_room(len(array))
-        if self.kept_bytes + len(array) <= self._kept_bytes_max:
-            self.kept_bytes += len(array)
-            self._arrays.append(array)
-        return array.data[:size]
+        for kept in self._kept:
+            spare = kept.size - size
+            if 0 <= spare <= kept.size // _WASTE_SHARE_MAX and kept.is_free():
+                return kept.lend(size)
+        kept = _Kept(-(-size // _ROUND_BYTES) * _ROUND_BYTES)
+        self._make_room(kept.size)
+        if self.kept_bytes + kept.size <= self._kept_bytes_max:
+            self.kept_bytes += kept.size
+            self._kept.append(kept)
+        return kept.lend(size)
 
     def _make_room(self, size: int) -> None:
-        """Let go of unused memory of other sizes, the oldest first, if `size` bytes need it."""
-        kept: list[NDArray[np.uint8]] = []
-        for array in self._arrays:
+        """Let go of free memory of other sizes, the oldest first, if `size` bytes need it."""
+        remaining: list[_Kept] = []
+        for kept in self._kept:
             is_full = self.kept_bytes + size > self._kept_bytes_max
-            if is_full and getrefcount(array) == _UNUSED_REFERENCES:
-                self.kept_bytes -= len(array)
+            if is_full and kept.is_free():
+                self.kept_bytes -= kept.size
             else:
-                kept.append(array)
-        self._arrays = kept
+                remaining.append(kept)
+        self._kept = remaining
+
+
+class _Kept:
+    """Memory that is lent to one payload at a time."""
+
+    __slots__ = ("_array", "_loan", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._array = np.empty(size, np.uint8)
+        self._loan: weakref.ref[NDArray[np.uint8]] | None = None
+
+    def is_free(self) -> bool:
+        """Return whether nothing looks at what was lent last."""
+        return self._loan is None or self._loan() is None
+
+    def lend(self, size: int) -> memoryview:
+        # Only the buffer of the loan is given out.  Numpy lets the slice of an array refer to what
+        # the array itself is a view of, so a slice of the loan would not hold the loan.
+        loan = self._array[:size]
+        self._loan = weakref.ref(loan)
+        return loan.data
