@@ -1,7 +1,15 @@
 # Everything a contributor runs. `make` alone explains the targets.
 
-PYTHON ?= python3
+# `.venv` is of the Python that made it. One of another version has an environment of its own beside
+# it, such as .venv-3.13, so that versions do not disturb each other.
+ifdef PYTHON
+VERSION_OF = $(shell $(1) -c 'import sys; print("%d.%d%s" % (*sys.version_info[:2], sys.abiflags))' 2>/dev/null)
+PYTHON_VERSION := $(call VERSION_OF,'$(PYTHON)')
+VENV := .venv$(patsubst %,-%,$(filter-out $(or $(call VERSION_OF,.venv/bin/python),$(PYTHON_VERSION)),$(PYTHON_VERSION)))
+else
+PYTHON := python3
 VENV := .venv
+endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARCHIVE := $(VENV)/spark.jsa
@@ -145,18 +153,18 @@ proto-check: $(STAMP) ## Check that the generated files are those of the .proto 
 proto-into:
 	@$(call generate_proto,$(FOLDER))
 
-clean: ## Remove the virtual environment, caches and built files.
-	rm -rf $(VENV) $(SPARK_VENVS) build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
+clean: ## Remove the virtual environments, caches and built files.
+	rm -rf .venv .venv-* build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 requirements:
-	@command -v $(PYTHON) >/dev/null || \
+	@command -v '$(PYTHON)' >/dev/null || \
 		{ echo "error: $(PYTHON) not found; dlog needs Python 3.11 or later; $(PYTHON_HINT)" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "error: $(PYTHON) is $$($(PYTHON) -V); dlog needs Python 3.11 or later;" \
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is $$('$(PYTHON)' -V); dlog needs Python 3.11 or later;" \
 			"make PYTHON=/path/to/python3.11 chooses another one" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || \
 		{ echo "error: $(PYTHON) cannot make virtual environments; $(PYTHON_HINT)" >&2; exit 1; }
 	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; command -v "$$java" >/dev/null || \
 		{ echo "error: $$java not found; dlog needs Java 17 or later; $(JAVA_HINT)" >&2; exit 1; }; \
@@ -166,7 +174,7 @@ requirements:
 
 # --group needs pip 25.1.
 $(STAMP): pyproject.toml | requirements
-	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@[ -x $(BIN)/python ] || '$(PYTHON)' -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing dlog and its tools into $(VENV) (PySpark is large: this takes a few minutes once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group dev
@@ -179,7 +187,7 @@ $(ARCHIVE): $(STAMP)
 	wait
 
 $(SPARK_VENVS)/%/.installed: pyproject.toml | requirements
-	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@[ -x $(@D)/bin/python ] || '$(PYTHON)' -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing PySpark $* into $(@D)"
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group test 'pyspark==$*.*'
