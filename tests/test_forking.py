@@ -24,7 +24,8 @@ LOOK = """
 import json, os, signal, sys
 def descriptors() -> int:
     for each in os.listdir("/proc/self/fd"):
-        if os.path.exists(f"/proc/self/fd/{each}"):
+        # The library of ctypes keeps itself open, in whoever has loaded it.
+        if os.path.exists(name := f"/proc/self/fd/{each}") and "libffi" not in os.readlink(name):
             yield int(each)
 signals = signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP
 looks = {

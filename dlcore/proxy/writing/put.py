@@ -264,7 +264,7 @@ class _Stream:
             while await self._take_one(decoder):
                 pass
         except DLError as error:
-            # With its traceback it would hold what was refused until the stream ends.
+            _forget_frames(error)
             raise error.with_traceback(None) from error.__cause__
 
     async def _take_one(self, decoder: PutDecoder) -> bool:
@@ -469,6 +469,16 @@ class _Stream:
         location = ending.location if isinstance(ending, LogElsewhereError) else None
         await _send(self._context, draining={"location": location})
         await asyncio.wait([taking], timeout=_PARTING_S)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Take the tracebacks from an error and from what caused it.
+
+    Their frames would hold the message that was refused until the stream ends.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _text(dlsn: DLSN | None) -> str | None:

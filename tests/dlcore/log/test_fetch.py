@@ -177,6 +177,8 @@ def test_the_next_segment_is_opened_before_its_turn() -> None:
             assert fetcher._opened is None
         async with await slow.open_reader() as reader:
             assert await reader.read_next() is not None
+            for _ in range(300):
+                await asyncio.sleep(0)
             opened = reader._fetcher._opened
         assert opened is not None
         assert reader._fetcher._opened is None
