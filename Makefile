@@ -19,6 +19,8 @@ SECONDS ?= 600
 WORKERS ?= 5
 SPARK_VERSIONS ?= 4.1 4.2 4.3
 SPARK_VENVS := .venv-spark
+LOWEST := .venv-lowest
+PYTHONS ?= 3.11 3.12 3.13 3.14
 ONLY ?=
 CONNECTOR ?=
 ARGS ?=
@@ -28,7 +30,7 @@ PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench bench-peers docs proto proto-check requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench bench-peers docs proto proto-check requirements clean
 
 ##@ Use
 
@@ -71,13 +73,23 @@ test-spark-matrix: $(SPARK_VERSIONS:%=$(SPARK_VENVS)/%/.installed) ## Run the co
 		$$python -m pytest -q -n 0 --full $(SPARK_WARNINGS) $(SPARK_WHOLE) $(ARGS); \
 	done
 
+# Those that are neither on the PATH nor in pyenv's folders run in Debian roots, which root can make.
+test-pythons: $(STAMP) ## Run demo and tests on PYTHONS="3.11 3.12 3.13 3.14". ARGS="--work test".
+	@$(BIN)/python -m tests.elsewhere pythons $(PYTHONS:%=--only %) $(ARGS)
+
+test-elsewhere: $(ARCHIVE) ## Run them in each place of tests/elsewhere/places.py. ARGS="--list".
+	@$(BIN)/python -m tests.elsewhere places $(ARGS)
+
+test-lowest: $(LOWEST)/.installed ## Run the tests with the lowest versions that pyproject.toml allows.
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
+
 coverage: $(ARCHIVE) ## Run all tests at full length; fail unless they ran the pure modules and most else.
 	@$(PYTEST) --full --cov --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_check
 
 prove: $(STAMP) ## Run all tests and searches at full length, one after the other, and sum up.
 	@status=0; sums=; \
-	for proof in coverage model sim mutants chaos chaos-spark; do \
+	for proof in coverage test-pythons test-elsewhere test-lowest model sim mutants chaos chaos-spark; do \
 		echo "== make $$proof"; began=$$(date +%s); \
 		if $(MAKE) --no-print-directory $$proof; then ended=passed; else ended=FAILED; status=1; fi; \
 		sums="$$sums$$(printf '%-12s %s after %d s' $$proof $$ended $$(($$(date +%s) - began)));"; \
@@ -154,7 +166,7 @@ proto-into:
 	@$(call generate_proto,$(FOLDER))
 
 clean: ## Remove the virtual environments, caches and built files.
-	rm -rf .venv .venv-* build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
+	rm -rf .venv .venv-* .debian build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -185,6 +197,14 @@ $(ARCHIVE): $(STAMP)
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 & \
 	$(BIN)/python -m tests.fixtures.java >$@.log 2>&1 || { cat $@.log; exit 1; }; \
 	wait
+
+# Only uv resolves to the lowest versions.
+$(LOWEST)/.installed: pyproject.toml | requirements
+	@[ -x $(@D)/bin/python ] || '$(PYTHON)' -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
+	@echo "installing the lowest versions into $(@D)"
+	@$(@D)/bin/python -m uv pip install --quiet --resolution lowest-direct --editable '.[spark]' --group test --group demo
+	@touch $@
 
 $(SPARK_VENVS)/%/.installed: pyproject.toml | requirements
 	@[ -x $(@D)/bin/python ] || '$(PYTHON)' -m venv $(@D)

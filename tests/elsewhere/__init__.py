@@ -1,0 +1,1 @@
+"""The demo and the tests on other Pythons, and in surroundings that users have."""
