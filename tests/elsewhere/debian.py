@@ -51,7 +51,11 @@ class Release(NamedTuple):
     java: str
 
 
-RELEASES = (Release("trixie", "3.13", "21"), Release("forky", "3.14", "25"))
+RELEASES = (
+    Release("bookworm", "3.11", "17"),
+    Release("trixie", "3.13", "21"),
+    Release("forky", "3.14", "25"),
+)
 
 
 def why_not() -> str | None:
