@@ -35,6 +35,7 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths, parse_uri
+from dlcore.tls_refusals import own_refusal
 from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
     from dlcore.metadata.port import MetadataStore
+    from dlcore.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,8 @@ class BookieServer(AsyncClosing):
         host = config.advertised_host or config.host
         port = config.advertised_port or server.sockets[0].getsockname()[1]
         self.address = _host_port(host, port)
+        if tls is not None:
+            self._judge_own_certificate(tls, host)
 
         async def stop() -> None:
             logger.info("draining bookie=%s", self.bookie)
@@ -193,6 +197,16 @@ class BookieServer(AsyncClosing):
             _host_port(config.host, config.control_port), tls=tls, asks_clients=config.asks_clients
         )
         self.control_address = _host_port(host, config.advertised_control_port or control_port)
+
+    def _judge_own_certificate(self, tls: TlsFiles, host: str) -> None:
+        """Tell what clients will refuse, and other bookies, of which this one is a client."""
+        is_client = self._config.asks_clients
+        for refusal in (
+            own_refusal(tls, host=host),
+            own_refusal(tls, host=None) if is_client else None,
+        ):
+            if refusal is not None:
+                logger.warning("%s bookie=%s", refusal, self.bookie)
 
     async def _register(self) -> None:
         registrar = Registrar(

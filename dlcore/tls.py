@@ -113,6 +113,8 @@ class TlsFiles(ShownFields):
             raise ConfigurationError(
                 f"TLS ca={self.ca!r}: expected a readable PEM file of certificates: {error}"
             ) from error
+        # From Python 3.13 on these are the defaults; one rule holds on every Python.
+        context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
         if asks_clients:
             context.verify_mode = ssl.CERT_REQUIRED
         if self.cert:

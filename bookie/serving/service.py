@@ -15,6 +15,7 @@ from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
 from dlcore.config import MIB
+from dlcore.tls_refusals import tell_refusals
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
@@ -90,6 +91,8 @@ class BookieService:
         Raises:
             OSError: the port is taken, or the address none of this machine.
         """
+        if tls is not None:
+            tell_refusals(tls)
         return await asyncio.get_running_loop().create_server(
             self.new_connection,
             host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,15 @@ from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
 from dlcore.tls import TlsFiles
+from dlcore.tls_refusals import own_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
+
+logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 0.5
 _PING_MIN_MS = 5_000
@@ -110,6 +114,9 @@ def _listen(server: grpc.aio.Server, config: ProxyConfig) -> int:
     try:
         if tls is None:
             return server.add_insecure_port(config.address)
+        refusal = own_refusal(tls, host=config.advertised_host or config.host, strictly=False)
+        if refusal is not None:
+            logger.warning("%s", refusal)
         asks_clients = config.tls_client_auth == "required"
         credentials = tls.server_credentials(asks_clients=asks_clients)
         return server.add_secure_port(config.address, credentials)

@@ -10,6 +10,8 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
+from dlcore.tls_refusals import explained, judge_as_grpc, own_refusal
+
 if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
@@ -28,19 +30,21 @@ async def tls_reason(address: str, tls: TlsFiles | None, *, is_secure: bool) -> 
             return None
         return f"it speaks TLS: expected grpc+tls://{address}, with the certificates to trust"
     context = ssl.create_default_context() if tls is None else tls.client_context()
+    judge_as_grpc(context)
     found = await _first_byte(address, context)
     if isinstance(found, ssl.SSLCertVerificationError):
-        trusted = "the system trusts" if tls is None else f"the file ca={tls.ca!r} names"
-        return (
-            f"its certificate is not accepted ({found.verify_message.rstrip('.')}): expected one "
-            f"for this host, signed by whom {trusted}"
-        )
+        return explained(found, tls)
     if _is_plain(found):
         return f"it does not speak TLS: expected grpc://{address}"
     if found is None or found == _SETTINGS:
         return None
-    given = "without a certificate" if tls is None or not tls.cert else f"with cert={tls.cert!r}"
-    return f"it lets nobody in {given}: expected a certificate signed by whom its tls_ca names"
+    if tls is None or not tls.cert:
+        return f"it lets nobody in without a certificate: {_EXPECTED}"
+    own = own_refusal(tls, host=None, strictly=False)
+    return f"it lets nobody in with cert={tls.cert!r}: {own or _EXPECTED}"
+
+
+_EXPECTED = "expected a certificate signed by whom its tls_ca names"
 
 
 _SETTINGS = b"\0"

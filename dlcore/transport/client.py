@@ -244,7 +244,8 @@ class WireBookieClient:
             now_s = asyncio.get_running_loop().time()
             # Bookies come and go for years: those that are talked to stay.
             self._peers = {b: each for b, each in self._peers.items() if each.is_used(now_s)}
-            peer = _Peer(bookie, self._resolve, self._connect, hello, self._memory, self._config)
+            connecting = (self._resolve, self._connect, self._tls_files)
+            peer = _Peer(bookie, *connecting, hello, self._memory, self._config)
             self._peers[bookie] = peer
         return peer.connection(lane)
 
@@ -292,6 +293,7 @@ class _Peer:
         bookie: BookieId,
         resolve: Resolve,
         connect: Connect,
+        tls: TlsFiles | None,
         hello: Hello,
         memory: ReceiveMemory,
         config: LedgerClientConfig,
@@ -299,6 +301,7 @@ class _Peer:
         self._bookie = bookie
         self._resolve = resolve
         self._connect = connect
+        self._tls = tls
         self._hello = hello
         self._memory = memory
         self._config = config
@@ -320,6 +323,7 @@ class _Peer:
                 memory=self._memory,
                 backoff=self._backoff,
                 config=self._config,
+                tls=self._tls,
             )
             self._connections[lane] = connection
             connection.on_broken = lambda: self._drop(lane)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.errors import BookieError, BookieOverloadedError, BookieUnavailableError, DLError
+from dlcore.tls_refusals import closed_unheard, explained
 from dlcore.wire.client_end import (
     Brought,
     ClientEnd,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dlcore.backoff import Backoff
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
+    from dlcore.tls import TlsFiles
     from dlcore.wire.client_end import ClientEvent, Read
     from dlcore.wire.memory import ReceiveMemory
     from dlcore.wire.messages import Buffer, Chunk, Frame, Hello, Update
@@ -117,6 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         memory: where received bytes go.
         backoff: the bookie's, told how this connection fares.
         config: time-outs and bounds.
+        tls: the files of TLS, if it is used, for errors to name.
     """
 
     def __init__(
@@ -127,7 +130,9 @@ class Connection(asyncio.BufferedProtocol):
         memory: ReceiveMemory,
         backoff: Backoff,
         config: LedgerClientConfig,
+        tls: TlsFiles | None = None,
     ) -> None:
+        self._tls = tls
         self._bookie = bookie
         self._backoff = backoff
         self._config = config
@@ -213,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
             async with asyncio.timeout(self._config.add_timeout_s):
                 await connect(self, address)
         except (OSError, ValueError, OverflowError, TimeoutError) as error:
-            reason = str(error) or type(error).__name__
+            reason = explained(error, self._tls)
             self._backoff.failed(self._loop.time())
             self.fail(
                 BookieUnavailableError(f"{self._bookie}: no connection to {address}: {reason}")
@@ -257,6 +262,8 @@ class Connection(asyncio.BufferedProtocol):
         """Fail what is not answered."""
         self._transport = None
         reason = f": {exc}" if exc else ""
+        if self._tls is not None and not self._is_welcome and not self.is_broken:
+            reason += f"; {closed_unheard(self._tls)}"
         self._break(BookieUnavailableError(f"the connection was closed{reason}"))
         if not self.closed.done():
             self.closed.set_result(None)

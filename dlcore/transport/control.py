@@ -12,6 +12,7 @@ from dlcore.errors import BookieUnavailableError
 from dlcore.ledger.ranges import EntryRanges
 from dlcore.proto import bookie_pb2 as pb
 from dlcore.proto.bookie_pb2_grpc import BookieControlStub
+from dlcore.tls_refusals import told_by_grpc
 from dlcore.wire.statuses import error_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class ControlClient:
 
     def __init__(self, *, timeout_s: float, tls: TlsFiles | None = None) -> None:
         self._timeout_s = timeout_s
+        self._tls = tls
         self._credentials = None if tls is None else tls.channel_credentials()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -119,8 +121,10 @@ class ControlClient:
         except grpc.aio.AioRpcError as error:
             # gRPC's own back-off would keep a bookie that is back waiting.
             self._retire(address)
-            code = error.code().name
-            raise BookieUnavailableError(f"{bookie}: {code}: {error.details()}") from error
+            code, details = error.code().name, error.details() or ""
+            if self._tls is not None:
+                details = told_by_grpc(details, self._tls)
+            raise BookieUnavailableError(f"{bookie}: {code}: {details}") from error
         except TimeoutError as error:
             self._retire(address)
             raise BookieUnavailableError(f"{bookie}: no answer in time") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from dlcore.errors import ConfigurationError, ProxyUnavailableError
 from dlcore.remote import open_namespace, tls_reasons
 from dlcore.tls import TlsFiles
 from tests.dlcore.proxy.test_put import records
-from tests.fixtures.certificates import Authority
+from tests.fixtures.certificates import CLIENT, SERVER, Authority
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -32,6 +33,10 @@ class Files:
         ours, theirs = Authority(folder / "ours"), Authority(folder / "theirs")
         self.proxy = ours.issue("proxy")
         self.elsewhere = ours.issue("elsewhere", host="DNS:elsewhere.example")
+        self.expired = ours.issue("expired", days=-1)
+        self.for_clients = ours.issue("for-clients", purposes=[CLIENT])
+        self.for_servers = ours.issue("for-servers", purposes=[SERVER])
+        self.unfit = Authority(folder / "unfit", has_key_usage=False).issue("unfit")
         self.client = ours.issue("client", host="DNS:client")
         stranger = theirs.issue("stranger", host="DNS:client")
         self.without = TlsFiles(ca=self.client.ca)
@@ -94,11 +99,25 @@ def test_the_right_files_read_write_and_stage(files: Files) -> None:
             "proxy",
             "trusts_others",
             "grpc+tls",
-            "unable to get local issuer .*: expected one for ",
+            "unable to get local issuer .*: expected one signed by whom the file ca=",
         ),
-        ("proxy", None, "grpc+tls", "expected one for this host, signed by whom the system trusts"),
-        ("elsewhere", "client", "grpc+tls", "not valid for '127.0.0.1'.: expected one for this"),
+        ("proxy", None, "grpc+tls", "expected one signed by whom the system trusts"),
+        ("elsewhere", "client", "grpc+tls", "not valid for '127.0.0.1'.: expected one with the"),
         ("proxy", None, "grpc", r"it speaks TLS: expected grpc\+tls://127.0.0.1:\d+, with the"),
+        ("expired", "client", "grpc+tls", "certificate has expired.: expected one that is valid"),
+        ("for_clients", "client", "grpc+tls", "purpose.: expected one with serverAuth in"),
+        (
+            "proxy",
+            "expired",
+            "grpc+tls",
+            r"nobody in with cert=.*: our .* \(certificate has expired\): expected one that is",
+        ),
+        (
+            "proxy",
+            "for_servers",
+            "grpc+tls",
+            r"nobody in with cert=.*: our .* \(uns.* purpose\): expected one with clientAuth in",
+        ),
         (None, "client", "grpc+tls", r"it does not speak TLS: expected grpc://127.0.0.1:\d+$"),
     ],
 )
@@ -121,6 +140,35 @@ def test_what_is_wrong_is_told_at_once(
                 await staging.stage()
 
     with_proxies("clicks")(scenario)
+
+
+def test_an_authority_without_key_usage_is_taken_where_grpc_judges(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On each Python: no look at a proxy that did not answer once may refuse what gRPC takes."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(**serving(files.unfit))
+        server = served.servers[0]
+        async with opened(server.location, files.unfit) as namespace:
+            assert await namespace.get_logs() == ["clicks"]
+        assert await tls_reasons.tls_reason(server.address, files.unfit, is_secure=True) is None
+
+    with_proxies("clicks")(scenario)
+    assert "not accepted" not in caplog.text
+
+
+def test_a_proxy_tells_at_its_start_what_its_clients_will_refuse(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its log names the file, and what a certificate needs."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(**serving(files.elsewhere))
+
+    with_proxies("clicks")(scenario)
+    text = rf"cert='{files.elsewhere.cert}' is not accepted by others \(.*\): expected one with the"
+    assert re.search(text, caplog.text)
 
 
 def test_one_of_several_proxies_is_enough(files: Files) -> None:

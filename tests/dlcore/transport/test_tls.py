@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +13,11 @@ from dlcore.config import LedgerClientConfig
 from dlcore.errors import BookieUnavailableError, ConfigurationError
 from dlcore.tls import TlsFiles
 from dlcore.transport.client import WireBookieClient
-from tests.fixtures.certificates import Authority, make_tls
+from tests.fixtures.certificates import Authority, lock, make_tls
 from tests.fixtures.raw_wire import raw_connection
 from tests.fixtures.served_bookie import BOOKIE, CLUSTER_ID, frame_of, run, serve
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.fixtures.served_bookie import ServedBookie
 
 PATIENT = LedgerClientConfig(add_timeout_s=60.0, read_timeout_s=60.0)
@@ -160,8 +158,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=f"key='{wrong}'"):
             replace(tls, key=wrong).client_context()
     locked = tmp_path / "locked.key"
-    command = ["openssl", "ec", "-in", tls.key, "-aes256", "-passout", "pass:secret"]
-    subprocess.run([*command, "-out", locked], check=True, capture_output=True, timeout=60)
+    lock(Path(tls.key), locked, passphrase="secret")
     with pytest.raises(ConfigurationError, match="without a passphrase"):
         replace(tls, key=str(locked)).client_context()
     with pytest.raises(ConfigurationError, match="needs a certificate"):
