@@ -19,8 +19,9 @@ from bookie.serving.eager import start
 from bookie.serving.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
 from dlcore.tls import name_in_certificate
+from dlcore.transport.sending import send
 from dlcore.wire.bookie_end import BookieEnd
-from dlcore.wire.frames import FrameRun, gather, total_bytes
+from dlcore.wire.frames import FrameRun, total_bytes
 from dlcore.wire.keepalive import LEAST_S, Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
@@ -407,9 +408,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write(self, buffers: list[Buffer]) -> None:
         transport = self._transport
-        if transport is None or transport.is_closing() or self._is_over or not buffers:
-            return
-        transport.writelines(gather(buffers) if len(buffers) > 1 else buffers)
+        if buffers and transport and not (transport.is_closing() or self._is_over):
+            send(transport, buffers)
 
     # Reads
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.errors import BookieError, BookieOverloadedError, BookieUnavailableError, DLError
 from dlcore.tls_refusals import closed_unheard, explained
+from dlcore.transport.sending import send
 from dlcore.wire.client_end import (
     Brought,
     ClientEnd,
@@ -25,7 +26,6 @@ from dlcore.wire.client_end import (
     Welcomed,
     WriteRefused,
 )
-from dlcore.wire.frames import gather
 from dlcore.wire.keepalive import Keepalive
 from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode
 
@@ -394,7 +394,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _write(self, buffers: list[Buffer]) -> None:
         if buffers and self._transport is not None and not self.is_broken:
-            self._transport.writelines(gather(buffers))
+            send(self._transport, buffers)
 
     # Time
 

@@ -54,7 +54,7 @@ class Release(NamedTuple):
 RELEASES = (
     Release("bookworm", "3.11", "17"),
     Release("trixie", "3.13", "21"),
-    Release("forky", "3.14", "25"),
+    Release("testing", "3.14", "25"),
 )
 
 

@@ -1,0 +1,28 @@
+"""Hands buffers to a transport so that it pauses its protocol on every supported Python."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from dlcore.wire.frames import gather
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from dlcore.wire.messages import Buffer
+
+_PAUSES = not ((3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2))
+"""Whether `writelines` of asyncio pauses the protocol at all (CVE-2024-12254)."""
+
+
+def send(transport: asyncio.WriteTransport, buffers: Sequence[Buffer]) -> None:
+    """Send buffers in their order; a protocol whose peer takes nothing is paused by it.
+
+    A Python whose `writelines` does not pause copies the buffers once more instead.
+    """
+    if _PAUSES:
+        transport.writelines(gather(buffers) if len(buffers) > 1 else buffers)
+    else:
+        transport.write(b"".join(buffers))
