@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
-import uvloop
-
+from dlcore import event_loop
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._loop = uvloop.new_event_loop()
+        self._loop = event_loop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dlcore-portal", daemon=True)
         self._thread.start()
 
