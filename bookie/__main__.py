@@ -16,11 +16,9 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-import uvloop
-
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
-from dlcore import kept_memory
+from dlcore import event_loop, kept_memory
 from dlcore.background import BackgroundTasks
 from dlcore.clock import SystemClock
 from dlcore.config import LedgerClientConfig
@@ -77,9 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(str(error))
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
-    # An append crosses five event loops on its way to three bookies and back: uvloop's are faster.
     read_again = partial(_read_config, options) if file else None
-    return uvloop.run(_run(config, watch_parent=watch_parent, read_again=read_again))
+    # An append crosses five event loops on its way to three bookies and back.
+    return event_loop.run(_run(config, watch_parent=watch_parent, read_again=read_again))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -121,7 +121,8 @@ def test_it_ends_as_it_would_end(code: str, status: int, errors: str) -> None:
 
 def test_signals_reach_it() -> None:
     """It is stopped, interrupted, terminated and killed."""
-    code = "import time; print('ready', flush=True); time.sleep(1000)"
+    # A signal that comes just before a long sleep begins is looked at when that ends.
+    code = "import time; print('ready', flush=True)\nwhile True: time.sleep(0.05)"
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with subprocess.Popen(
             [LOADED_PYTHON, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -1,10 +1,17 @@
-"""Calls of the kernel for the real disk: whole writes, space ahead, durable names."""
+"""Calls of the kernel for the real disk: whole writes, space ahead, durable names.
+
+Some of them only Linux has.  Where one is missing, a call that POSIX promises does its work:
+`pwrite` and `pread` take one buffer at a time, a file grows as it is written, zeros are written to
+hold space back, and no write goes past the page cache.  On macOS `fsync` leaves bytes in the cache
+of the device, so a sync is `F_FULLFSYNC` there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import fcntl
 import logging
 import mmap
 import os
@@ -21,11 +28,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+_NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _STATUS_BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
 _PROBE_NAME = "probe.tmp"
+_ZEROS = bytes(1024 * 1024)
 
 
 @contextlib.contextmanager
@@ -43,6 +54,32 @@ def device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
     return kind(f"cannot {action} {path}: {error.strerror}")
 
 
+def sync_data(descriptor: int) -> None:
+    """Make the bytes of a file durable, and what is needed to find them."""
+    if _FULL_SYNC is not None or not hasattr(os, "fdatasync"):
+        sync_file(descriptor)
+    else:
+        sync(os.fdatasync, descriptor)
+
+
+def sync_file(descriptor: int) -> None:
+    """Make the bytes of a file or the names of a folder durable, with all that describes them."""
+    if _FULL_SYNC is None:
+        sync(os.fsync, descriptor)
+    else:
+        sync(_sync_fully, descriptor, _FULL_SYNC)
+
+
+def _sync_fully(descriptor: int, command: int) -> None:
+    """Sync on macOS; a file system that is not on a device of its own offers `fsync` only."""
+    try:
+        fcntl.fcntl(descriptor, command)
+    except OSError as error:
+        if error.errno not in _NO_FULL_SYNC:
+            raise
+        os.fsync(descriptor)
+
+
 def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
     """Sync; whatever fails, what was written is unknown from then on, also for want of room."""
     try:
@@ -58,9 +95,36 @@ def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags
     refuses it: then the log has failed.
     """
     while buffers:
-        count = os.pwritev(descriptor, buffers, offset, flags)
+        if hasattr(os, "pwritev"):
+            count = os.pwritev(descriptor, buffers, offset, flags)
+        else:
+            count = os.pwrite(descriptor, buffers[0], offset)
         offset += count
         buffers = without_first(buffers, count)
+
+
+def read_some(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill buffers from `offset` on, one or more of them; return the count of bytes, 0 at the end.
+
+    None of the buffers is empty.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, buffers, offset)
+    data = os.pread(descriptor, len(buffers[0]), offset)
+    buffers[0][: len(data)] = data
+    return len(data)
+
+
+def read_cached(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+    """Fill buffers with what needs no wait for the device; return the count of bytes."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return 0
+    try:
+        return os.preadv(descriptor, buffers, offset, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno in _WOULD_BLOCK:
+            return 0
+        raise
 
 
 def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
@@ -78,6 +142,8 @@ def fallocate(descriptor: int, offset: int, size: int) -> None:
 
     Not `os.posix_fallocate`: where the file system cannot, that writes to every block.
     """
+    if not hasattr(_LIBC, "fallocate"):
+        raise OSError(errno.ENOSYS, "the C library has no fallocate")
     start, length = ctypes.c_longlong(offset), ctypes.c_longlong(size)
     if _LIBC.fallocate(descriptor, 0, start, length) != 0:
         number = ctypes.get_errno()
@@ -121,6 +187,8 @@ def _is_possible(attempt: Callable[[], None]) -> bool:
 
 
 def _try_direct(path: Path, descriptor: int) -> None:
+    if not hasattr(os, "O_DIRECT") or not hasattr(os, "RWF_DSYNC"):
+        raise OSError(errno.ENOSYS, "this system has no direct writes that sync")
     direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     try:
         with mmap.mmap(-1, BLOCK_BYTES) as block:
@@ -138,7 +206,7 @@ def write_file(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, [memoryview(data)], 0)
-        sync(os.fsync, descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 
@@ -147,7 +215,7 @@ def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        sync(os.fsync, descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 
@@ -167,7 +235,7 @@ def hold(path: Path, size: int) -> int:
     try:
         held = os.fstat(descriptor).st_size
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            _occupy(descriptor, held, size)
         except OSError as error:
             os.ftruncate(descriptor, held)
             if error.errno in _CANNOT_ALLOCATE:
@@ -177,6 +245,15 @@ def hold(path: Path, size: int) -> int:
     finally:
         os.close(descriptor)
     return size
+
+
+def _occupy(descriptor: int, start: int, end: int) -> None:
+    """Let a file have blocks of its own up to `end`; up to `start` it has them."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, end)
+        return
+    for offset in range(start, end, len(_ZEROS)):
+        write_all(descriptor, [memoryview(_ZEROS)[: end - offset]], offset)
 
 
 def read_if_exists(path: Path) -> bytes | None:

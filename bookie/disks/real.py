@@ -16,7 +16,8 @@ benchmarks.disk_write` shows that this is the best way at every size.
 Reads of other parts of such a file go through the page cache.  The kernel drops the cached pages of
 a range before and after a direct write to it, none of them is ever dirty, and what is behind the
 durable end is not asked for; the block that is written again comes from the ring.  Where that does
-not work (it is tried out at the start) appends go through the page cache, into a file that grows.
+not work (it is tried out at the start, and only Linux has it) appends go through the page cache,
+into a file that grows.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ from bookie.disks.file_calls import (
     device_errors,
     fallocate,
     hold,
+    read_cached,
     read_if_exists,
+    read_some,
     sync,
+    sync_data,
     sync_directory,
+    sync_file,
     without_first,
     write_all,
     write_file,
@@ -87,7 +92,6 @@ _INLINE_BYTES_MAX = 16 * 1024
 switches of threads cost more than the sync itself."""
 _QUICK_S_MAX = 0.002
 """One write that takes longer sends the following to the thread, until one there was quick."""
-_WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
 
 
 class RealFile:
@@ -173,7 +177,7 @@ class RealFile:
         self._uses += 1
         try:
             with device_errors("read", self._path):
-                done = self._read_cached(buffers, offset)
+                done = read_cached(self._descriptor, buffers, offset)
                 if done < size:
                     await self._disk.read_in_thread(self._read_rest, buffers, offset, done)
         finally:
@@ -230,7 +234,7 @@ class RealFile:
             with self._cut_if_full():
                 for start, memory in pieces:
                     write_all(descriptor, memory, start)
-            sync(os.fdatasync, descriptor)
+            sync_data(descriptor)
         # The device's time alone: what a thread waits for on a busy machine speaks against threads.
         self._disk.is_quick = time.perf_counter() - started_s <= _QUICK_S_MAX
         self._allocated = max(self._allocated, end)
@@ -266,13 +270,13 @@ class RealFile:
         self._forget_recent()
         with self._cut_if_full():
             write_all(self._descriptor, [memoryview(data)], offset)
-        sync(os.fdatasync, self._descriptor)
+        sync_data(self._descriptor)
         self._allocated = max(self._allocated, offset + len(data))
 
     def _truncate(self, size: int) -> None:
         self._forget_recent()
         os.ftruncate(self._descriptor, size)
-        sync(os.fsync, self._descriptor)
+        sync_file(self._descriptor)
         self._allocated = size
 
     def _forget_recent(self) -> None:
@@ -280,19 +284,11 @@ class RealFile:
             self._disk.give_ring(self._recent.ring)
             self._recent = None
 
-    def _read_cached(self, buffers: Sequence[memoryview], offset: int) -> int:
-        try:
-            return os.preadv(self._descriptor, buffers, offset, os.RWF_NOWAIT)
-        except OSError as error:
-            if error.errno in _WOULD_BLOCK:
-                return 0
-            raise
-
     def _read_rest(self, buffers: Sequence[memoryview], offset: int, done: int) -> None:
         rest = without_first(buffers, done)
         offset += done
         while rest:
-            count = os.preadv(self._descriptor, rest, offset)
+            count = read_some(self._descriptor, rest, offset)
             if count == 0:
                 end = offset + sum(map(len, rest))
                 raise OSError(errno.EIO, f"the file ends before offset {end}")

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
-import uvloop
-
+from dlcore import event_loop
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._loop = uvloop.new_event_loop()
+        self._loop = event_loop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dlcore-portal", daemon=True)
         self._thread.start()
 
@@ -110,9 +109,13 @@ class _Shared:
         self.lock = threading.Lock()
         self.portal: Portal | None = None
         self.closers: dict[int, Closer] = {}
+        self._exit: _Exit | None = None
 
     def get(self) -> Portal:
         with self.lock:
+            if self._exit is None:
+                self._exit = _Exit(self.close)
+                self._exit.start()
             if self.portal is None or not self.portal.is_usable:
                 self.portal = Portal()
                 self.closers = {}
@@ -141,31 +144,33 @@ class _Shared:
         portal.stop()
 
 
+class _Exit(threading.Thread):
+    """Closes what is open when the process exits: once all other threads have ended.
+
+    Others may still write after the main thread has ended.  When that has happened, Python waits
+    for every thread that is no daemon, and then calls what was registered with `atexit`; by then
+    kazoo has stopped.  So closing has a thread of its own, which Python waits for.  It is there
+    from the first use on, for Python 3.12 starts none any more when the main thread has ended.
+    """
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        super().__init__(name="dlcore-exit", daemon=False)
+        self._close = close
+        self._main = threading.main_thread()
+
+    def run(self) -> None:
+        self._main.join()
+        while others := [
+            thread
+            for thread in threading.enumerate()
+            if not thread.daemon and thread is not self._main and not isinstance(thread, _Exit)
+        ]:
+            for thread in others:
+                thread.join()
+        self._close()
+
+
 _shared = _Shared()
-
-
-# At exit.  When the main thread has ended, the interpreter first calls what was registered with
-# threading, then waits for every thread that is no daemon, and only then calls what was registered
-# with atexit; no thread can be started by then, and executors refuse work as soon as the first step
-# is done.  So closing has a thread of its own, started in the first step and waited for in the
-# second.  It waits for the other threads itself: they may still be writing.
-
-
-def _close_at_exit() -> None:
-    if _shared.portal is not None:
-        threading.Thread(target=_close_after_all_threads, name="dlcore-exit", daemon=False).start()
-
-
-def _close_after_all_threads() -> None:
-    this = threading.current_thread()
-    while others := [
-        thread
-        for thread in threading.enumerate()
-        if not thread.daemon and thread not in (this, threading.main_thread())
-    ]:
-        for thread in others:
-            thread.join()
-    _shared.close()
 
 
 class _FailingStream:
@@ -216,7 +221,6 @@ def _start_afresh() -> None:
 
 
 atexit.register(_spoil_stderr)  # early, so it is called late
-threading._register_atexit(_close_at_exit)  # type: ignore[attr-defined]
 os.register_at_fork(before=_let_pyarrow_finish, after_in_child=_start_afresh)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore import kept_memory
+from dlcore import event_loop, kept_memory
 from dlcore.cli.context import (
     client_config,
     common_options,
@@ -46,14 +46,12 @@ def run_proxy(**options: object) -> None:
     Its settings may also stand in the table [proxy] of the configuration file, and in variables
     like DLOG_PROXY_PORT; those by which it talks to bookies in the table [ledger_client].
     """
-    import uvloop
-
     config = config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
     client = client_config()
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
-    uvloop.run(_serve(namespace_uri(), config, namespace_tls(), client))
+    event_loop.run(_serve(namespace_uri(), config, namespace_tls(), client))
 
 
 async def _serve(

@@ -50,7 +50,10 @@ class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 async def in_thread(work: Callable[[], object]) -> None:
-    """Run `work` in a thread of its own: executors take no more work when a process exits."""
+    """Run `work` in a thread of its own: executors take no more work when a process exits.
+
+    Python 3.12 starts no thread any more when the main one has ended: then the event loop waits.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -71,7 +74,10 @@ async def in_thread(work: Callable[[], object]) -> None:
         else:
             done.set_exception(error)
 
-    threading.Thread(target=run, name="zookeeper-stop", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="zookeeper-stop", daemon=True).start()
+    except RuntimeError:
+        run()
     await done
 
 

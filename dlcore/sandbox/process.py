@@ -24,6 +24,7 @@ GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
 """Words before a command that let it begin once its standard input has a line."""
 _POLL_INTERVAL_S = 0.02
 _TERMINATION_TIMEOUT_S = 15.0
+_PAUSE_TIMEOUT_S = 15.0
 _LOG_TAIL_BYTES = 2000
 
 
@@ -130,7 +131,13 @@ class ChildProcess:
     def pause(self) -> None:
         """Stop it with SIGSTOP; return when it stands still."""
         self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        else:  # macOS before Python 3.13; `waitpid` would take the exit status from `subprocess`
+            wait_until(
+                lambda: not self.is_running or _state_of(self.pid).startswith("T"),
+                timeout_s=_PAUSE_TIMEOUT_S,
+            )
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
@@ -156,7 +163,8 @@ class PortReservation:
     """Holds a port of the loopback interface without listening until a child has taken it over.
 
     Linux lets a child that sets SO_REUSEADDR (as ZooKeeper does) bind and listen meanwhile, while
-    nobody is given the port as a free one.
+    nobody is given the port as a free one.  Other systems let nobody: there the port was free a
+    moment ago, and is not held.
     """
 
     def __init__(self, port: int) -> None:
@@ -173,10 +181,17 @@ class PortReservation:
             self._socket.close()
             raise ConfigurationError(f"port {port}: expected 0 … 65535") from error
         self.port: int = self._socket.getsockname()[1]
+        if sys.platform != "linux":
+            self._socket.close()
 
     def release(self) -> None:
         """Give the port up."""
         self._socket.close()
+
+
+def _state_of(pid: int) -> str:
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import shutil
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,13 @@ _START_TIMEOUT_S = 60.0
 """It takes half a second; a busy machine takes longer, and a process that ended is seen at once."""
 _PORT_ATTEMPTS_MAX = 5
 _ANSWER_TIMEOUT_S = 1.0
+_JAVA_HINT = (
+    "install Java 17 or later, on Debian: apt-get install default-jre-headless; "
+    "on Fedora: dnf install java-headless; "
+    "on macOS: brew install openjdk@21 && export JAVA_HOME=$(brew --prefix openjdk@21)"
+)
+_NO_JAVA = "Unable to locate a Java Runtime"
+"""What the `java` prints that macOS has where no Java is installed."""
 _JARS = (
     "zookeeper-[0-9]*.jar",
     "zookeeper-jute-*.jar",
@@ -171,6 +180,8 @@ class EmbeddedZooKeeper:
             return True
         if "Address already in use" in child.output():
             return False
+        if _NO_JAVA in child.output():
+            raise ConfigurationError(f"{command[len(self._launcher)]} finds no Java: {_JAVA_HINT}")
         problem = "ended" if has_settled else f"did not answer within {_START_TIMEOUT_S:g} s"
         raise MetadataConnectionError(f"the embedded ZooKeeper {problem}: {child.describe_end()}")
 
@@ -219,10 +230,7 @@ def find_java() -> str:
     candidate = shutil.which("java", path=f"{home}/bin") if home else None
     java = candidate or shutil.which("java")
     if java is None:
-        raise ConfigurationError(
-            "java was not found in JAVA_HOME or PATH: install Java 17 or later, "
-            "for example: apt-get install openjdk-17-jre-headless"
-        )
+        raise ConfigurationError(f"java was not found in JAVA_HOME or PATH: {_JAVA_HINT}")
     return java
 
 
@@ -230,8 +238,9 @@ def _class_path() -> str:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
-            "PySpark, whose jars hold ZooKeeper, is not installed: "
-            "pip install 'distributed-dlog[spark]'"
+            f"PySpark, whose jars hold ZooKeeper, is not installed for {sys.executable}: "
+            f"on Debian, Fedora and macOS: {shlex.quote(sys.executable)} -m pip install "
+            "'distributed-dlog[spark]'"
         )
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     jars = [jar for pattern in _JARS for jar in sorted(folder.glob(pattern))]

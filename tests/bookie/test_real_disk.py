@@ -115,7 +115,7 @@ def test_no_descriptor_or_thread_is_left(tmp_path: Path) -> None:
 
 def open_descriptors() -> set[str]:
     """Return what this process has open, the directory that is listed left out."""
-    return {str(path) for path in Path("/proc/self/fd").iterdir() if path.exists()}
+    return {str(path) for path in Path("/dev/fd").iterdir() if path.exists()}
 
 
 async def main_again(directory: Path) -> None:
@@ -231,30 +231,31 @@ def test_appends_of_all_sizes_are_read_back_at_once_and_later(way: str, tmp_path
     assert (tmp_path / "log").read_bytes() == expected
 
 
-def test_a_short_write_goes_on_aligned(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("way")
+def test_a_short_write_goes_on_aligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a write cut at a block goes on there; within a block it is right or fails for good."""
-    pwritev = os.pwritev
+    call = "pwritev" if hasattr(os, "pwritev") else "pwrite"
+    write = getattr(os, call)
     allowed = [2 * BLOCK_BYTES, BLOCK_BYTES, 100]
 
-    def short(descriptor: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+    def short(descriptor: int, data: Any, *arguments: int) -> int:
         size = allowed.pop(0) if allowed else 1 << 30
-        return pwritev(descriptor, [buffers[0][:size]], offset, flags)
+        part = [data[0][:size]] if call == "pwritev" else data[:size]
+        return int(write(descriptor, part, *arguments))
 
     async def main() -> None:
         disk = RealDisk(tmp_path)
         file = await disk.create("log", [b"head"])
-        monkeypatch.setattr(os, "pwritev", short)
+        monkeypatch.setattr(os, call, short)
         data = random.Random(1).randbytes(7 * BLOCK_BYTES)
         try:
             await file.append([data])
         except BookieStorageError:
-            assert way == "direct"
+            assert disk.is_direct
             assert not allowed
         else:
             assert (tmp_path / "log").read_bytes()[: len(data) + 4] == b"head" + data
-            assert way != "direct"
+            assert not disk.is_direct
         await disk.aclose()
 
     asyncio.run(main())
@@ -272,7 +273,7 @@ def test_a_file_system_is_tried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         patched.setattr(file_calls, "fallocate", refuse)
         assert probe(tmp_path) == (False, False)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "pwritev", lambda *_: BLOCK_BYTES)
+        patched.setattr(os, "pwritev", lambda *_: BLOCK_BYTES, raising=False)
         assert probe(tmp_path) in {(True, False), (False, False)}
     assert list(tmp_path.iterdir()) == []
 
@@ -303,8 +304,9 @@ def test_a_full_file_system_is_tried_out_once_it_has_room(
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("way")
 def test_spares_are_given_up_when_the_disk_is_full(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: space that is kept for recycling never makes a write fail."""
     fallocate = file_calls.fallocate
@@ -324,7 +326,7 @@ def test_spares_are_given_up_when_the_disk_is_full(
         monkeypatch.setattr(real_disk, "fallocate", full_with_spares)
         await file.append([b"x"])
         assert spares_of(tmp_path) == []
-        assert disk.open("log").size > (5 if way == "growing" else 2 * BLOCK_BYTES)
+        assert disk.open("log").size > (2 * BLOCK_BYTES if disk.can_allocate else 5)
         await disk.aclose()
 
     asyncio.run(main())

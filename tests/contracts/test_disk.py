@@ -136,6 +136,11 @@ def test_names_are_listed_and_deleted(open_disk: OpenDisk) -> None:
     run(open_disk, read)
 
 
+def keeps_blocks(disk: Disk) -> bool:
+    """Return whether recycled files are used again: not where nothing can be allocated ahead."""
+    return not isinstance(disk, RealDisk) or disk.can_allocate
+
+
 def test_a_recycled_file_is_gone_and_what_is_made_of_it_is_new(open_disk: OpenDisk) -> None:
     """Goal: the earlier life shows behind the end at most, and only to who opens the file later."""
     old = b"old life " * 2000
@@ -155,9 +160,10 @@ def test_a_recycled_file_is_gone_and_what_is_made_of_it_is_new(open_disk: OpenDi
         await file.append([b" life"])
         assert disk.names() == ["2"]
         again = disk.open("2")
-        assert again.size >= len(old)
         assert bytes(await again.read(0, 8)) == b"new life"
-        assert bytes(await again.read(len(old) - 9, 9)) == b"old life "
+        if keeps_blocks(disk):
+            assert again.size >= len(old)
+            assert bytes(await again.read(len(old) - 9, 9)) == b"old life "
 
     async def read(disk: Disk) -> None:
         file = disk.open("2")
@@ -179,7 +185,7 @@ def test_a_file_is_not_used_again_while_somebody_reads_it(open_disk: OpenDisk) -
         assert bytes(await reader.read(0, 900)) == b"old life " * 100
         reader.close()
         await disk.create("3", [b"new"])
-        assert disk.open("3").size >= 900
+        assert disk.open("3").size >= (900 if keeps_blocks(disk) else 3)
 
     run(open_disk, test)
 

@@ -70,12 +70,15 @@ def test_full_collections_look_at_what_is_new() -> None:
 def test_few_survivors_are_not_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is anything in a collection of the young, or before a collection has ended."""
     frozen: list[int] = []
+    thresholds: list[tuple[int, ...]] = []
+    monkeypatch.setattr(gc, "set_threshold", lambda *given: thresholds.append(given))
     monkeypatch.setattr(gc, "callbacks", [])
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
     for _ in range(2):
         kept_memory.collect_what_is_new()
     assert gc.callbacks == [kept_memory._freeze_survivors]
     assert len(frozen) == 2
+    assert thresholds == [(700, 10, 10)] * 2  # they hold for the whole process
     for phase, generation, count in (("start", 2, 20_000), ("stop", 1, 20_000), ("stop", 2, 9)):
         monkeypatch.setattr(gc, "get_objects", lambda *, generation, n=count: [None] * n)
         kept_memory._freeze_survivors(phase, {"generation": generation})

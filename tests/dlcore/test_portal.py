@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ from dlcore.blocking import portal as portals
 from dlcore.blocking.portal import Portal, shared_portal
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 from tests.fixtures.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_results_and_errors_cross_the_threads() -> None:
@@ -140,17 +143,18 @@ def test_at_exit_each_is_closed_whatever_the_others_do(
 
 def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for those that they start; a daemon is not waited for."""
-    shared = portals._Shared()
-    monkeypatch.setattr(portals, "_shared", shared)
-    others, enumerate_all = set(threading.enumerate()), threading.enumerate
+    go, ever, main_ends = threading.Event(), threading.Event(), threading.Event()
+    main = threading.Thread(target=main_ends.wait)
+    main.start()
+    others, enumerate_all = set(threading.enumerate()) - {main}, threading.enumerate
     monkeypatch.setattr(  # those of other tests do not end
         threading, "enumerate", lambda: [each for each in enumerate_all() if each not in others]
     )
-    portals._close_at_exit()
-    assert "dlcore-exit" not in {thread.name for thread in threading.enumerate()}
+    monkeypatch.setattr(threading, "main_thread", lambda: main)
+    monkeypatch.setattr(portals, "_shared", portals._Shared())
     shared_portal()
+    (closing,) = (each for each in threading.enumerate() if each.name == "dlcore-exit")
     order: list[str] = []
-    go = threading.Event()
 
     async def close() -> None:
         order.append("closed")
@@ -162,11 +166,13 @@ def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyP
         order.append("started another")
 
     portals.close_at_exit(order, close)
-    ever = threading.Event()
     threading.Thread(target=ever.wait, daemon=True).start()
-    threading.Thread(target=write).start()
-    portals._close_at_exit()
-    (closing,) = (each for each in threading.enumerate() if each.name == "dlcore-exit")
+    writer = threading.Thread(target=write)
+    writer.start()
+    shared_portal()  # one thread is enough
+    assert [each.name for each in threading.enumerate()].count("dlcore-exit") == 1
+    main_ends.set()
+    main.join(30)
     assert closing.is_alive()
     assert order == []
     go.set()
@@ -174,6 +180,32 @@ def test_exit_waits_for_threads_that_may_still_write(monkeypatch: pytest.MonkeyP
     ever.set()
     assert sorted(order[:2]) == ["started another", "written"]
     assert order[2:] == ["closed"]
+
+
+AT_EXIT = """
+import threading
+from dlcore.blocking import portal as portals
+
+async def close():
+    print("closed")
+
+def write():
+    threading.main_thread().join()
+    portals.shared_portal().post(lambda: None)
+    print("written")
+
+portals.shared_portal()
+portals.close_at_exit(portals, close)
+threading.Thread(target=write).start()
+print("left")
+"""
+
+
+def test_each_python_closes_what_is_open_when_it_exits() -> None:
+    """Once the last thread has written; Python 3.12 starts no thread any more by then."""
+    command = [sys.executable, "-c", AT_EXIT]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    assert (ended.stdout.split(), ended.stderr) == (["left", "written", "closed"], "")
 
 
 def test_a_loss_shows_in_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -105,13 +106,39 @@ def test_two_servers_that_want_one_port_do_not_both_believe_they_have_it(tmp_pat
     reservation.release()
 
 
+def assert_tells_what_to_install(told: str) -> None:
+    """A command to type, for each system."""
+    for command in (
+        "on Debian: apt-get install default-jre-headless",
+        "on Fedora: dnf install java-headless",
+        "on macOS: brew install openjdk@21 && export JAVA_HOME=$(brew --prefix openjdk@21)",
+    ):
+        assert command in told
+
+
 def test_missing_java_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is a command to type."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="apt-get install openjdk-17-jre-headless"):
+    with pytest.raises(ConfigurationError, match="java was not found in JAVA_HOME or PATH") as told:
         EmbeddedZooKeeper(tmp_path / "data").start()
+    assert_tells_what_to_install(str(told.value))
     assert not (tmp_path / "data").exists()
+
+
+def test_the_java_of_macos_that_is_none_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Mac without Java has a program of that name."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    told_there = "The operation cannot be completed. Unable to locate a Java Runtime."
+    java.write_text(f"#!/bin/sh\necho '{told_there}' >&2\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=f"{java} finds no Java") as told:
+        EmbeddedZooKeeper(tmp_path / "data").start()
+    assert_tells_what_to_install(str(told.value))
 
 
 def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +156,13 @@ def test_java_home_goes_before_the_path(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_missing_pyspark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an optional dependency."""
+    """It is an optional dependency, of the Python that lacks it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'distributed-dlog\[spark\]'"):
+    monkeypatch.setattr(sys, "executable", "/my environment/bin/python")
+    with pytest.raises(ConfigurationError) as told:
         EmbeddedZooKeeper(tmp_path).start()
+    command = "'/my environment/bin/python' -m pip install 'distributed-dlog[spark]'"
+    assert f"on Debian, Fedora and macOS: {command}" in str(told.value)
 
 
 def test_a_pyspark_without_its_jars_is_named(

@@ -1,0 +1,33 @@
+"""The event loop of servers and of the blocking face: that of uvloop, or else that of asyncio.
+
+uvloop is a package with compiled parts.  Where nobody has built it yet, for a new Python or another
+system, asyncio's own loop does the same, and takes more CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop, the fastest that there is."""
+    try:
+        import uvloop
+    except ImportError as error:
+        logger.warning("asyncio's event loop takes the place of uvloop's: %s", error)
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def run(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine on such a loop, as `asyncio.run` does."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)

@@ -1,0 +1,127 @@
+"""Goal: what is durable, or has space, is so also where calls of Linux are missing."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie.disks import file_calls
+from bookie.disks.real import RealDisk
+from dlcore.errors import BookieStorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FULL_SYNC = 51
+
+
+def use_disk(directory: Path) -> None:
+    """Sync in each way: names, contents, appends, bytes written over, ends that were cut."""
+
+    async def main() -> None:
+        disk = RealDisk(directory)
+        file = await disk.create("log", [b"head"])
+        await file.append([b" and tail"])
+        await file.rewrite(0, b"HEAD")
+        await file.truncate(8)
+        await disk.write_file("note", b"note")
+        await disk.delete(["note"])
+        assert bytes(await file.read(0, 8)) == b"HEAD and"
+        await disk.aclose()
+
+    asyncio.run(main())
+
+
+def test_each_sync_is_a_full_one_on_macos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain one leaves the bytes in the cache of the device there."""
+    synced: list[int] = []
+
+    def command(descriptor: int, number: int) -> int:
+        assert number == FULL_SYNC
+        synced.append(descriptor)
+        return 0
+
+    def plain(descriptor: int) -> None:
+        raise AssertionError(f"a plain sync of {descriptor}")
+
+    monkeypatch.setattr(file_calls, "_FULL_SYNC", FULL_SYNC)
+    monkeypatch.setattr(file_calls, "capabilities", lambda _: (False, False))
+    monkeypatch.setattr("bookie.disks.real.capabilities", lambda _: (False, False))
+    monkeypatch.setattr(fcntl, "fcntl", command)
+    monkeypatch.setattr(os, "fsync", plain)
+    monkeypatch.setattr(os, "fdatasync", plain, raising=False)
+    use_disk(tmp_path)
+    # Two for each file that is made (bytes and name), one for each other change.
+    assert len(synced) == 2 + 3 + 2 + 1
+
+
+def test_a_file_system_without_full_syncs_gets_plain_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one over a network; an error of the device is none of these."""
+    synced: list[int] = []
+    refusals = [errno.ENOTSUP, errno.EINVAL, errno.ENOTTY, errno.EIO]
+
+    def command(_: int, __: int) -> int:
+        number = refusals.pop(0)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(file_calls, "_FULL_SYNC", FULL_SYNC)
+    monkeypatch.setattr(fcntl, "fcntl", command)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with (tmp_path / "file").open("wb") as file:
+        for _ in range(3):
+            file_calls.sync_data(file.fileno())
+        assert synced == [file.fileno()] * 3
+        with pytest.raises(BookieStorageError, match="cannot sync: Input/output error"):
+            file_calls.sync_file(file.fileno())
+    assert len(synced) == 3
+
+
+def test_where_fdatasync_is_missing_fsync_does_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And POSIX has it."""
+    synced: list[int] = []
+    monkeypatch.setattr(file_calls, "_FULL_SYNC", None)
+    monkeypatch.delattr(os, "fdatasync", raising=False)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with (tmp_path / "file").open("wb") as file:
+        file_calls.sync_data(file.fileno())
+        assert synced == [file.fileno()]
+
+
+def test_space_is_held_back_by_zeros_where_it_cannot_be_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk leaves what was held before."""
+    path, size = tmp_path / "reserve", 3 * 1024 * 1024 + 5
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    assert file_calls.hold(path, 1000) == 1000
+    assert file_calls.hold(path, size) == size
+    assert path.read_bytes() == bytes(size)
+    assert file_calls.allocated_bytes(path) == size
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full, raising=False)
+    with pytest.raises(OSError, match="no space left"):
+        file_calls.hold(path, 2 * size)
+    assert path.stat().st_size == size
+    assert file_calls.hold(path, 10) == 10
+    assert path.stat().st_size == 10
+
+
+def test_a_c_library_without_fallocate_allocates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found out at the start, like what a file system cannot do."""
+    monkeypatch.setattr(file_calls, "_LIBC", object())
+    assert file_calls.capabilities(tmp_path) == (False, False)
+    use_disk(tmp_path)
