@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from rich.console import Console
+from rich.markup import escape
 
 mpl.use("Agg")  # no display is needed; before pyplot is imported
 from matplotlib import pyplot as plt
@@ -40,7 +41,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Say one fact."""
-        self._console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
+        self._console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {escape(text)}")
 
     def waiting(self, text: str) -> AbstractContextManager[object]:
         """Show `text` while the block runs."""
