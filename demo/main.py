@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from pyspark.sql import SparkSession
 
+import dlspark
 from demo.failure import describe_failure
 from demo.flights import FLIGHT_COUNT, differences, load_flights, statistics
 from demo.processes import mark_children, stop_spark, wait_until_alone
@@ -159,6 +160,7 @@ def _start_spark(folder: Path) -> SparkSession:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    dlspark.register(spark)  # Spark does not find it where the path of this Python has a blank
     return spark
 
 
