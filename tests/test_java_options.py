@@ -1,4 +1,4 @@
-"""What the tests tell Javas arrives there as it was, from a folder of any name."""
+"""Options that the tests tell Javas arrive there as they were, from a folder of any name."""
 
 from __future__ import annotations
 
