@@ -21,7 +21,7 @@ import dlspark
 from demo.failure import describe_failure
 from demo.flights import FLIGHT_COUNT, differences, load_flights, statistics
 from demo.processes import mark_children, stop_spark, wait_until_alone
-from demo.report import Progress, save_plot
+from demo.report import Progress, save_plot, writable
 from demo.stream import (
     CLOSING_ID,
     DELAYS_LOG,
@@ -264,8 +264,9 @@ class _Story:
         self._problems += self._compare_flights()
         read, problems = self._compare_statistics()
         self._problems += problems
-        save_plot(read, PLOT)
-        self._summary.append(f"plot: {PLOT.resolve()}")
+        plot = writable(PLOT)
+        save_plot(read, plot)
+        self._summary.append(f"plot: {plot.resolve()}")
 
     def go_without_json(self) -> Outcome:
         """Step 5: the same flights as columns of a typed log, and what that saves."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import tempfile
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -15,7 +20,6 @@ from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import pandas as pd
 
@@ -27,6 +31,8 @@ class Progress:
     """Lines with the seconds since the start; on a terminal also what is being waited for."""
 
     def __init__(self) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a locale's encoding may lack the …
         self._console = Console(highlight=False, soft_wrap=True)
         self._start = time.monotonic()
 
@@ -49,6 +55,17 @@ class Progress:
             return self._console.status(text)
         self.say(f"{text} …")
         return nullcontext()
+
+
+def writable(path: Path) -> Path:
+    """Return `path`, or one of its name among temporary files where its folder is read-only."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        is_writable = False
+    else:
+        is_writable = os.access(path.parent, os.W_OK)
+    return path if is_writable else Path(tempfile.gettempdir(), f"dlog-demo-{path.name}")
 
 
 def save_plot(statistics: pd.DataFrame, path: Path) -> None:

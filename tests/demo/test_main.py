@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from demo.report import writable
 from tests.fixtures.java import java_options_in
 from tests.fixtures.lengths import sample
 
@@ -143,3 +144,15 @@ def test_a_failure_is_told_last(tmp_path: Path) -> None:
     assert "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: no-such-format" in told, output
     assert len(told.splitlines()) == len(["what failed", "because of which error"]), output
     assert processes_marked(mark) == []
+
+
+def test_the_plot_of_a_read_only_checkout_is_among_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the usual one cannot be made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "artifacts"
+    assert writable(folder / "delays.png") == folder / "delays.png"
+    folder.rmdir()
+    folder.touch()  # a folder that cannot be made, by root either
+    assert writable(folder / "delays.png") == tmp_path / "dlog-demo-delays.png"
