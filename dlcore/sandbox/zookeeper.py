@@ -188,7 +188,7 @@ class EmbeddedZooKeeper:
             ) as connection:
                 connection.sendall(b"conf")
                 answer = b"".join(iter(lambda: connection.recv(4096), b""))
-            return f"dataDir={self._data_dir / 'data'}/".encode() in answer
+            return b"dataDir=" + os.fsencode(self._data_dir / "data") + b"/" in answer
         return False
 
     def stop(self) -> None:
@@ -222,8 +222,9 @@ class EmbeddedZooKeeper:
 def _as_property(path: Path) -> str:
     r"""Return a path as a file of properties has it: `\\` and all beyond ASCII are escaped."""
     try:
-        coded = str(path).encode("utf-16-be")
-    except UnicodeEncodeError as error:
+        # The bytes of the name: another locale's encoding has made other letters of them here.
+        coded = os.fsencode(path).decode("utf-8").encode("utf-16-be")
+    except UnicodeDecodeError as error:
         raise ConfigurationError(
             f"data folder {str(path)!r}: its name is not UTF-8, by which Java finds files; "
             "choose another folder"
