@@ -28,6 +28,11 @@ ARGS ?=
 JAVA_HINT := install it, for example: apt-get install openjdk-17-jre-headless
 PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
+# In these Python 3.11 and Java cannot read the name of a folder that has other than ASCII letters.
+ifneq ($(filter C POSIX,$(LC_ALL)),)
+export LC_ALL := C.UTF-8
+endif
+
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
 .PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench bench-peers docs proto proto-check requirements clean
@@ -56,7 +61,7 @@ test: $(ARCHIVE) ## Run the tests, of long sweeps a sample, on WORKERS=n. ARGS="
 # What a version of PySpark may do otherwise; each has an environment of its own, which keeps the newest
 # release of the version.
 SPARK_CORE = $(addprefix tests/spark/test_,batch_read.py batch_write.py pushdown.py overwrite.py errors.py \
-	limited_streams.py stream_shapes.py many_targets.py progress.py workers.py tls.py endpoint.py) \
+	limited_streams.py stream_shapes.py many_targets.py progress.py workers.py threads.py tls.py endpoint.py) \
 	tests/dlspark/test_stream.py
 # At full length: all types, each kind of table, what truncation leaves, and each way in which a sink fails.
 SPARK_WHOLE = $(addprefix tests/spark/test_,sql.py typed_logs.py stream_read.py stream_write.py foreach_batch.py)
@@ -142,8 +147,8 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/
 
 # Only bookie.proto declares a service.
 define generate_proto
-	$(PROTOC) --python_out=$(1) --mypy_out=quiet:$(1) $(PROTO_FILES)
-	$(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) dlcore/proto/bookie.proto
+	$(PROTOC) --python_out="$(1)" --mypy_out="quiet:$(1)" $(PROTO_FILES)
+	$(PROTOC) --grpc_python_out="$(1)" --mypy_grpc_out="quiet:$(1)" dlcore/proto/bookie.proto
 endef
 
 proto: $(STAMP) ## Generate dlcore/proto/*_pb2* from the .proto files.

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession, functions as F
 
+import dlspark
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.limits import MIB
 from benchmarks.logs import (
@@ -75,6 +76,7 @@ def spark_session(folder: Path, *, class_path: str = "") -> Iterator[SparkSessio
     spark = builder.getOrCreate()
     # Stopping a query in the middle of a batch is logged as an error; real ones are raised as well.
     spark.sparkContext.setLogLevel("FATAL")
+    dlspark.register(spark)  # Spark does not find it where the path of this Python has a blank
     spark.dataSource.register(NoopDataSource)
     spark.dataSource.register(ReadyDataSource)
     try:

@@ -219,6 +219,8 @@ def _say(text: str) -> None:
     """Print to standard output; `OutputError` if that cannot be written."""
     if sys.stdout is None:  # it was closed before the start
         return
+    encoding = sys.stdout.encoding or "utf-8"  # a locale's may lack letters
+    text = text.encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -11,16 +11,17 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from pyspark.sql import SparkSession
 
+import dlspark
+from demo.failure import describe_failure
 from demo.flights import FLIGHT_COUNT, differences, load_flights, statistics
 from demo.processes import mark_children, stop_spark, wait_until_alone
-from demo.report import Progress, save_plot
+from demo.report import Progress, save_plot, writable
 from demo.stream import (
     CLOSING_ID,
     DELAYS_LOG,
@@ -66,26 +67,32 @@ def main() -> int:
     progress = Progress()
     mark_children()
     signal.signal(signal.SIGTERM, _interrupt)
-    outcome = None
-    exit_code = EXIT_FAILED
+    outcome = failure = None
+    is_interrupted = False
     try:
         with ExitStack() as stack:
-            outcome = _run(progress, stack)
+            try:
+                outcome = _run(progress, stack)
+            except BaseException as error:
+                if not _was_interrupted(error):
+                    failure = describe_failure(error)  # before the stack stops Spark
+                raise
     except BaseException as error:  # noqa: BLE001 - whatever it was, what is below must still happen
-        if _was_interrupted(error):
+        is_interrupted = _was_interrupted(error)
+        if is_interrupted:
             progress.say("interrupted: stopped everything")
-            exit_code = EXIT_INTERRUPTED
         else:
-            traceback.print_exc()
+            failure = failure or describe_failure(error)
+            print(failure.trace, file=sys.stderr, flush=True)
     _ignore_interrupts()
     left = wait_until_alone(timeout_s=30)
     problems = [f"process {pid} is left: {command}" for pid, command in left.items()]
-    if outcome is not None:
-        exit_code = _tell(progress, outcome, problems)
-    else:
-        for problem in problems:
-            progress.say(problem)
-    return exit_code
+    if failure is not None:
+        problems.append(failure.cause)  # the last line: the stack above it may be long
+    is_right = _tell(progress, outcome, problems)
+    if is_interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if is_right else EXIT_FAILED
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
@@ -153,6 +160,7 @@ def _start_spark(folder: Path) -> SparkSession:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    dlspark.register(spark)  # Spark does not find it where the path of this Python has a blank
     return spark
 
 
@@ -256,8 +264,9 @@ class _Story:
         self._problems += self._compare_flights()
         read, problems = self._compare_statistics()
         self._problems += problems
-        save_plot(read, PLOT)
-        self._summary.append(f"plot: {PLOT.resolve()}")
+        plot = writable(PLOT)
+        save_plot(read, plot)
+        self._summary.append(f"plot: {plot.resolve()}")
 
     def go_without_json(self) -> Outcome:
         """Step 5: the same flights as columns of a typed log, and what that saves."""
@@ -339,17 +348,20 @@ class _Story:
         return lines
 
 
-def _tell(progress: Progress, outcome: Outcome, problems: list[str]) -> int:
-    progress.step("Summary")
-    for line in outcome.summary:
-        progress.say(line)
-    wrong = [*outcome.problems, *problems]
+def _tell(progress: Progress, outcome: Outcome | None, problems: list[str]) -> bool:
+    """Say how it ended; return whether it ran to its end and nothing is wrong."""
+    wrong = list(problems)
+    if outcome is not None:
+        progress.step("Summary")
+        for line in outcome.summary:
+            progress.say(line)
+        wrong = [*outcome.problems, *problems]
     for problem in wrong:
         progress.say(f"WRONG: {problem}")
-    if wrong:
-        return EXIT_FAILED
+    if wrong or outcome is None:
+        return False
     progress.say("nothing differs, and no process is left")
-    return 0
+    return True
 
 
 if __name__ == "__main__":

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import tempfile
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 from rich.console import Console
+from rich.markup import escape
 
 mpl.use("Agg")  # no display is needed; before pyplot is imported
 from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     import pandas as pd
 
@@ -26,6 +31,8 @@ class Progress:
     """Lines with the seconds since the start; on a terminal also what is being waited for."""
 
     def __init__(self) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a locale's encoding may lack the …
         self._console = Console(highlight=False, soft_wrap=True)
         self._start = time.monotonic()
 
@@ -40,7 +47,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Say one fact."""
-        self._console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
+        self._console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {escape(text)}")
 
     def waiting(self, text: str) -> AbstractContextManager[object]:
         """Show `text` while the block runs."""
@@ -48,6 +55,17 @@ class Progress:
             return self._console.status(text)
         self.say(f"{text} …")
         return nullcontext()
+
+
+def writable(path: Path) -> Path:
+    """Return `path`, or one of its name among temporary files where its folder is read-only."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        is_writable = False
+    else:
+        is_writable = os.access(path.parent, os.W_OK)
+    return path if is_writable else Path(tempfile.gettempdir(), f"dlog-demo-{path.name}")
 
 
 def save_plot(statistics: pd.DataFrame, path: Path) -> None:

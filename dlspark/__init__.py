@@ -1,8 +1,7 @@
 """dlog for Spark: a data source over replicated logs.
 
 With dlog installed, ``format("dlog")`` works without any code, because Spark finds the module
-`pyspark_dlog`.  `register` does the same by hand, for a session that started before the
-installation.
+`pyspark_dlog`.  `register` does the same by hand, where Spark does not find it.
 """
 
 from __future__ import annotations
@@ -39,11 +38,17 @@ _Result = TypeVar("_Result")
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("dlog")`` known to a session.
+    """Make ``format("dlog")`` known to a session, and the session the active one of this thread.
+
+    Spark finds the format by itself unless the session started before dlog was installed, or the
+    path of its Python has a blank.  A thread that the program started can read logs without this
+    call; to write them, whether by batch or stream, the call has to be made in the thread itself,
+    for Spark looks the format of a write up in the thread's active session.
 
     A warning tells where streams will not work, because Spark ships dlog to tasks only.
     """
-    shipped, jvm = Path(__file__).parents[1], getattr(spark, "_jvm", None)
+    jvm: Any = getattr(spark, "_jvm", None)
+    shipped = Path(__file__).parents[1]
     if jvm is not None and shipped.is_file():
         inherited = (jvm.System.getenv("PYTHONPATH") or "").split(os.pathsep)
         if shipped.name not in [Path(entry).name for entry in inherited]:
@@ -54,6 +59,8 @@ def register(spark: SparkSession) -> None:
                 shipped,
             )
     spark.dataSource.register(DistributedLogDataSource)
+    if jvm is not None:
+        jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def in_batch(

@@ -9,6 +9,7 @@ whether trying again may help.
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import signal
@@ -70,6 +71,9 @@ dlog.add_command(proxy_group)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit the process with its code; SIGTERM ends it as cleanly."""
     load_lazily()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As standard error does: a locale's encoding may lack letters of names, payloads, helps.
+        sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     sys.exit(run(arguments))
 

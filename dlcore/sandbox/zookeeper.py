@@ -71,6 +71,9 @@ autopurge.purgeInterval=1
 admin.enableServer=false
 4lw.commands.whitelist=conf
 """
+# Java encodes the names of files as the locale says, in C with ASCII alone, and tells the system's
+# errors, of which `_start_and_wait` looks for one, in the locale's language.
+_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 
 
 class EmbeddedZooKeeper:
@@ -80,7 +83,8 @@ class EmbeddedZooKeeper:
     words put before its command, it may run elsewhere and listen at `host`.
 
     Raises (from `start`):
-        ConfigurationError: Java or PySpark is missing, or the port is taken.
+        ConfigurationError: Java or PySpark is missing, the port is taken, or `data_dir` has a name
+            that is not UTF-8.
         MetadataConnectionError: the server ended, or did not answer in time.
     """
 
@@ -138,6 +142,7 @@ class EmbeddedZooKeeper:
         if self.is_running:
             return
         command = [*self._launcher, find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
+        _as_property(self._data_dir)  # raises before anything is made
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if self._given_warden is None and self._warden is None:
             self._warden = Warden()
@@ -163,8 +168,9 @@ class EmbeddedZooKeeper:
     def _start_and_wait(self, command: list[str], port: int) -> bool:
         """Return whether the server answers; False if its port is taken."""
         config = self._data_dir / "zoo.cfg"
+        data_dir = _as_property(self._data_dir / "data")
         config.write_text(
-            _CONFIG.format(data_dir=self._data_dir / "data", port=port, host=self._host)
+            _CONFIG.format(data_dir=data_dir, port=port, host=self._host), encoding="ascii"
         )
         warden = self._given_warden or self._warden
         assert warden is not None
@@ -172,6 +178,7 @@ class EmbeddedZooKeeper:
             [*command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)],
             log_path=self._data_dir / "zookeeper.log",
             warden=warden,
+            environment=_ENVIRONMENT,
         )
         has_settled = wait_until(
             lambda: not child.is_running or self._answers(port), timeout_s=_START_TIMEOUT_S
@@ -191,8 +198,8 @@ class EmbeddedZooKeeper:
                 (self._host, port), timeout=_ANSWER_TIMEOUT_S
             ) as connection:
                 connection.sendall(b"conf")
-                answer = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
-            return f"dataDir={self._data_dir / 'data'}/" in answer
+                answer = b"".join(iter(lambda: connection.recv(4096), b""))
+            return b"dataDir=" + os.fsencode(self._data_dir / "data") + b"/" in answer
         return False
 
     def stop(self) -> None:
@@ -221,6 +228,23 @@ class EmbeddedZooKeeper:
         if self._child is None:
             raise ConfigurationError("the embedded ZooKeeper is not started")
         return self._child
+
+
+def _as_property(path: Path) -> str:
+    r"""Return a path as a file of properties has it: `\\` and all beyond ASCII are escaped."""
+    try:
+        # The bytes of the name: another locale's encoding has made other letters of them here.
+        coded = os.fsencode(path).decode("utf-8").encode("utf-16-be")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"data folder {str(path)!r}: its name is not UTF-8, by which Java finds files; "
+            "choose another folder"
+        ) from error
+    units = (int.from_bytes(coded[start : start + 2]) for start in range(0, len(coded), 2))
+    return "".join(
+        chr(unit) if ord(" ") <= unit <= ord("~") and unit != ord("\\") else f"\\u{unit:04x}"
+        for unit in units
+    )
 
 
 def find_java() -> str:

@@ -14,11 +14,12 @@ from uuid import uuid4
 
 import pytest
 
+from demo.report import writable
 from tests.fixtures.java import java_options_in
 from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 
@@ -27,8 +28,29 @@ WAIT_S = 540
 _MARK = "DLOG_TEST_OF_DEMO"
 
 
+_FAILING = """
+import sys
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
+
+from demo import main
+
+def fail(_, stack):
+    stack.callback(main.stop_spark)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-demo-"))
+    main._start_spark(Path(folder)).read.format("no-such-format").load()
+
+with patch.object(main, "_run", fail):
+    sys.exit(main.main())
+"""
+"""The demo, in which Spark refuses the first thing that it is asked for."""
+
+
 @contextmanager
-def demo_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def demo_process(
+    folder: Path, words: Sequence[str] = ("-m", "demo.main")
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run the demo in `folder`, with a mark that all its processes inherit."""
     mark = uuid4().hex
     environment = os.environ | {
@@ -38,9 +60,8 @@ def demo_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         "TMPDIR": str(folder),
         "JDK_JAVA_OPTIONS": java_options_in(folder),
     }
-    command = [sys.executable, "-m", "demo.main"]
     with subprocess.Popen(
-        command,
+        [sys.executable, *words],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -109,3 +130,29 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, moment: str) -> None:
     assert "interrupted" in output
     assert processes_marked(mark) == []
     assert list(tmp_path.glob("dlog-demo-*")) == []
+
+
+@pytest.mark.timeout(600)
+def test_a_failure_is_told_last(tmp_path: Path) -> None:
+    """Spark keeps the text of its errors, and has stopped before the demo ends."""
+    with demo_process(tmp_path, ("-c", _FAILING)) as (process, mark):
+        output, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 1, output
+    assert "exception str() failed" not in output
+    assert "Traceback (most recent call last)" in output
+    _, _, told = output.rpartition("WRONG: ")
+    assert "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: no-such-format" in told, output
+    assert len(told.splitlines()) == len(["what failed", "because of which error"]), output
+    assert processes_marked(mark) == []
+
+
+def test_the_plot_of_a_read_only_checkout_is_among_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the usual one cannot be made."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = tmp_path / "artifacts"
+    assert writable(folder / "delays.png") == folder / "delays.png"
+    folder.rmdir()
+    folder.touch()  # a folder that cannot be made, by root either
+    assert writable(folder / "delays.png") == tmp_path / "dlog-demo-delays.png"

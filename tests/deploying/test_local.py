@@ -11,7 +11,7 @@ import pytest
 
 from dlcore.sync import open_namespace
 from tests.fixtures.deployment import deployed_environment, submit
-from tests.fixtures.spark import ROOT
+from tests.fixtures.spark import ROOT, finds_formats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_session_with_the_settings_for_one_machine(sandbox: Sandbox, tmp_path:
         "log": log,
         "checkpoint": str(tmp_path / "checkpoint"),
         "artifacts": [],
-        "registers": False,
+        "registers": not finds_formats(sys.executable),
     }
     done = submit(
         [

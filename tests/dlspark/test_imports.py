@@ -68,6 +68,8 @@ def test_register_tells_where_a_zip_file_does_not_reach(
     dlspark.register(spark)
     spark.dataSource.register.assert_called_once_with(dlspark.DistributedLogDataSource)
     assert ("set PYTHONPATH" in caplog.text) is warns
+    if has_jvm:
+        spark._jvm.SparkSession.setActiveSession.assert_called_once_with(spark._jsparkSession)
 
 
 def test_the_face_is_what_it_says() -> None:

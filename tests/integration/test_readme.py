@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,8 +38,8 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
     environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
     # The session that they start is as small as those of other tests.
-    confs = [f"--conf {key}='{value}'" for key, value in settings_in(tmp_path).items()]
-    environment["PYSPARK_SUBMIT_ARGS"] = " ".join([*confs, "pyspark-shell"])
+    settings = [f"--conf={key}={value}" for key, value in settings_in(tmp_path).items()]
+    environment["PYSPARK_SUBMIT_ARGS"] = shlex.join([*settings, "pyspark-shell"])
     with (
         (tmp_path / "errors").open("wb") as errors,
         subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -244,3 +245,16 @@ def test_no_answer_is_a_failure(
     waited_s = 0.75 * patience
     told = f"error: no ZooKeeper answers at 127.0.0.1:1 (waited {waited_s:g} s)\n"
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("words", ["bookie --help", "dlcore.cli bookie run --help"])
+def test_letters_that_the_output_cannot_have_are_spelled(words: str) -> None:
+    """A locale with an encoding of its own, as of old machines, is no reason to fail."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        check=False,
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u2026" in done.stdout

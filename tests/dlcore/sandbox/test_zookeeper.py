@@ -68,6 +68,28 @@ def test_data_and_port_survive(tmp_path: Path, ending: str) -> None:
         with_store(another.servers, check)
 
 
+@pytest.mark.parametrize("locale", sample(["C", "de_DE.UTF-8"], 1))
+@pytest.mark.parametrize("name", sample(["Größe ü 😀 a\\tb=#", "a b", "a\\b", "ü"], 1))
+def test_any_name_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, locale: str
+) -> None:
+    """Blanks, letters of any language and what Java's files of properties escape with."""
+    monkeypatch.setenv("LC_ALL", locale)
+    folder = tmp_path / name
+    with EmbeddedZooKeeper(folder) as server:
+        with_store(server.servers, lambda store: store.create("/kept", b"value"))
+    assert list(tmp_path.iterdir()) == [folder]
+    assert (folder / "data" / "version-2").is_dir()
+
+
+def test_a_name_that_java_cannot_have_is_refused(tmp_path: Path) -> None:
+    """Names of files are bytes; Java takes them for UTF-8."""
+    folder = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(ConfigurationError, match=r"'.*/\\udcff': its name is not UTF-8"):
+        EmbeddedZooKeeper(folder).start()
+    assert not folder.exists()
+
+
 def test_values_up_to_the_promised_size(tmp_path: Path) -> None:
     """What we take for one request, the server takes, and gives back; its own limit is 1 MB."""
     value = b"x" * (REQUEST_BYTES_MAX - 1000)
