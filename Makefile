@@ -25,7 +25,7 @@ ONLY ?=
 CONNECTOR ?=
 ARGS ?=
 
-JAVA_HINT := install it, for example: apt-get install openjdk-17-jre-headless
+JAVA_HINT := install it, for example: apt-get install default-jre-headless
 PYTHON_HINT := install it, for example: apt-get install python3 python3-venv
 
 # In these Python 3.11 and Java cannot read the name of a folder that has other than ASCII letters.
