@@ -271,7 +271,8 @@ OPTIONS = (
         values="1 to 128 bytes",
         default="",
         meaning="With `txnVersion`: a write whose version is not above the last that this "
-        "application committed to the log is skipped. Writes without the option `log` count "
+        "application committed to the log is skipped. A log counts by its id: renamed it goes on, "
+        "created again it begins anew. Writes without the option `log` count "
         "together, whichever logs their rows choose.",
     ),
     Option(

@@ -25,7 +25,7 @@ from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, StagedTask, batch_identity
 from dlspark.options import Address, Mode, ReadOptions, WriteOptions
 from dlspark.schema import WriteColumns, check_write_schema
-from dlspark.sessions import close_shared_namespace
+from dlspark.sessions import close_shared_namespace, log_id_of
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 from tests.fixtures.spark import list_staged
@@ -355,7 +355,8 @@ def test_overwrite_replaces_what_the_log_held(bench: Bench) -> None:
     options = WriteOptions.parse(
         {"uri": bench.uri, "log": bench.log, "txnAppId": uuid4().hex, "txnVersion": "1"}, Mode.BATCH
     )
-    append = batch_identity(options, {}, token=uuid4().hex)
+    log_id = log_id_of(options.address, bench.log)
+    append = batch_identity(options, {}, token=uuid4().hex, log_id=log_id)
 
     def overwrite(*values: bytes) -> None:
         rows = [pa.record_batch({"value": list(values)})] if values else []
