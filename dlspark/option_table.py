@@ -263,7 +263,8 @@ OPTIONS = (
         values="`true` or `false`",
         default="`false`",
         meaning="Whether columns that a typed log does not have are added to it, and types that "
-        "are too narrow widened, before the write; needs `log`.",
+        "are too narrow widened, before the write; needs `log`. Which columns can be null stays as "
+        "it is.",
     ),
     Option(
         name="txnAppId",
