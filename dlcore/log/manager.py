@@ -301,11 +301,15 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
         """Open the log's writer as one of bytes; it begins where the bytes of the log end.
 
-        Raises: as `open_writer`.
+        Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
         """
+        return AsyncAppendOnlyStreamWriter(*await self.begin_stream())
+
+    async def begin_stream(self) -> tuple[AsyncLogWriter, int]:
+        """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
         self._require_typed(typed=False)
         writer = await self.open_writer()
-        return AsyncAppendOnlyStreamWriter(writer, max(writer.last_txid, 0))
+        return writer, max(writer.last_txid, 0)
 
     async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
         """Open a reader of the log's bytes.
