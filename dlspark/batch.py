@@ -25,6 +25,7 @@ from dlspark.pruning import Comparison, Wanted
 from dlspark.reading import (
     LogSnapshots,
     list_selected,
+    losses_of,
     narrow,
     plan_read,
     read_rows,
@@ -76,6 +77,8 @@ class DlogReader(DataSourceReader):
         if options.must_reach_start:
             for snapshot in snapshots.values():
                 require_reached(snapshot, options.start)
+        losses = losses_of(source, snapshots.values(), options.start)
+        report_losses(losses, fail=options.fail_on_data_loss)
         starts = resolve(source, snapshots, options.start)
         ends = resolve(source, snapshots, options.end or Edge.LATEST)
         stretches = [
