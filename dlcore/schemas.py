@@ -9,7 +9,7 @@ import pyarrow as pa
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.log.entries.batches import typed_read_fields
 from dlcore.log.typed.arrow import columns_of, entry_schemas, schema_of, spelled
-from dlcore.log.typed.schema import LogSchema, check_columns, describe
+from dlcore.log.typed.schema import LogSchema, as_required, check_columns, describe, loosened
 from dlcore.log.typed.text import parse_columns
 
 if TYPE_CHECKING:
@@ -88,6 +88,11 @@ def require_fit(log: str, schema: pa.Schema, rows: pa.Schema) -> None:
     entry_schemas(LogSchema.first(columns_of(schema))).fit(log, none)
 
 
+def with_nulls_of(known: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """Return columns that can be null where those of another schema can, by their names."""
+    return schema_of(as_required(columns_of(known), columns_of(wanted)))
+
+
 def merge_schemas(schemas: Mapping[str, pa.Schema | None]) -> pa.Schema | None:
     """Return the columns that hold those of all logs; None if these are logs of bytes.
 
@@ -115,4 +120,7 @@ def merge_schemas(schemas: Mapping[str, pa.Schema | None]) -> pa.Schema | None:
                 f"logs {first!r} and {log!r} cannot be read together: log {first!r} has "
                 f"({describe(columns)}), log {log!r} has ({describe(more)})"
             ) from error
-    return schema_of(merged.latest)
+    latest = merged.latest
+    for columns in typed.values():
+        latest = loosened(latest, columns)
+    return schema_of(latest)

@@ -143,18 +143,27 @@ class RowBuilder:
             ),
         }
         arrays = [
-            columns[known]() if known is not None else self._data(parts, name, field.type)
+            columns[known]() if known is not None else self._data(parts, name, field)
             for field, known, name in zip(
                 self._schema, self._shape.known, self._shape.data, strict=True
             )
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _data(self, parts: list[ScanBatch], name: str, kind: pa.DataType) -> pa.Array:
+    def _data(self, parts: list[ScanBatch], name: str, field: pa.Field) -> pa.Array:
         """Return a column of the records, as Spark's type; nulls where the log has none."""
+        kind = field.type
         if parts[0].batch.schema.get_field_index(name) < 0:
-            return pa.nulls(sum(part.batch.num_rows for part in parts), kind)
-        array = _joined([part.batch.column(name) for part in parts])
+            array = pa.nulls(sum(part.batch.num_rows for part in parts), kind)
+        else:
+            array = _joined([part.batch.column(name) for part in parts])
+        if array.null_count and not field.nullable:
+            # Spark would compute with what lies in the memory of a null.
+            raise SchemaMismatchError(
+                f"log {self._name!r}: column {name!r} is read as one that cannot be null, and has "
+                f"{array.null_count} nulls. Where the log's schema has changed since, start the "
+                "query again"
+            )
         if array.type.equals(kind):
             return array
         try:

@@ -25,6 +25,7 @@ from dlspark.pruning import Comparison, Wanted
 from dlspark.reading import (
     LogSnapshots,
     list_selected,
+    losses_of,
     narrow,
     plan_read,
     read_rows,
@@ -34,14 +35,16 @@ from dlspark.reading import (
     resolve,
     warn_of_bounds,
 )
+from dlspark.sessions import log_id_of
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
+    from dlspark.commit import AppendIdentity
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns
 
@@ -74,6 +77,8 @@ class DlogReader(DataSourceReader):
         if options.must_reach_start:
             for snapshot in snapshots.values():
                 require_reached(snapshot, options.start)
+        losses = losses_of(source, snapshots.values(), options.start)
+        report_losses(losses, fail=options.fail_on_data_loss)
         starts = resolve(source, snapshots, options.start)
         ends = resolve(source, snapshots, options.end or Edge.LATEST)
         stretches = [
@@ -137,7 +142,8 @@ class DlogWriter(DataSourceArrowWriter):
 
     Spark pickles this very object to the tasks and back to the driver's commit, so `token` is the
     same in all of them, and no two writes share one.  It is made, and commits, on the driver's
-    machine, as soon as the write begins.
+    machine, as soon as the write begins.  Which log a transaction is of is found out then, and
+    is the same in all tasks and their attempts.
     """
 
     def __init__(
@@ -148,12 +154,18 @@ class DlogWriter(DataSourceArrowWriter):
         self._overwrite = overwrite
         self._token = SystemClock().new_token()
         self._begun_ns = time.monotonic_ns()
+        self._log_id: str | None = None
+        if options.transaction is not None and options.log is not None:
+            self._log_id = log_id_of(options.address, options.log)
+
+    def _identity(self, properties: Mapping[str, str | None]) -> AppendIdentity:
+        return batch_identity(self._options, properties, token=self._token, log_id=self._log_id)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Stage the rows of a task."""
         context = TaskContext.get()
         assert context is not None, "Spark calls write in a task"
-        append = batch_identity(self._options, task_properties(context), token=self._token)
+        append = self._identity(task_properties(context))
         return stage_rows(
             iterator,
             options=self._options,
@@ -173,5 +185,5 @@ class DlogWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what the tasks staged."""
-        append = batch_identity(self._options, {}, token=self._token)
+        append = self._identity({})
         abort_staged(messages, address=self._options.address, append=append)

@@ -8,7 +8,9 @@ a run that repeats the batch counts again.  A run of a batch is known by the SQL
 of it happens in, which Spark numbers, and which no user sets.
 
 A batch write appends under the user's ``txnAppId``, target and ``txnVersion`` where given, else
-under a token of its own.
+under a token of its own.  The target is the same as of a stream: of one log the id, which the
+driver looks up before the first task begins; what is staged for another log of the same name is
+refused.
 
 Over Spark Connect the function of ``foreachBatch`` is a client of the server's, and its writes know
 nothing of the micro-batch.  Without a ``txnAppId`` they are refused, as far as they can be told
@@ -18,7 +20,6 @@ Spark shows the first part; where that may hide such rows, the write is refused 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -69,9 +70,8 @@ TASK_PROPERTIES = (
     CALL_SITE_PROPERTY,
     CONNECT_OPERATION_PROPERTY,
 )
-_IDENTITY_BYTES_MAX = 200
-_ANY_LOG = "<column>"
-"""Stands for a write whose rows choose their log; no log has such a name."""
+_ANY_LOG = "column"
+"""Stands for a write whose rows choose their log; no log has such an id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +84,7 @@ class AppendIdentity:
     `is_unique` says that nobody will append under this identity again, `is_stream` that versions
     are the batches of a streaming query, of which only the latest is ever repeated; `is_of_log`
     that the id of the one log it appends to belongs to the identity: `committed_as` has it.
+    `log_id` is of the one log that it may append to, where the identity has that id already.
     """
 
     identity: str
@@ -94,10 +95,11 @@ class AppendIdentity:
     is_unique: bool = False
     is_stream: bool = False
     is_of_log: bool = False
+    log_id: str = ""
 
     def committed_as(self, log_id: str) -> str:
         """Under which identity it commits, to the log of this id."""
-        return f"{self.identity}><{log_id}>"
+        return _with_target(self.identity, log_id)
 
     @property
     def staged_as(self) -> str:
@@ -116,7 +118,7 @@ def _stream_identity(
 ) -> AppendIdentity:
     stream = _name_stream(query_id)
     return AppendIdentity(
-        identity=_with_target(stream, None) if options.log is None else stream,
+        identity=_with_target(stream, _ANY_LOG) if options.log is None else stream,
         version=int(batch_id),
         run=run,
         thread=thread,
@@ -127,9 +129,19 @@ def _stream_identity(
 
 
 def batch_identity(
-    options: WriteOptions, properties: Mapping[str, str | None], *, token: str
+    options: WriteOptions,
+    properties: Mapping[str, str | None],
+    *,
+    token: str,
+    log_id: str | None = None,
 ) -> AppendIdentity:
-    """Return the identity of a batch write; `token` is unique to the write.
+    """Return the identity of a batch write.
+
+    Args:
+        options: of the write.
+        properties: the local properties of its task.
+        token: unique to the write.
+        log_id: of the log that the options name, where they have a transaction.
 
     Raises:
         ConfigurationError: it is a write of a micro-batch's rows over Spark Connect, or in a
@@ -146,11 +158,11 @@ def batch_identity(
         )
         if transaction is not None:
             shared = SharedStaging(identity=_name_stream(query_id), round=batch_id)
-            return _transaction_identity(transaction, options.log, shared=shared)
+            return _transaction_identity(transaction, options, log_id, shared=shared)
         thread = properties.get(THREAD_PROPERTY) or ""
         return _stream_identity(options, query_id, batch_id, run="/".join(run), thread=thread)
     if transaction is not None:
-        return _transaction_identity(transaction, options.log)
+        return _transaction_identity(transaction, options, log_id)
     request = properties.get(CALL_SITE_PROPERTY) or ""
     if request.startswith(_CONNECT_REQUEST):
         _refuse_unknown_batch(properties, request)
@@ -185,13 +197,21 @@ def _refuse_unknown_batch(properties: Mapping[str, str | None], request: str) ->
 
 
 def _transaction_identity(
-    transaction: Transaction, log: str | None, *, shared: SharedStaging | None = None
+    transaction: Transaction,
+    options: WriteOptions,
+    log_id: str | None,
+    *,
+    shared: SharedStaging | None = None,
 ) -> AppendIdentity:
-    # What was written to one log says nothing of another.
+    # The id belongs to the identity from the first task on, not only in the commit: what another
+    # write of the same application stages for another log, at the same time, has another identity,
+    # and is left alone when this one tidies.
+    assert (options.log is None) == (log_id is None), "a log that is named has an id"
     return AppendIdentity(
-        identity=_with_target(f"txn:{transaction.app_id}", log),
+        identity=_with_target(f"txn:{transaction.app_id}", log_id or _ANY_LOG),
         version=transaction.version,
         shared=shared,
+        log_id=log_id or "",
     )
 
 
@@ -210,13 +230,9 @@ def _name_stream(query_id: str) -> str:
     return f"stream:{query_id}"
 
 
-def _with_target(appender: str, log: str | None) -> str:
-    # No log's name has a ">": the same text never comes of two appenders and two logs.
-    identity = f"{appender}>{log or _ANY_LOG}"
-    if len(identity.encode()) <= _IDENTITY_BYTES_MAX:
-        return identity
-    assert log is not None, "every appender leaves room for the other word"
-    return f"{appender}>{hashlib.sha256(log.encode()).hexdigest()}"
+def _with_target(appender: str, target: str) -> str:
+    # No target has a ">": the same text never comes of two appenders and two targets.
+    return f"{appender}><{target}>"
 
 
 class StagedTask(WriterCommitMessage):

@@ -187,6 +187,19 @@ class DataLoss:
             records=records,
         )
 
+    @classmethod
+    def of_txids(cls, snapshot: LogSnapshot, txid: int) -> DataLoss:
+        """Records with a transaction id, or those above it, were truncated away."""
+        return cls(
+            log=snapshot.log,
+            what=(
+                f"records with transaction ids of {txid} or more were truncated; it holds "
+                f"{snapshot.first} … {snapshot.end} (exclusive)"
+            ),
+            error=AlreadyTruncatedError,
+            key=(snapshot.log, snapshot.log_id, f"txid {txid}", str(snapshot.first)),
+        )
+
 
 def _some(names: list[str]) -> str:
     named = ", ".join(map(repr, names[:_NAMED_MAX]))

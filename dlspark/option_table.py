@@ -263,7 +263,8 @@ OPTIONS = (
         values="`true` or `false`",
         default="`false`",
         meaning="Whether columns that a typed log does not have are added to it, and types that "
-        "are too narrow widened, before the write; needs `log`.",
+        "are too narrow widened, before the write; needs `log`. Which columns can be null stays as "
+        "it is.",
     ),
     Option(
         name="txnAppId",
@@ -271,7 +272,8 @@ OPTIONS = (
         values="1 to 128 bytes",
         default="",
         meaning="With `txnVersion`: a write whose version is not above the last that this "
-        "application committed to the log is skipped. Writes without the option `log` count "
+        "application committed to the log is skipped. A log counts by its id: renamed it goes on, "
+        "created again it begins anew. Writes without the option `log` count "
         "together, whichever logs their rows choose.",
     ),
     Option(

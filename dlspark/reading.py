@@ -17,7 +17,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.records import NotLessThan, RecordField
 from dlspark.arrow import RowBuilder, RowShape
-from dlspark.offsets import LogPosition, LogView
+from dlspark.offsets import DataLoss, LogPosition, LogView
 from dlspark.planning import (
     CountedPartition,
     CountedRange,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from dlcore.records import RecordPlace
     from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
-    from dlspark.offsets import DataLoss
     from dlspark.options import Address, LogSelection, ReadOptions
     from dlspark.pruning import Wanted
 
@@ -123,7 +122,8 @@ def resolve(
             case Edge.LATEST:
                 dlsn = snapshot.end
             case DLSN() as dlsn:
-                pass
+                if dlsn == DLSN.INITIAL:  # the beginning, as elsewhere
+                    dlsn = snapshot.first
         view = LogView.of(snapshot)
         counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}
         positions[log] = LogPosition(
@@ -141,6 +141,34 @@ def bound_of(log: str, bound: Bound) -> Edge | DLSN | TxidBound | TimestampBound
     if isinstance(bound, PositionsByLog):
         return bound.positions.get(log, Edge.EARLIEST)
     return bound
+
+
+def losses_of(
+    source: LogSnapshots, snapshots: Iterable[LogSnapshot], bound: Bound
+) -> list[DataLoss]:
+    """Return where records from the transaction id on, at which a read starts, are truncated.
+
+    Through a proxy that is known of whole extents only.  0 means the beginning, as elsewhere.
+    """
+    found, searched = [], []
+    for snapshot in snapshots:
+        start = bound_of(snapshot.log, bound)
+        if not isinstance(start, TxidBound) or start.txid == 0:
+            continue
+        if start.txid <= snapshot.truncated_txid:
+            found.append(DataLoss.of_txids(snapshot, start.txid))
+        elif snapshot.first > DLSN(snapshot.first.lssn, 0, 0):
+            searched.append((snapshot, start.txid))
+    places = source.find(
+        [
+            (each.starting_at(DLSN(each.first.lssn, 0, 0)), NotLessThan(RecordField.TXID, txid))
+            for each, txid in searched
+        ]
+    )
+    for (snapshot, txid), place in zip(searched, places, strict=True):
+        if place.dlsn < snapshot.first:
+            found.append(DataLoss.of_txids(snapshot, txid))
+    return found
 
 
 def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:

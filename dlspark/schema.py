@@ -95,7 +95,15 @@ def options_of(schema: StructType, options: Mapping[str, str]) -> Mapping[str, s
 
 
 def check_read_schema(schema: StructType, expected: StructType) -> None:
-    """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `expected`."""
+    """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `expected`.
+
+    Of typed logs, a column may be called nullable that cannot be null.
+    """
+    if is_of_typed(expected):
+        loose = {field.name for field in schema.fields if field.nullable}
+        expected = StructType(
+            [StructField(f.name, f.dataType, f.nullable or f.name in loose) for f in expected]
+        )
     schema, expected = _bare(schema), _bare(expected)
     if schema == expected:
         return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlcore import AppendRun
 from dlcore.errors import (
+    AppendAbortedError,
     AppendMismatchError,
     ConfigurationError,
     DuplicateAppendError,
@@ -103,6 +104,7 @@ def commit_staged(
         replaces: truncate what the log of the options held before, in the same transaction.
 
     Raises:
+        AppendAbortedError: another log has the name of the options since the write began.
         AppendMismatchError: a query goes on from a checkpoint that is not the latest of it.
         ConfigurationError: some of the rows have transaction ids, and others have not.
         DuplicateAppendError: threads wrote to the same target in one batch.
@@ -161,7 +163,17 @@ def _committed_as(
     """Return under which identity a write commits; that of a log's id, if there are no rows, asks.
 
     Where extents are of two logs of one name, the commit refuses them.
+
+    Raises:
+        AppendAbortedError: rows were staged for another log than the write began with.
     """
+    for extent in extents:
+        if append.log_id and extent.log_id != append.log_id:
+            raise AppendAbortedError(
+                f"log {extent.log!r}: it was renamed, or deleted and created again, during the "
+                f"write (id {append.log_id}, now {extent.log_id}): nothing was written; write "
+                "again"
+            )
     if not append.is_of_log:
         return append.identity
     if extents:

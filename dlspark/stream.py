@@ -34,6 +34,7 @@ from dlspark.reading import (
     LogSnapshots,
     find_log,
     list_selected,
+    losses_of,
     plan_read,
     read_rows,
     report_losses,
@@ -105,6 +106,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.must_reach_start:
                 for snapshot in snapshots.values():
                     require_reached(snapshot, options.start)
+            self._report(losses_of(self._logs, snapshots.values(), options.start))
             positions = resolve(self._logs, snapshots, options.start)
             for log, position in positions.items():
                 warn_of_bounds(snapshots[log], position.dlsn)

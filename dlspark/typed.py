@@ -146,15 +146,15 @@ def read_schema(
         if name in METADATA_COLUMNS:
             fields.append(sql.StructField(name, METADATA_COLUMNS[name]))
         elif log_schema.get_field_index(name) >= 0:
-            kind = spark_type(name, log_schema.field(name).type)
-            fields.append(sql.StructField(name, kind))
+            field = log_schema.field(name)
+            fields.append(sql.StructField(name, spark_type(name, field.type), field.nullable))
         else:
             raise ConfigurationError(
                 f"option columns={','.join(columns)!r}: the log has no column {name!r}, it has "
                 f"{', '.join(log_schema.names)}, and {', '.join(METADATA_COLUMNS)}"
             )
     first = fields[0]
-    marked = sql.StructField(first.name, first.dataType, metadata={TYPED_KEY: True})
+    marked = sql.StructField(first.name, first.dataType, first.nullable, {TYPED_KEY: True})
     return sql.StructType([marked, *fields[1:]])
 
 
@@ -167,15 +167,31 @@ def shape_of(schema: sql.StructType) -> RowShape:
     return RowShape.of_typed(pa.schema(fields))
 
 
+def as_nullable(kind: sql.DataType) -> sql.DataType:
+    """Return a type of Spark in which everything can be null, but for keys of maps."""
+    if isinstance(kind, sql.ArrayType):
+        return sql.ArrayType(as_nullable(kind.elementType))
+    if isinstance(kind, sql.MapType):
+        return sql.MapType(kind.keyType, as_nullable(kind.valueType))
+    if isinstance(kind, sql.StructType):
+        return sql.StructType([sql.StructField(f.name, as_nullable(f.dataType)) for f in kind])
+    if isinstance(kind, sql.UserDefinedType):
+        return as_nullable(kind.sqlType())
+    return kind
+
+
 def log_schema_of(schema: sql.StructType) -> pa.Schema:
     """Return the columns of a log that holds a DataFrame's rows.
+
+    All of them can be null, as in files that Spark writes: it calls a column not null because of
+    how its rows were made, as by ``range`` or a literal, and not because no row may have a null.
 
     Raises:
         ConfigurationError: no log can hold one of them, or there is none but what a log says.
     """
     return pa.schema(
         [
-            pa.field(field.name, arrow_type(field.name, field.dataType))
+            pa.field(field.name, arrow_type(field.name, as_nullable(field.dataType)))
             for field in schema.fields
             if field.name not in METADATA_COLUMNS
         ]

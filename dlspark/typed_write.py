@@ -83,8 +83,13 @@ def prepare_typed(
 
 
 def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema, known: pa.Schema | None) -> None:
+    from dlcore.schemas import require_fit, with_nulls_of
+
     if options.merge_schema:
-        merge_schema(options.address, log, wanted)
+        # What a DataFrame's rows may be says nothing of what the log is to take.
+        merge_schema(
+            options.address, log, wanted if known is None else with_nulls_of(known, wanted)
+        )
         return
     if known is None:
         return
@@ -94,8 +99,6 @@ def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema, known: pa.Schem
         raise SchemaMismatchError(
             f"log {log!r} has no column {missing[0]!r}: {both}. The option mergeSchema adds columns"
         )
-    from dlcore.schemas import require_fit
-
     try:
         require_fit(log, known, wanted)
     except SchemaMismatchError as error:
@@ -106,4 +109,5 @@ def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema, known: pa.Schem
 
 
 def _text(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+    required = {field.name: "" if field.nullable else " not null" for field in schema}
+    return ", ".join(f"{field.name} {field.type}{required[field.name]}" for field in schema)

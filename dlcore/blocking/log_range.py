@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.reader import LogReader
-from dlcore.errors import EndOfStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,12 +76,12 @@ class LogRange(Framed):
         end = self.extent.end
         if self.extent.is_empty:
             return
-        with (
-            LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader,
-            suppress(EndOfStreamError),
-        ):
-            while reader.position < end:
-                part = self._range.view.of(rows_before(reader.read_batch(), end))
+        with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
+            # What the range covers was readable when it was made, perhaps by other bookies than
+            # those that this reader asks: it is waited for.
+            batches = reader.batches(follow=True)
+            while reader.position < end and (batch := next(batches, None)) is not None:
+                part = self._range.view.of(rows_before(batch, end))
                 if part.num_rows:
                     yield part
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.reading.status import LogStatus
+    from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.records import LogRecordWithDLSN
 
 
@@ -62,7 +63,9 @@ class DistributedLogManager(Blocking):
         Raises: ConfigurationError, EndOfStreamError, OwnershipAcquireFailedError,
             LedgerRecoveryError, LogNotFoundError, MetadataError.
         """
-        opened = self._call(self._manager.open_writer(ledger_metadata=ledger_metadata))
+        return self._twin_of(self._call(self._manager.open_writer(ledger_metadata=ledger_metadata)))
+
+    def _twin_of(self, opened: AsyncLogWriter) -> LogWriter:
         kind = TimedLogWriter if opened.config.flush_interval_s else LogWriter
         return kind(self._portal, opened, self._writers)
 
@@ -167,9 +170,12 @@ class DistributedLogManager(Blocking):
         return self._call(self._manager.update_schema(schema, merge=merge))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
-        """Open the log's writer as a binary file, which begins where the bytes of the log end."""
-        writer = self.open_writer()
-        return AppendOnlyStreamWriter(writer, max(writer.last_txid, 0))
+        """Open the log's writer as a binary file, which begins where the bytes of the log end.
+
+        Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
+        """
+        opened, position = self._call(self._manager.begin_stream())
+        return AppendOnlyStreamWriter(self._twin_of(opened), position)
 
     def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
         """Open the log's bytes as a binary file, at `position` or at the first byte there is.

@@ -66,7 +66,8 @@ class StagingWriter(Blocking):
         if self._closed:
             return
         self._closed = True
-        self._call(self._writer.aclose(delete=delete))
+        if not self._portal.is_inherited:  # else the process that opened it closes it
+            self._call(self._writer.aclose(delete=delete))
 
 
 class StagedAppend(Blocking):

@@ -62,6 +62,16 @@ class LogWriter(BufferingWriter):
         return f"<LogWriter {self._writer.log_name!r} last_txid={self._last_txid} {state}>"
 
     @property
+    def log_name(self) -> str:
+        """The log's name."""
+        return self._writer.log_name
+
+    @property
+    def log_id(self) -> str:
+        """The log's identity."""
+        return self._writer.log_id
+
+    @property
     def last_txid(self) -> int:
         """The highest transaction id written, -1 if there is none."""
         return self._last_txid

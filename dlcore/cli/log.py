@@ -350,7 +350,10 @@ def show_schema(log: str) -> None:
             return await manager.get_schema()
 
     schema = run_async(read, remote=partial(remote_schema, log=log))
-    rows = [{"column": field.name, "type": str(field.type)} for field in schema or ()]
+    rows = [
+        {"column": field.name, "type": f"{field.type}{'' if field.nullable else ' not null'}"}
+        for field in schema or ()
+    ]
     show_rows(rows, columns=("column", "type"), empty=f"log {log} is one of bytes")
 
 

@@ -15,6 +15,7 @@ from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
 from dlcore.log.entries.batches import typed_read_fields
 from dlcore.log.manager import DistributedLogManager
+from dlcore.log.typed.arrow import null_in, plain_schema
 from dlcore.schemas import describe_schema
 
 if TYPE_CHECKING:
@@ -139,8 +140,12 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
     if table.num_rows != len(lines):
         raise pa.ArrowInvalid("it holds no object, or several")
     (batch,) = table.combine_chunks().to_batches()
-    arrays = [_made(batch.column(field.name), field) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, names=schema.names)
+    arrays = [_made(batch.column(field.name), field) for field in plain_schema(schema)]
+    rows = pa.RecordBatch.from_arrays(arrays, names=schema.names)
+    null = null_in(rows, schema)
+    if null is not None:
+        raise ValueError(f"column {null!r} is null, and cannot be")
+    return rows
 
 
 def _made(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -163,8 +163,9 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         Args:
             dlsn: the position of the first record wanted; `DLSN.INITIAL`, the default, means the
                 first one that is not truncated.  A position beyond the end waits for its record.
-            txid: the first record with this transaction id or a higher one.
-            timestamp_ms: the first record written at that time or later, in epoch milliseconds.
+            txid: the first record with this transaction id or a higher one; 0 means the same.
+            timestamp_ms: the first record left that was written at that time or later, in epoch
+                milliseconds.
             subscriber: for whom it reads: it starts at the position that is stored for him, unless
                 another is given, stores one with `commit`, and is the only reader that does.
             skip_broken_entries: leave out entries of which no replica is undamaged, and count them
@@ -172,7 +173,8 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             ignore_truncation: read also what is truncated, as long as its segment is stored.
 
         Raises:
-            AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away.
+            AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away, or a record
+                with `txid` or a higher one was.
             ConfigurationError: more than one position is given.
             OwnershipAcquireFailedError: the subscriber had another reader for `lock_timeout_s`.
         """
@@ -252,7 +254,8 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
 
         Raises:
             SchemaMismatchError: the log has no such column.
-            AlreadyTruncatedError: `start` is a position that was truncated away.
+            AlreadyTruncatedError: `start` is a position or transaction id that was truncated away;
+                the first position and 0 mean the beginning.
             ConfigurationError: a time has no time zone.
         """
         self._require_open()
@@ -301,11 +304,15 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
         """Open the log's writer as one of bytes; it begins where the bytes of the log end.
 
-        Raises: as `open_writer`.
+        Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
         """
+        return AsyncAppendOnlyStreamWriter(*await self.begin_stream())
+
+    async def begin_stream(self) -> tuple[AsyncLogWriter, int]:
+        """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
         self._require_typed(typed=False)
         writer = await self.open_writer()
-        return AsyncAppendOnlyStreamWriter(writer, max(writer.last_txid, 0))
+        return writer, max(writer.last_txid, 0)
 
     async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
         """Open a reader of the log's bytes.

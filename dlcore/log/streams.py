@@ -231,7 +231,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
     async def _take(self, *, anywhere: bool = False) -> bool:
         """Take over the next bytes of the log; return False if there are none now."""
         if self._is_astray:
-            await self._reader.seek(txid=self._position + 1)
+            await self._find(self._position)
             self._is_astray = False
         try:
             batch = await self._reader.read_batch(until_caught_up=True)
@@ -255,6 +255,12 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         self._begin, self._data = begin, data
         return True
 
+    async def _find(self, position: int) -> None:
+        try:
+            await self._reader.seek(txid=position + 1)
+        except AlreadyTruncatedError:
+            await self._reader.seek()  # whoever reads there is told which bytes are gone
+
     async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a position, forward or back, perhaps past the end; return it.
 
@@ -273,7 +279,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         async with self._turn:
             if not self._begin <= position <= self._begin + len(self._data):
                 self._is_astray = True  # until it is there
-                await self._reader.seek(txid=position + 1)
+                await self._find(position)
                 self._begin, self._data, self._is_astray = position, memoryview(b""), False
             self._position = position
             self._has_ended = False

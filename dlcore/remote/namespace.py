@@ -81,7 +81,12 @@ class RemoteNamespace(AsyncClosing):
                 found["/".join(pb.FlightInfo.FromString(data).flight_descriptor.path)] = None
         return sorted(found)
 
-    async def get_snapshots(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
+    async def get_snapshots(
+        self,
+        names: Sequence[str],
+        *,
+        fresh: bool = True,  # which they always are
+    ) -> dict[str, LogSnapshot | None]:
         """Return what each log holds now; None for those that are not there.
 
         Raises: LedgerReadError, MetadataError, ProxyUnavailableError.

@@ -21,12 +21,13 @@ from dlcore.remote.reader import RemoteRecord, RemoteRows
 from dlcore.remote.writing import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from dlcore.config import LogSettings
     from dlcore.ids import DLSN
+    from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.records import LogRecord, NotLessThan, RecordPlace
@@ -80,7 +81,7 @@ class RemoteNamespace(WritersNamespace):
 
         Raises: LedgerReadError, MetadataError, ProxyUnavailableError.
         """
-        return self._call(self._namespace.get_snapshots(names))
+        return self._call(self._namespace.get_snapshots(names, fresh=fresh))
 
     def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
         """Return each existing log's schema, None if of bytes.  Raises: as `get_snapshots`."""
@@ -124,9 +125,29 @@ class RemoteNamespace(WritersNamespace):
         """Add columns to a typed log, or widen them.  Raises: as the async twin."""
         self._call(self._namespace.merge_schema(name, schema))
 
-    def begin_append(self, identity: str, version: int, **options: Any) -> StagedAppend:
+    def begin_append(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None = None,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
+        strict: bool = False,
+    ) -> StagedAppend:
         """Begin an atomic append.  Arguments and errors: the async twin's."""
-        append = self._call(self._namespace.begin_append(identity, version, **options))
+        append = self._call(
+            self._namespace.begin_append(
+                identity,
+                version,
+                shared=shared,
+                run=run,
+                lock_timeout_s=lock_timeout_s,
+                keep_record=keep_record,
+                strict=strict,
+            )
+        )
         return StagedAppend(self._portal, append)
 
     def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
@@ -142,9 +163,18 @@ class RemoteNamespace(WritersNamespace):
         opening = self._namespace.open_log(name, create_if_missing=create_if_missing)
         return RemoteLog(self._portal, self._call(opening), self._writers)
 
-    def open_merged_reader(self, names: Sequence[str], **start: Any) -> MergedReader[RemoteRecord]:
+    def open_merged_reader(
+        self,
+        names: Sequence[str],
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        positions: Mapping[str, DLSN] | None = None,
+    ) -> MergedReader[RemoteRecord]:
         """Open a reader over several logs.  Arguments and errors: the async twin's."""
-        opening = self._namespace.open_merged_reader(names, **start)
+        opening = self._namespace.open_merged_reader(
+            names, txid=txid, timestamp_ms=timestamp_ms, positions=positions
+        )
         return MergedReader(self._portal, self._call(opening))
 
 

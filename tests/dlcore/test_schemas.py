@@ -39,6 +39,11 @@ def test_every_type_is_read_back() -> None:
         ("a float64", [("a", pa.float64())]),
         (" a: utf8 ,b:int8\n\tc date32[day]", [("a", "string"), ("b", "int8"), ("c", "date32")]),
         ("tags list<str>", [("tags", pa.list_(pa.string()))]),
+        ("a int8 NOT  NULL, not null", [pa.field("a", pa.int8(), False), ("not", pa.null())]),
+        (
+            "m map<string not null, int8 not null> not null",
+            [pa.field("m", pa.map_("string", pa.field("value", pa.int8(), False)), False)],
+        ),
     ],
 )  # fmt: skip
 def test_other_spellings(text: str, schema: list[tuple[str, pa.DataType]]) -> None:
@@ -60,6 +65,7 @@ def test_other_spellings(text: str, schema: list[tuple[str, pa.DataType]]) -> No
         ("city varchar(3)", "the type 'varchar(3)', expected one of null, bool, int8"),
         ("cents decimal128(99, 2)", "the type 'decimal128(99, 2)', expected"),
         ("a int8, a int8", "the name 'a' twice"),
+        ("a int8 not nullable", "expected a comma, and a name and a type at 'not nullable'"),
         ("_txid int64", "a column cannot be called '_txid'"),
     ],
 )

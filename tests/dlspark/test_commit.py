@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from dlcore import SharedStaging
+from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, UnexpectedError
 from dlcore.log.staging.append import check_identity
 from dlspark import in_batch
@@ -82,7 +83,7 @@ def test_rows_of_a_batch_in_a_thread_of_no_batch_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"dlspark\.in_batch.*txnAppId"):
         batch_identity(OPTIONS, properties, token="a")
     named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
-    assert batch_identity(named, properties, token="a").identity == "txn:job>clicks"
+    assert batch_identity(named, properties, token="a", log_id="9f").identity == "txn:job><9f>"
 
 
 REQUEST = 'session_id: "a"\nplan {\n  command {\n    write_operation {\n      input {\n        '
@@ -103,7 +104,8 @@ def test_rows_of_a_batch_over_connect_are_refused(properties: dict[str, str]) ->
         batch_identity(OPTIONS, OUTSIDE | properties, token="a")
     assert "in_batch" not in str(caught.value)
     named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
-    assert batch_identity(named, OUTSIDE | properties, token="a").identity == "txn:job>clicks"
+    found = batch_identity(named, OUTSIDE | properties, token="a", log_id="9f")
+    assert found.identity == "txn:job><9f>"
 
 
 DEEP = """project {
@@ -185,8 +187,9 @@ def test_users_own_transaction_wins() -> None:
     options = WriteOptions(
         address=OPTIONS.address, log="clicks", transaction=Transaction(app_id="job", version=4)
     )
-    found = batch_identity(options, IN_A_BATCH, token="a")
-    assert (found.identity, found.version, found.run) == ("txn:job>clicks", 4, "")
+    found = batch_identity(options, IN_A_BATCH, token="a", log_id="9f")
+    assert (found.identity, found.version, found.run) == ("txn:job><9f>", 4, "")
+    assert (found.log_id, found.is_of_log) == ("9f", False)
 
 
 def test_what_a_query_writes_is_staged_under_one_name() -> None:
@@ -194,34 +197,34 @@ def test_what_a_query_writes_is_staged_under_one_name() -> None:
     named = replace(OPTIONS, transaction=Transaction(app_id="job", version=4))
     found = [
         stream_identity(OPTIONS, IN_A_BATCH),
-        *(batch_identity(each, IN_A_BATCH, token="a") for each in (OPTIONS, BY_COLUMN, named)),
+        *(batch_identity(each, IN_A_BATCH, token="a") for each in (OPTIONS, BY_COLUMN)),
+        batch_identity(named, IN_A_BATCH, token="a", log_id="9f"),
     ]
     assert {append.shared for append in found} == {SharedStaging(identity="stream:q", round="7")}
     assert {append.staged_as for append in found} == {"stream:q"}
-    assert batch_identity(named, OUTSIDE, token="a").shared is None
+    assert batch_identity(named, OUTSIDE, token="a", log_id="9f").shared is None
 
 
 def test_users_own_transaction_is_of_one_log() -> None:
-    """One version may be written to several logs, whatever their names and the application's."""
+    """One version may be written to several logs, whatever the name of the application.
+
+    A log counts by its id, whatever its name is.
+    """
     longest = "x" * 128
-    targets = [
-        (app, log)
-        for app in ("a", "a>b", longest)
-        for log in ("b", "c", "b/c", longest * 2, longest * 3, None)
-    ]
-    found = [
-        batch_identity(
-            WriteOptions(
-                address=OPTIONS.address, log=log, transaction=Transaction(app_id=app, version=4)
-            ),
-            OUTSIDE,
-            token="a",
-        ).identity
-        for app, log in targets
-    ]
-    assert len(set(found)) == len(targets)
-    for identity in found:
-        check_identity(identity)
+    one, other = SystemClock().new_token(), SystemClock().new_token()
+
+    def identity(app: str, name: str | None, log_id: str | None) -> str:
+        transaction = Transaction(app_id=app, version=4)
+        options = replace(OPTIONS, log=name, transaction=transaction)
+        return batch_identity(options, OUTSIDE, token="a", log_id=log_id).identity
+
+    apps = ("a", "a>b", "a><column>", f"a><{one}>", longest)
+    logs = ((None, None), ("b", one), ("b", other))
+    found = {identity(app, *log) for app in apps for log in logs}
+    assert len(found) == len(apps) * len(logs)
+    for each in found:
+        check_identity(each)
+    assert identity("a", "b", one) == identity("a", "renamed", one)
 
 
 def test_extents_go_in_the_order_of_partitions() -> None:

@@ -25,7 +25,7 @@ from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, StagedTask, batch_identity
 from dlspark.options import Address, Mode, ReadOptions, WriteOptions
 from dlspark.schema import WriteColumns, check_write_schema
-from dlspark.sessions import close_shared_namespace
+from dlspark.sessions import close_shared_namespace, log_id_of
 from dlspark.source import DistributedLogDataSource
 from dlspark.staging import abort_staged, commit_staged, stage_rows
 from tests.fixtures.spark import list_staged
@@ -213,6 +213,32 @@ def test_truncated_records_fail_a_batch_or_are_told(
     assert bench.read(log=bench.log) == list(range(3, 10))
 
 
+@pytest.mark.parametrize("place", [DLSN(1, 3, 0), DLSN(2, 0, 0)], ids=["within", "a segment"])
+def test_a_start_that_names_a_truncated_record(
+    bench: Bench, place: DLSN, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused, or told of, by position and transaction id; the first names mean all."""
+    bench.truncate(place)
+    left = list(range(3 if place.lssn == 1 else 5, 10))
+    for beginning in ({"startingOffsets": "1:0:0"}, {"startingTxid": "0"}, {}):
+        assert bench.read(log=bench.log, **beginning) == left
+        stream = bench.source(log=bench.log, **{"startingOffsets": "earliest", **beginning})
+        assert stream.streamReader(stream.schema()).initialOffset()["logs"] == {
+            bench.log: str(place)
+        }
+    assert bench.read(log=bench.log, startingTxid=str(left[0])) == left
+    for lost in ({"startingOffsets": "1:1:0"}, {"startingTxid": "2"}):
+        with pytest.raises(AlreadyTruncatedError, match=r"truncated; it holds .*failOnDataLoss"):
+            bench.read(log=bench.log, **lost)
+        with caplog.at_level(logging.WARNING):
+            assert bench.read(log=bench.log, failOnDataLoss="false", **lost) == left
+        assert "data loss" in caplog.text
+        caplog.clear()
+    stream = bench.source(log=bench.log, startingTxid="2")
+    with pytest.raises(AlreadyTruncatedError, match="ids of 2 or more were truncated"):
+        stream.streamReader(stream.schema()).initialOffset()
+
+
 def test_records_truncated_after_they_were_planned_at_an_endpoint(
     bench: Bench, proxy: ProxyProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,7 +381,8 @@ def test_overwrite_replaces_what_the_log_held(bench: Bench) -> None:
     options = WriteOptions.parse(
         {"uri": bench.uri, "log": bench.log, "txnAppId": uuid4().hex, "txnVersion": "1"}, Mode.BATCH
     )
-    append = batch_identity(options, {}, token=uuid4().hex)
+    log_id = log_id_of(options.address, bench.log)
+    append = batch_identity(options, {}, token=uuid4().hex, log_id=log_id)
 
     def overwrite(*values: bytes) -> None:
         rows = [pa.record_batch({"value": list(values)})] if values else []

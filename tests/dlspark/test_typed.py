@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
 
 from dlcore.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
-from dlcore.schemas import merge_schemas
+from dlcore.schemas import merge_schemas, schema_from_text
 from dlcore.sync import open_namespace
 from dlspark.arrow import RowBuilder, batches_by_log
 from dlspark.batch import FilteringDlogReader
@@ -254,6 +254,43 @@ def test_reads_that_do_not_fit(bench: Bench) -> None:
             writer.write_batch(pa.record_batch({"id": [2**40]}))
     with pytest.raises(SchemaMismatchError, match="column 'id' is int64, and not all of its value"):
         bench.rows(early)
+
+
+@pytest.mark.integration
+def test_columns_that_cannot_be_null(bench: Bench) -> None:
+    """Spark is told so, and refused nulls; what a DataFrame says of nulls changes no log."""
+    strict = bench.log + "/strict"
+    known = schema_from_text("id int64 not null, name string, tags list<string not null>")
+    bench.namespace.create_log(strict, schema=known)
+    log = bench.namespace.open_log(strict)
+    source = bench.source(log=strict)
+    assert [field.nullable for field in source.schema()] == [False, True, True]
+    ids = T.StructType([T.StructField("id", T.LongType(), nullable=False)])
+    bench.stage({"log": strict}, ids, pa.record_batch({"id": [1]}))
+    null = pa.record_batch({"id": pa.array([2, None], pa.int64())})
+    with pytest.raises(SchemaMismatchError, match=r"column id is null .* id int64 not null"):
+        bench.stage({"log": strict}, ids, null)
+    names = T.StructType([T.StructField("name", T.StringType())])
+    with pytest.raises(SchemaMismatchError, match="column id int64 not null is missing"):
+        source.writer(names, overwrite=False)
+    wide = T.StructType([*T.StructType.fromJson(ids.jsonValue()), *names.fields])
+    wide = wide.add("tags", T.ArrayType(T.StringType())).add("new", T.LongType(), nullable=False)
+    rows = pa.record_batch({"id": [3], "name": ["x"], "tags": [["t"]], "new": [4]})
+    loose = T.StructType([T.StructField(f.name, f.dataType) for f in wide])
+    for schema in (wide, loose):
+        bench.stage({"log": strict, "mergeSchema": "true"}, schema, rows)
+        assert log.get_schema() == known.append(pa.field("new", pa.int64()))
+    early = source.reader(source.schema())
+    given = T.StructType([T.StructField(f.name, f.dataType) for f in source.schema()])
+    assert [row["id"] for row in bench.rows(source.reader(given))] == [1, 3, 3]
+    assert [row["id"] for row in bench.rows(early)] == [1, 3, 3]
+    log.update_schema([("id", pa.int64())], merge=True)
+    bench.stage({"log": strict}, ids, null)
+    with pytest.raises(SchemaMismatchError, match="'id' is read as one that cannot be null"):
+        bench.rows(early)
+    bench.stage({"log": strict + "/made", "createLog": "true"}, ids, pa.record_batch({"id": [1]}))
+    made = bench.namespace.open_log(strict + "/made").get_schema()
+    assert made == pa.schema([("id", pa.int64())])
 
 
 @pytest.mark.integration

@@ -471,6 +471,9 @@ def plan_remove(
         first_chunk=chunk,
         first_active=max(head.first_active, (lssn, 0, 0)),
         segment=segment,
+        removed_txid=max(
+            head.removed_txid, *(each.last_txid for piece in pieces for each in piece.extents), -1
+        ),
     )
     put = Put(paths.head, encode(after), at.version)
     return Change((*ops, *releases, put), at.with_head(after))

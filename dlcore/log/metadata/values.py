@@ -216,7 +216,8 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
     `name` is the log's name once it was renamed.  `producers_lssn` is the last segment of which a
     final extent says what producers wrote; 0 if there is none.  The last entry that does so ends
-    its first `producers_entries` entries; 0: all of them.
+    its first `producers_entries` entries; 0: all of them.  `removed_txid` is the highest
+    transaction id of extents that were removed, -1 if none was since this is noted.
     """
 
     layout: int = LAYOUT
@@ -236,6 +237,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     name: str = ""
     producers_lssn: Count = 0
     producers_entries: Count = 0
+    removed_txid: Txid = -1
 
     @property
     def end_dlsn(self) -> DLSN:

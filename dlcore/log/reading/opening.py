@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.errors import AlreadyTruncatedError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.reading.broken import BrokenEntries
@@ -18,6 +17,7 @@ from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
+from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,10 +81,17 @@ class ReaderOpener:
             self._context, self._log.name, fetch_from, start, fetching, broken, hold, schemas
         )
 
-    async def position_of(self, start: ReadStart) -> DLSN:
-        """Return the position that a start means now."""
+    async def position_of(self, start: ReadStart, *, keeps_truncated: bool = False) -> DLSN:
+        """Return the position that a start means now.
+
+        Raises: AlreadyTruncatedError: it names a transaction id that was truncated away.
+        """
         if start.txid is not None:
-            return await (await self.finder()).not_less_than_txid(start.txid)
+            finder = await self.finder()
+            position = await finder.not_less_than_txid(start.txid)
+            if not keeps_truncated:
+                await finder.require_left(NotLessThan(RecordField.TXID, start.txid))
+            return position
         if start.timestamp_ms is not None:
             return await (await self.finder()).not_less_than_timestamp(start.timestamp_ms)
         return start.dlsn or DLSN.INITIAL
@@ -100,12 +107,11 @@ class ReaderOpener:
         finder = await self.finder()
         snapshot = finder.snapshot
         first = snapshot.first if start is None else await position_of(finder, start)
+        if isinstance(start, int):
+            await finder.require_left(NotLessThan(RecordField.TXID, start))
+        elif isinstance(start, DLSN):
+            await finder.require_left(start)
         last = snapshot.end if end is None else await position_of(finder, end)
-        if isinstance(start, DLSN) and DLSN.INITIAL < start < snapshot.first:
-            raise AlreadyTruncatedError(
-                f"log {self._log.name!r}: position {start} was truncated away, the first one left "
-                f"is {snapshot.first}"
-            )
         scans = snapshot.scans(first, last)
         extent = RangeExtent(
             log=self._log.name,
@@ -136,9 +142,9 @@ class ReaderOpener:
     ) -> Fetching:
         is_explicit = start.dlsn is not None and start.dlsn > DLSN.INITIAL
         rule = truncated or (TruncationRule.REFUSE if is_explicit else TruncationRule.SKIP)
-        position = await self.position_of(start)
-        cursor = ReadCursor(self._log.name, position, truncated=rule, end=end)
         keeps = rule is TruncationRule.IGNORE
+        position = await self.position_of(start, keeps_truncated=keeps)
+        cursor = ReadCursor(self._log.name, position, truncated=rule, end=end)
         history = LogHistory(self._context.logs, self._log, keeps_truncated=keeps)
         state = None if keeps else self._known.known_state()
         if state is None:

@@ -242,6 +242,8 @@ class LogSnapshot:
     be, when there is none).  `end` is the position after the last readable one, in canonical form:
     the entry count of the last segment that has readable entries, slot 0; or `first` if there is
     none.  `schema` is that of a typed log, with every version that its entries have.
+    `removed_txid` is the highest transaction id of the extents that were removed, as far as it is
+    known; `next_sequence_id` the number of the record that follows the final extents.
     """
 
     log: str
@@ -253,6 +255,8 @@ class LogSnapshot:
     cluster_id: str = ""
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
     schema: LogSchema | None = None
+    removed_txid: int = -1
+    next_sequence_id: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -282,6 +286,18 @@ class LogSnapshot:
     def is_truncated_before(self, dlsn: DLSN) -> bool:
         """Return whether records at `dlsn` or after it were truncated away."""
         return dlsn < self.first
+
+    @property
+    def truncated_txid(self) -> int:
+        """The highest transaction id that is known to be truncated, whole extents at a time."""
+        known = [
+            extent.last_txid
+            for segment in self.segments
+            if segment.lssn <= self.first.lssn
+            for extent in segment.extents
+            if DLSN(segment.lssn, extent.end_entry_id, 0) <= self.first
+        ]
+        return max(self.removed_txid, *known, -1)
 
     def starting_at(self, first: DLSN) -> LogSnapshot:
         """Return a copy whose first record is at `first`."""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dlcore.background import BackgroundTasks, told_to_callers
 from dlcore.config import require_kind
-from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
+from dlcore.errors import AlreadyTruncatedError, CorruptMetadataError, LedgerNotFoundError
 from dlcore.ids import DLSN
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import first_row_not_less
@@ -244,6 +244,8 @@ class LogFollower:
             cluster_id=self._context.cluster_id,
             addresses=await persistently(self._context.registry.get_addresses),
             schema=await self._read_schema(),
+            removed_txid=state.head.removed_txid,
+            next_sequence_id=state.head.next_sequence_id,
         )
         if first < snapshot.end and first != (canonical := snapshot.canonical(first)):
             return snapshot.starting_at(canonical)
@@ -382,14 +384,54 @@ class Finder:
                 return DLSN(segment.lssn, view.end_entry_id - 1, header.record_count - 1)
         return None
 
+    async def require_left(self, start: DLSN | NotLessThan) -> None:
+        """Raise if a record was truncated that a reader asks for who names where it starts.
+
+        The first position, number and id that there can be mean the beginning, which is the first
+        record left; a time is no name of a record.
+
+        Raises:
+            AlreadyTruncatedError: it names what is left, and how to begin there.
+        """
+        first = self._snapshot.first
+        if first == DLSN.INITIAL:
+            return
+        match start:
+            case DLSN():
+                what, is_lost = f"position {start}", DLSN.INITIAL < start < first
+            case NotLessThan(RecordField.SEQUENCE_ID, number):
+                what = f"sequence_id {number}"
+                is_lost = 0 < number < await self._first_sequence_id()
+            case NotLessThan(RecordField.TXID, txid):
+                what = f"transaction id {txid}"
+                is_lost = txid > 0 and (
+                    txid <= self._snapshot.truncated_txid or await self._txid_at(txid) < first
+                )
+            case _:
+                return
+        if is_lost:
+            raise AlreadyTruncatedError(
+                f"log {self._snapshot.log!r}: {what} was truncated away, the first one left is "
+                f"at {first}: name a record that is left, or none, to begin at the first one"
+            )
+
+    async def _first_sequence_id(self) -> int:
+        if self._snapshot.is_empty:
+            return self._snapshot.next_sequence_id
+        return (await self._place_at(self._snapshot.first)).sequence_id
+
     async def not_less_than_txid(self, txid: int) -> DLSN:
         """Return the position of the first record with `txid` or more, or the end."""
         require_kind("txid", txid, int)
+        return self._clamped(await self._txid_at(txid))
+
+    async def _txid_at(self, txid: int) -> DLSN:
+        """Return the same, among truncated records too, as far as their segment is there."""
         for segment, view in self._extents():
             if view.last_txid < txid:
                 continue
             if view.txid_assigned:
-                return self._clamped(DLSN(segment.lssn, view.base_entry_id, 0))
+                return DLSN(segment.lssn, view.base_entry_id, 0)
             entry_id = await self._first_entry(
                 segment, view, lambda header: header.last_txid >= txid
             )
@@ -398,7 +440,7 @@ class Finder:
             schema = self._snapshot.schema
             schemas = None if schema is None else entry_schemas(schema)
             row = first_row_not_less(decode_entry_batch(frame.body, header, schemas), txid)
-            return self._clamped(DLSN(segment.lssn, view.in_segment(entry_id), row))
+            return DLSN(segment.lssn, view.in_segment(entry_id), row)
         return self._snapshot.end
 
     async def not_less_than_timestamp(self, timestamp_ms: int) -> DLSN:

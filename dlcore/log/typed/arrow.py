@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from dlcore.errors import ConfigurationError, InvalidEntryError, SchemaMismatchError
 from dlcore.log.typed.schema import (
@@ -97,7 +98,7 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     Raises:
         ConfigurationError: a log cannot hold values of a type.
     """
-    return tuple(_column_of(field.name, field.type) for field in schema)
+    return tuple(map(_column_of_field, schema))
 
 
 def first_schema(schema: Any) -> LogSchema | None:
@@ -109,20 +110,28 @@ def first_schema(schema: Any) -> LogSchema | None:
     return None if schema is None else LogSchema.first(columns_of(schema_from(schema)))
 
 
-def _column_of(name: str, kind: Any) -> Column:
+def _column_of_field(field: pa.Field) -> Column:
+    return _column_of(field.name, field.type, nullable=field.nullable)
+
+
+def _column_of(name: str, kind: Any, *, nullable: bool = True) -> Column:
     if isinstance(kind, pa.BaseExtensionType):
-        return _column_of(name, kind.storage_type)
+        return _column_of(name, kind.storage_type, nullable=nullable)
     types = pa.types
     if types.is_dictionary(kind):
-        return _column_of(name, kind.value_type)
+        return _column_of(name, kind.value_type, nullable=nullable)
     if types.is_struct(kind):
-        return Column(name, STRUCT, columns_of(pa.schema(list(kind))))
+        return Column(name, STRUCT, columns_of(pa.schema(list(kind))), nullable)
     if types.is_map(kind):
-        fields = _column_of("key", kind.key_type), _column_of("value", kind.item_type)
-        return Column(name, MAP, fields)
+        key, item = _column_of("key", kind.key_type), kind.item_field
+        value = _column_of("value", item.type, nullable=item.nullable)
+        return Column(name, MAP, (key, value), nullable)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return Column(name, LIST, (_column_of("item", kind.value_type),))
-    return Column(name, _leaf_of(name, kind))
+        part = kind.value_field
+        return Column(
+            name, LIST, (_column_of("item", part.type, nullable=part.nullable),), nullable
+        )
+    return Column(name, _leaf_of(name, kind), nullable=nullable)
 
 
 def _leaf_of(name: str, kind: Any) -> str:
@@ -149,7 +158,7 @@ def type_of(column: Column) -> pa.DataType:
     if column.type == LIST and len(column.fields) == 1:
         return pa.list_(_field_of(column.fields[0]))
     if column.type == MAP and len(column.fields) == 2:
-        return pa.map_(*map(type_of, column.fields))
+        return pa.map_(type_of(column.fields[0]), _field_of(column.fields[1]))
     if column.type in _plain_types():
         return _plain_types()[column.type]
     if zoned := _ZONED.fullmatch(column.type):
@@ -171,12 +180,13 @@ def spelled(column: Column) -> Column:
         ConfigurationError: there is no such type.
     """
     if column.fields:
-        return Column(column.name, column.type, tuple(map(spelled, column.fields)))
+        return replace(column, fields=tuple(map(spelled, column.fields)))
     try:
         type_of(column)
     except (InvalidEntryError, pa.ArrowInvalid, ValueError):
         try:
-            return _column_of(column.name, pa.type_for_alias(column.type))
+            kind = pa.type_for_alias(column.type)
+            return _column_of(column.name, kind, nullable=column.nullable)
         except ValueError as error:
             raise ConfigurationError(
                 f"column {column.name!r} has the type {column.type!r}, expected one of "
@@ -187,7 +197,12 @@ def spelled(column: Column) -> Column:
 
 
 def _field_of(column: Column) -> pa.Field:
-    return pa.field(column.name, type_of(column))
+    return pa.field(column.name, type_of(column), column.nullable)
+
+
+def _plain_column(column: Column) -> Column:
+    """Return a column of the same values, or nulls, wherever there may be one."""
+    return replace(column, fields=tuple(map(_plain_column, column.fields)), nullable=True)
 
 
 def schema_of(columns: Sequence[Column]) -> pa.Schema:
@@ -207,6 +222,11 @@ class EntrySchemas:
         self._versions = [
             pa.schema([_txid_field(), *schema_of(columns)]) for columns in schema.versions
         ]
+        # Values are brought to the types of these, which Arrow allows whatever may be null in them;
+        # then it is looked whether something is.
+        self._plain = tuple(map(_plain_column, schema.latest))
+        self._written = pa.schema([_txid_field(), *schema_of(self._plain)])
+        self._kinds = self._written.types[1:]
 
     @property
     def columns(self) -> pa.Schema:
@@ -248,12 +268,14 @@ class EntrySchemas:
     def fit(self, log: str, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
         """Return what an entry holds of a batch to write, and whether that has transaction ids.
 
-        Columns are found by name; those that are missing become null.  Values keep what they are:
+        Columns are found by name; those that are missing become null, if they can be.  Values keep
+        what they are:
         types may be narrower than the log's, or wider where no value needs that.  What a log says
         of its records is passed over, but for `_txid`.
 
         Raises:
-            SchemaMismatchError: a column is unknown, or has values that its type cannot hold.
+            SchemaMismatchError: a column is unknown, or has values that its type cannot hold, or
+                nulls that it cannot have.
         """
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         if len(given) < batch.num_columns:
@@ -271,14 +293,16 @@ class EntrySchemas:
                 "update_schema adds columns"
             )
         arrays = [_txid_column(log, txids, batch.num_rows)]
-        for field, column in zip(self.columns, self.stored.latest, strict=True):
-            found = given.get(field.name)
-            arrays.append(
-                pa.nulls(batch.num_rows, field.type)
+        for column, plain, kind in zip(self.stored.latest, self._plain, self._kinds, strict=True):
+            found = given.get(column.name)
+            array = (
+                pa.nulls(batch.num_rows, kind)
                 if found is None
-                else _fitted(log, found, column, field.type)
+                else _fitted(log, found, plain, kind)
             )
-        return pa.RecordBatch.from_arrays(arrays, schema=self.latest), txids is not None
+            _require_values(log, array, column, is_missing=found is None)
+            arrays.append(array)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._written), txids is not None
 
 
 @lru_cache(maxsize=256)
@@ -288,16 +312,93 @@ def entry_schemas(schema: LogSchema) -> EntrySchemas:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with the columns of a schema, which holds what the batch's own does."""
+    """Return a batch with the columns of a schema, which holds what the batch's own does.
+
+    Raises:
+        SchemaMismatchError: a value is null by a later version of the log's schema, which cannot be
+            null in this one.
+    """
     arrays = []
     for field in schema:
         index = batch.schema.get_field_index(field.name)
-        if index < 0:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
-            continue
-        column = batch.column(index)
-        arrays.append(column if column.type == field.type else column.cast(field.type))
+        arrays.append(
+            pa.nulls(batch.num_rows, field.type)
+            if index < 0
+            else _conformed(batch.column(index), batch.schema.field(index), field)
+        )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _conformed(array: Any, known: pa.Field, field: pa.Field) -> Any:
+    if known.type == field.type and known.nullable <= field.nullable:
+        return array
+    wanted = _column_of_field(field)
+    plain = array.cast(type_of(_plain_column(wanted)))
+    null = _null_in(plain, wanted)
+    if null is not None:
+        raise SchemaMismatchError(
+            f"column {null} was {wanted} when this read began, and has nulls since the log's "
+            "schema was changed: begin a new one"
+        )
+    return plain if plain.type == field.type else pa.array(_Retyped(plain, field.type))
+
+
+class _Retyped:
+    """The memory of an array as one of another type, which differs in what may be null in it."""
+
+    def __init__(self, array: Any, kind: Any) -> None:
+        self._array = array
+        self._kind = kind
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Return both as Arrow's PyCapsule interface has them."""
+        return self._kind.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the same columns as those that may have nulls anywhere."""
+    return schema_of(tuple(map(_plain_column, columns_of(schema))))
+
+
+def null_in(batch: pa.RecordBatch, schema: pa.Schema) -> str | None:
+    """Return the name of what is null in a batch of `plain_schema`, and cannot be; else None."""
+    found = (_null_in(batch.column(each.name), each) for each in columns_of(schema))
+    return next((name for name in found if name is not None), None)
+
+
+def _require_values(log: str, array: Any, column: Column, *, is_missing: bool) -> None:
+    """Raise `SchemaMismatchError` if something is null that cannot be."""
+    if is_missing and not column.nullable:
+        raise SchemaMismatchError(
+            f"log {log!r}: column {column} is missing: it cannot be null, give its values"
+        )
+    null = _null_in(array, column)
+    if null is not None:
+        raise SchemaMismatchError(
+            f"log {log!r}: column {null} is null in some rows, and the log has {column}: give its "
+            "values, or let update_schema make it one that can be null"
+        )
+
+
+def _null_in(array: Any, column: Column) -> str | None:
+    """Return the name of what is null in a column of plain types, and cannot be."""
+    if not column.nullable and array.null_count:
+        return column.name
+    if not column.has_required or len(array) == 0:
+        return None
+    if array.null_count:
+        array = array.drop_null()  # what lies below a null is nothing
+    children = [array.field(n) for n in range(len(column.fields))] if column.type == STRUCT else []
+    if column.type in (LIST, MAP):
+        # The values of a slice are those of all rows.
+        ends = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+        values = array.values if column.type == LIST else array.items
+        children = [values.slice(int(ends[0]), int(ends[-1] - ends[0]))]
+    for child, part in zip(reversed(children), reversed(column.fields), strict=False):
+        found = _null_in(child, part)
+        if found is not None:
+            return f"{column.name}.{found}"
+    return None
 
 
 def _txid_column(log: str, given: Any, count: int) -> Any:
@@ -318,7 +419,7 @@ def _fitted(log: str, array: Any, column: Column, kind: Any) -> Any:
     array = _plain(array)
     if array.type == kind:
         return array
-    given = _column_of(column.name, array.type)
+    given = _plain_column(_column_of(column.name, array.type))
     if _may_hold(column, given):
         try:
             return array.cast(kind)
@@ -331,7 +432,7 @@ def _fitted(log: str, array: Any, column: Column, kind: Any) -> Any:
 
 def _plain(array: Any) -> Any:
     """Return an array in the spelling in which a log stores its values."""
-    kind = type_of(_column_of("", array.type))
+    kind = type_of(_plain_column(_column_of("", array.type)))
     return array if array.type == kind else array.cast(kind)
 
 

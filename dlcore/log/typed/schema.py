@@ -5,11 +5,12 @@ in the header of each entry that is written by it, and no version is ever change
 every entry is read by the schema it was written with, and shown by the latest one.
 
 The latest version holds whatever an older one holds.  A change may add columns, of which older
-records have nulls, and widen types:
+records have nulls, so that they can be null, and widen types:
 
 - int8, int16, int32, int64, each to those after it; likewise uint8 to uint64, halffloat to double
 - a decimal to more digits at the same scale
 - null, of a column that held nothing yet, to any type
+- a column that cannot be null to one that can
 - what lies in lists, structs and values of maps, likewise; structs may get more fields
 
 Anything else is refused, with both schemas shown.  Types are spelled as Arrow does.
@@ -21,6 +22,7 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.metadata.stored import LAYOUT
@@ -45,17 +47,24 @@ _DIGITS_OF_128_BITS = 38
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A column, or what a nested type is made of; all of them can be null, but for keys of maps.
+    """A column, or what a nested type is made of.
 
-    A list has one of them in `fields`, a map two, a struct any number.
+    A list has one of them in `fields`, a map two, a struct any number.  No key of a map can be
+    null, and none says so; of all others `nullable` tells.
     """
 
     name: str
     type: str
     fields: tuple[Column, ...] = ()
+    nullable: bool = True
 
     def __str__(self) -> str:
         return f"{self.name} {describe_type(self)}"
+
+    @property
+    def has_required(self) -> bool:
+        """Whether something in it cannot be null."""
+        return any(not each.nullable or each.has_required for each in self.fields)
 
 
 class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +106,12 @@ class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
             given = wanted.get(column.name)
             if given is None:
                 raise _refused(log, self.latest, columns, f"column {column.name!r} is missing")
-            if given != column:
-                raise _refused(
-                    log, self.latest, columns, f"{given} would hold less than {column} does"
-                )
+            if given == column:
+                continue
+            why = f"{given} would hold less than {column} does"
+            if all(known.name != column.name for known in self.latest):
+                why = f"{given} is new, and null in older records: it needs to be {column}"
+            raise _refused(log, self.latest, columns, why)
         return after
 
     def merged(self, log: str, columns: Sequence[Column]) -> LogSchema:
@@ -163,6 +174,10 @@ def check_columns(columns: Sequence[Column]) -> None:
 def _check_names(columns: Sequence[Column], where: str) -> None:
     seen: set[str] = set()
     for column in columns:
+        if column.type == NULL and not column.nullable:
+            raise ConfigurationError(
+                f"{where}: {column} could hold nothing: give it a type, or leave not null out"
+            )
         if not column.name or column.name in seen:
             raise ConfigurationError(
                 f"{where} has the name {column.name!r} {'twice' if column.name else 'for a column'}"
@@ -182,27 +197,58 @@ def merge_columns(known: Sequence[Column], columns: Sequence[Column]) -> tuple[C
         if joined is None:
             return None
         merged.append(joined)
-    return (*merged, *given.values())
+    return (*merged, *(replace(column, nullable=True) for column in given.values()))
+
+
+def as_required(known: Sequence[Column], columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Return columns of which those can be null that can be in `known`, and those that are new."""
+    found = []
+    for column in columns:
+        like = next((each for each in known if each.name == column.name), None)
+        if like is not None and column.type != NULL:
+            fields = column.fields
+            if like.type == column.type:
+                fields = as_required(like.fields, fields)
+            column = replace(column, fields=fields, nullable=like.nullable)
+        found.append(column)
+    return tuple(found)
+
+
+def loosened(known: Sequence[Column], others: Sequence[Column]) -> tuple[Column, ...]:
+    """Return columns that hold also what `others` leave out, as nulls; they hold all these have."""
+    given = {column.name: column for column in others}
+    found = []
+    for column in known:
+        other = given.get(column.name)
+        if other is None:
+            column = replace(column, nullable=True)
+        elif column.type == other.type and column.fields:
+            column = replace(column, fields=loosened(column.fields, other.fields))
+        found.append(column)
+    return tuple(found)
 
 
 def join_types(known: Column, other: Column) -> Column | None:
     """Return `known` with the narrowest type that holds what both hold; None if there is none."""
+    nullable = known.nullable or other.nullable
     if known.type == other.type and known.fields == other.fields:
-        return known
+        return known if known.nullable is nullable else replace(known, nullable=True)
     if NULL in (known.type, other.type):
         wider = other if known.type == NULL else known
         return Column(known.name, wider.type, wider.fields)
     if known.type != other.type:
         leaf = _join_leaves(known.type, other.type)
-        return None if leaf is None else Column(known.name, leaf)
+        return None if leaf is None else Column(known.name, leaf, nullable=nullable)
     if known.type == STRUCT:
         fields = merge_columns(known.fields, other.fields)
-        return None if fields is None else Column(known.name, STRUCT, fields)
+        return None if fields is None else Column(known.name, STRUCT, fields, nullable)
     # Of a list its element, of a map its key, which stays as it is, and its value.
     if known.fields[:-1] != other.fields[:-1]:
         return None
     last = join_types(known.fields[-1], other.fields[-1])
-    return None if last is None else Column(known.name, known.type, (*known.fields[:-1], last))
+    if last is None:
+        return None
+    return Column(known.name, known.type, (*known.fields[:-1], last), nullable)
 
 
 def _join_leaves(known: str, other: str) -> str | None:
@@ -223,8 +269,9 @@ def describe(columns: Sequence[Column]) -> str:
 
 def describe_type(column: Column) -> str:
     """Return a column's type as people read it."""
+    kind = column.type
     if column.type == STRUCT:
-        return f"struct<{describe(column.fields)}>"
-    if column.fields:
-        return f"{column.type}<{', '.join(describe_type(field) for field in column.fields)}>"
-    return column.type
+        kind = f"struct<{describe(column.fields)}>"
+    elif column.fields:
+        kind = f"{column.type}<{', '.join(describe_type(field) for field in column.fields)}>"
+    return kind if column.nullable else f"{kind} not null"

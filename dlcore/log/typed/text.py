@@ -1,13 +1,16 @@
 """Columns as people write them, ``city string, place struct<lat double, lon double>``: a machine.
 
 This reads what `dlcore.log.typed.schema.describe` writes, and Arrow's own spelling, which has a
-colon behind each name and names what a list holds.  Columns are parted by commas or lines.
+colon behind each name and names what a list holds.  Columns are parted by commas or lines.  Behind
+a type, ``not null`` says that its values cannot be null.
 """
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dlcore.errors import ConfigurationError
 from dlcore.log.typed.schema import LIST, MAP, STRUCT, Column
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[^\s:,<>()\[\]]+")
 _LEAF = re.compile(r"\w+(?:\([^()]*\)|\[[^\[\]]*\])?")
 _ELEMENT_NAME = re.compile(r"\s*\w+\s*:")
+_NOT_NULL = re.compile(r"[^\S\n]*not[^\S\n]+null(?!\w)", re.IGNORECASE)
 _SPACE = re.compile(r"[^\S\n]*")
 _PARTS_OF = {LIST: 1, MAP: 2}
 _NESTED_MAX = 50
@@ -50,7 +54,7 @@ class _Reader:
     def error(self, expected: str) -> ConfigurationError:
         return ConfigurationError(
             f"schema {self._text!r}: expected {expected} at {self._text[self._at :]!r}, for "
-            "example: city string, fare double, stops list<string>, "
+            "example: city string not null, fare double, stops list<string>, "
             "place struct<lat double, lon double>"
         )
 
@@ -68,7 +72,7 @@ class _Reader:
     def _typed(self, name: str) -> Column:
         kind = self._match(_LEAF, f"the type of {name}")
         if not self._takes("<"):
-            return Column(name, kind)
+            return Column(name, kind, nullable=not self._is_required())
         self._depth += 1
         if self._depth > _NESTED_MAX:
             raise self.error(f"at most {_NESTED_MAX} types one in another")
@@ -77,6 +81,8 @@ class _Reader:
         elif kind in _PARTS_OF:
             names = iter(("item",) if kind == LIST else ("key", "value"))
             fields = self.listed(lambda: self._element(next(names, "")), ",")
+            if kind == MAP:  # no key can be null, which need not be said
+                fields = (replace(fields[0], nullable=True), *fields[1:])
             if len(fields) != _PARTS_OF[kind]:
                 raise self.error(f"{kind}<…> of {_PARTS_OF[kind]}, not {len(fields)}")
         else:
@@ -84,7 +90,13 @@ class _Reader:
         if not self._takes(">"):
             raise self.error("a comma or >")
         self._depth -= 1
-        return Column(name, kind, fields)
+        return Column(name, kind, fields, nullable=not self._is_required())
+
+    def _is_required(self) -> bool:
+        found = _NOT_NULL.match(self._text, self._at)
+        if found is not None:
+            self._at = found.end()
+        return found is not None
 
     def _element(self, name: str) -> Column:
         """Read a type, or one with a name, which counts for nothing."""

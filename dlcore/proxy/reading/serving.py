@@ -12,6 +12,7 @@ from dlcore.errors import AlreadyTruncatedError, ConfigurationError
 from dlcore.ids import DLSN
 from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.snapshot import Finder
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import schema_message
 from dlcore.proxy.reading.delivery import Deliveries, Reading
@@ -180,6 +181,8 @@ class ReadPath:
                     f"log {log.name!r}: position {start} was truncated away, the first one left is "
                     f"{snapshot.first}"
                 )
+            if isinstance(wanted, NotLessThan):
+                await Finder(context, snapshot).require_left(wanted)
             if ticket.follow and isinstance(wanted, NotLessThan) and start >= snapshot.end:
                 awaited = wanted
         end = _ENDLESS if ticket.follow else snapshot.end

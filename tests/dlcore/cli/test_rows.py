@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from dlcore.cli.app import EXIT_USAGE
 from dlcore.cli.rows import batch_of_json, json_rows
 from dlcore.errors import ConfigurationError
+from dlcore.schemas import schema_from_text
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import proxy_thread
 from tests.fixtures.shell import lines_file
@@ -189,6 +190,21 @@ def test_what_is_no_row(line: bytes, problem: str) -> None:
         batch_of_json([b'{"number": 1}', line], EVERYTHING, written=7)
 
 
+def test_a_null_that_cannot_be() -> None:
+    """The line that has it is told, whether it says so or leaves the column out."""
+    schema = schema_from_text("id int64 not null, tags list<string not null>, day date32[day]")
+    good = b'{"id": 1, "tags": ["a"]}'
+    rows = batch_of_json([good, b'{"id": 2}'], schema, written=0)
+    assert rows["id"].to_pylist() == [1, 2]
+    for line, told in {
+        b'{"id": null}': "'id' is null, and cannot be: expected .*id int64 not null",
+        b"{}": "'id' is null, and cannot be",
+        b'{"id": 3, "tags": ["a", null]}': "'tags.item' is null, and cannot be",
+    }.items():
+        with pytest.raises(ConfigurationError, match=f"line 6: column {told}"):
+            batch_of_json([good, line], schema, written=4)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("by_proxy", [False, True], ids=["bookies", "a proxy"])
 def test_rows_of_a_typed_log(
@@ -196,7 +212,7 @@ def test_rows_of_a_typed_log(
 ) -> None:
     """Written by lines, shown for people, programs and pipes; also through a proxy."""
     log = f"cli/{uuid4().hex}"
-    shell.text("log", "create", log, "--schema", "city string, fare double")
+    shell.text("log", "create", log, "--schema", "city string not null, fare double")
     with proxy_thread(shell.uri) as proxy:
         if by_proxy:
             monkeypatch.setenv("DLOG_ENDPOINT", proxy.server.location)
@@ -227,5 +243,10 @@ def _check_rows(shell: Shell, log: str, folder: Path) -> None:
     assert "line 2: column 'speed': expected a JSON object" in err
     assert "the first 0 lines were written" in err
     assert shell.text("log", "count", log) == "6\n"
+    null = lines_file(folder, lines[0], b'{"fare": 1}')
+    exit_code, _, err = shell.outcome("log", "write", log, "--file", null)
+    assert exit_code == EXIT_USAGE
+    assert "line 2: column 'city' is null, and cannot be" in err
+    assert shell.json("log", "show", log)["schema"] == "city string not null, fare double"
     empty = lines_file(folder)
     shell.text("log", "write", log, "--file", empty)

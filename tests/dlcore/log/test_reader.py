@@ -313,7 +313,9 @@ def test_truncation_and_readers() -> None:
         assert [r.txid for r in await read_all(log)] == [5, 6, 7, 8, 9]
         with pytest.raises(AlreadyTruncatedError, match=str(positions[5])):
             await log.open_reader(dlsn=positions[4])
-        async with await log.open_reader(txid=1) as reader:
+        with pytest.raises(AlreadyTruncatedError, match="transaction id 1 was truncated"):
+            await log.open_reader(txid=1)
+        async with await log.open_reader(txid=0) as reader:
             found = await reader.read_next()
             assert found is not None
             assert found.txid == 5

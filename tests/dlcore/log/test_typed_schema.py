@@ -10,6 +10,7 @@ import re
 
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.log.typed.schema import (
@@ -18,6 +19,7 @@ from dlcore.log.typed.schema import (
     LogSchema,
     describe,
     join_types,
+    loosened,
     merge_columns,
 )
 from dlcore.metadata.stored import decode, encode
@@ -27,11 +29,21 @@ LEAVES += ["decimal128(5, 2)", "decimal128(38, 2)", "decimal256(60, 2)", "decima
 
 
 def column(name: str) -> st.SearchStrategy[Column]:
-    """Return a strategy for columns of a name, nested to some depth."""
+    """Return a strategy for columns of a name, nested to some depth; some cannot be null."""
+
+    def leaf(kind: str, is_nullable: bool) -> Column:
+        return Column(name, kind, nullable=is_nullable or kind == "null")
+
     return st.recursive(
-        st.builds(Column, st.just(name), st.sampled_from(LEAVES)),
+        st.builds(leaf, st.sampled_from(LEAVES), st.booleans()),
         lambda inner: st.one_of(
-            inner.map(lambda each: Column(name, "list", (named(each, "item"),))),
+            st.builds(
+                lambda each, is_nullable: Column(
+                    name, "list", (named(each, "item"),), nullable=is_nullable
+                ),
+                inner,
+                st.booleans(),
+            ),
             inner.map(
                 lambda each: Column(name, "map", (Column("key", "string"), named(each, "value")))
             ),
@@ -47,7 +59,7 @@ def column(name: str) -> st.SearchStrategy[Column]:
 
 def named(each: Column, name: str) -> Column:
     """Return a column under another name."""
-    return Column(name, each.type, each.fields)
+    return replace(each, name=name)
 
 
 @given(column("a"), column("a"))
@@ -93,6 +105,12 @@ def test_merging_goes_one_way(drawn: list[tuple[str, st.DataObject]]) -> None:
         (Column("a", "decimal128(10, 2)"), Column("a", "decimal128(20, 2)")),
         (Column("a", "decimal128(38, 2)"), Column("a", "decimal256(39, 2)")),
         (Column("a", "null"), Column("a", "list", (Column("item", "string"),))),
+        (Column("a", "int8", nullable=False), Column("a", "int8")),
+        (Column("a", "int8", nullable=False), Column("a", "int64", nullable=False)),
+        (
+            Column("a", "list", (Column("item", "int8", nullable=False),), nullable=False),
+            Column("a", "list", (Column("item", "int8"),), nullable=False),
+        ),
         (
             Column("a", "list", (Column("item", "int8"),)),
             Column("a", "list", (Column("item", "int16"),)),
@@ -117,6 +135,14 @@ def test_what_may_change(before: Column, after: Column) -> None:
     [
         ([Column("a", "int64")], "column 'b' is missing"),
         ([Column("a", "int32"), Column("b", "string")], "a int32 would hold less than a int64"),
+        (
+            [Column("a", "int64", nullable=False), Column("b", "string")],
+            "a int64 not null would hold less than a int64",
+        ),
+        (
+            [Column("a", "int64"), Column("b", "string"), Column("c", "int8", nullable=False)],
+            "c int8 not null is new, and null in older records: it needs to be c int8",
+        ),
         ([Column("a", "double"), Column("b", "string")], "a int64 cannot become a double"),
         ([Column("a", "int64"), Column("b", "binary")], "b string cannot become b binary"),
         (
@@ -159,6 +185,7 @@ def test_keys_of_maps_and_scales_of_decimals_stay() -> None:
             [Column("s", "struct", (Column("x", "int8"), Column("x", "int8")))],
             "column 's' has the name 'x' twice",
         ),
+        ([Column("a", "null", nullable=False)], "a null not null could hold nothing"),
         ([Column(f"{n:0600}", "int8") for n in range(1000)], "takes 6.* bytes, the limit is"),
     ],
 )
@@ -185,3 +212,16 @@ def test_columns_are_read_by_people() -> None:
     assert describe([Column("s", "struct", fields), Column("t", "timestamp[us, tz=UTC]")]) == (
         "s struct<x int8, tags list<string>>, t timestamp[us, tz=UTC]"
     )
+
+
+def test_what_a_merge_adds_can_be_null() -> None:
+    """Older records have nulls there; and what one side may leave out both may."""
+    known = Column("s", "struct", (Column("x", "int8", nullable=False),), nullable=False)
+    more = Column("s", "struct", (*known.fields, Column("y", "int8", nullable=False)), False)
+    schema = LogSchema.first([known]).merged("log", [more, Column("b", "int8", nullable=False)])
+    assert describe(schema.latest) == "s struct<x int8 not null, y int8> not null, b int8"
+    assert loosened(schema.latest, schema.latest) == schema.latest
+    assert describe(loosened([known, more], [Column("s", "struct", (Column("z", "int8"),))])) == (
+        "s struct<x int8> not null, s struct<x int8, y int8> not null"
+    )
+    assert describe(loosened([known], [Column("b", "int8")])) == "s struct<x int8 not null>"

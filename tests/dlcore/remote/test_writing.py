@@ -318,6 +318,41 @@ def test_a_typed_log() -> None:
     with_proxies("clicks")(scenario)
 
 
+def test_columns_that_cannot_be_null() -> None:
+    """A proxy acknowledges no null of theirs, in a stream or an append; it tells the schema."""
+    schema = pa.schema([pa.field("km", pa.int32(), nullable=False), pa.field("to", pa.string())])
+    null = pa.record_batch({"km": pa.array([1, None], pa.int32())})
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        hosts = served.servers[0].location
+        namespace = await open_namespace(hosts, patience_s=60)
+        served.steps.push_async_callback(namespace.aclose)
+        await namespace.create_log("trips", schema=schema)
+        assert (await namespace.get_schemas(["trips"]))["trips"] == schema
+        log = await namespace.open_log("trips")
+        assert await log.get_schema() == schema
+        writer = await log.open_writer()
+        with pytest.raises(SchemaMismatchError, match="column km is null in some rows"):
+            await writer.write_batch(null)
+        await writer.abort()
+        async with await log.open_writer() as writer:
+            await writer.write_batch(pa.record_batch({"km": pa.array([1, 2], pa.int32())}))
+        lacking = pa.record_batch({"to": ["Oslo"]})
+        for batch, told in ((null, "is null in some rows"), (lacking, "int32 not null is missing")):
+            staging = await namespace.open_staging_writer(identity="job")
+            await staging.write_batch("trips", batch)
+            with pytest.raises(SchemaMismatchError, match=f"column km {told}"):
+                await staging.stage()
+            await staging.aclose(delete=True)
+        async with await log.open_reader() as reader:
+            found = await reader.read_batch(until_caught_up=True)
+        assert found is not None
+        assert (found.schema, found["km"].to_pylist()) == (schema, [1, 2])
+
+    with_proxies()(scenario)
+
+
 def test_a_rate_is_kept_to() -> None:
     """Who is refused comes again when he is told to."""
 

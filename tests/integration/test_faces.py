@@ -1,0 +1,237 @@
+"""The blocking face beside the async one, over bookies and over proxies: what each call gives.
+
+Goal: a call means the same on both faces.  Method: the same calls on logs that hold the same, of
+which one is called by each face; values and errors are compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+import dlcore
+import dlcore.remote
+import dlcore.remote.sync
+import dlcore.sync
+from dlcore.blocking.portal import shared_portal
+from dlcore.errors import DLError
+from dlcore.ids import DLSN
+from dlcore.log.reading.reader import AsyncLogReader
+from dlcore.records import LogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.fixtures.proxies import ProxyProcess
+
+pytestmark = pytest.mark.integration
+
+KINDS = ["empty", "bytes", "truncated", "sealed", "typed"]
+OF_ONE_LOG = ("log", "timestamp")
+"""Columns that differ between logs which hold the same."""
+COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    *((f"get_{what}_{which}", (), {}) for what in ("first", "last") for which in ("dlsn", "txid")),
+    *((f"get_{what}_record", (), {}) for what in ("first", "last")),
+    ("get_log_record_count", (), {}),
+    ("get_log_record_count", (DLSN(1, 2, 0), DLSN(2, 0, 0)), {}),
+    ("get_dlsn_not_less_than_txid", (13,), {}),
+    ("get_dlsn_not_less_than_timestamp", (0,), {}),
+    ("is_end_of_stream_marked", (), {}),
+    ("get_settings", (), {}),
+    ("update_settings", (), {"unknown": 1}),
+    ("update_settings", (), {"entry_bytes": 4096}),
+    ("get_schema", (), {}),
+    ("get_snapshot", (), {}),
+    ("move_subscription", ("s",), {"txid": 12}),
+    ("move_subscription", ("s",), {"txid": 12, "timestamp_ms": 1}),
+    ("get_subscriptions", (), {}),
+    ("delete_subscription", ("s",), {}),
+    ("delete_subscription", ("s",), {}),
+    ("read", (), {}),
+    ("read", (DLSN(1, 0, 0),), {}),
+    ("read", (DLSN(1, 1, 0), DLSN(2, 2, 0)), {}),
+    ("read", (13, 18), {}),
+    ("read", (datetime(2024, 1, 1),), {}),  # noqa: DTZ001  # refused
+    ("read", (), {"columns": ["nothing"]}),
+    ("open_reader", (), {}),
+    ("open_reader", (), {"dlsn": DLSN(1, 1, 0)}),
+    ("open_reader", (), {"txid": 17}),
+    ("open_reader", (), {"dlsn": DLSN(1, 1, 0), "txid": 17}),
+    ("open_reader", (), {"dlsn": "1:1:0"}),
+    ("open_reader", (), {"subscriber": "s"}),
+    ("open_stream_reader", (), {}),
+    ("open_stream_reader", (10**6,), {}),
+    ("open_stream_writer", (), {}),
+    ("open_writer", (), {}),
+    ("truncate", (), {}),
+    ("truncate", (DLSN(9, 0, 0),), {}),
+    ("truncate", (), {"txid": 16}),
+    ("truncate", (), {"txid": 16}),
+    ("purge_logs_older_than", (18,), {}),
+    ("mark_end_of_stream", (), {}),
+    ("mark_end_of_stream", (), {}),
+    ("open_writer", (), {}),
+    ("rename", ("not//a name",), {}),
+    ("delete", (), {}),
+    ("get_last_txid", (), {}),
+]
+
+
+class Face:
+    """One face: performs calls, and says what came of them in words that both share."""
+
+    def __init__(self, namespace: Any) -> None:
+        self.namespace = namespace
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Return what a call gives."""
+        return call()
+
+    def close(self, opened: Any) -> None:
+        """Close what was opened."""
+        self.run(opened.close)
+
+    def read(self, reader: Any) -> list[Any]:
+        """Return what a reader can read."""
+        if getattr(reader, "log_name", None) is None:
+            return [self.run(reader.read)]
+        return list(self.run(partial(reader.read_bulk, 100)))
+
+    def outcome(self, log: Any, name: str, *given: Any, **named: Any) -> object:
+        """Perform a call of a log; return what it gave, or its error."""
+        try:
+            return self._shown(name, self.run(partial(getattr(log, name), *given, **named)))
+        except DLError as error:
+            told = str(error).replace(log.name, "LOG").replace(log.log_id, "ID")
+            return type(error).__name__, told
+
+    def _shown(self, name: str, found: Any) -> object:
+        if name == "read":
+            table = self.run(found.to_arrow)
+            return table.select([n for n in table.column_names if n not in OF_ONE_LOG]).to_pylist()
+        if not name.startswith("open_"):
+            plain = found is None or isinstance(found, (int, str, dict, DLSN, pa.Schema))
+            record = getattr(found, "payload", None)
+            return found if plain else type(found).__name__ if record is None else record
+        try:
+            if name.endswith("_writer"):
+                return "a writer"
+            return [getattr(each, "payload", each) for each in self.read(found)]
+        finally:
+            self.close(found)
+
+
+class AsyncFace(Face):
+    """The async one, on the event loop of the other."""
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Return what a call gives, once it does."""
+
+        async def awaited() -> Any:
+            found = call()
+            return await found if inspect.isawaitable(found) else found
+
+        return shared_portal().call(awaited())
+
+    def close(self, opened: Any) -> None:
+        """Close what was opened."""
+        self.run(opened.aclose)
+
+    def read(self, reader: Any) -> list[Any]:
+        """Return what a reader can read."""
+        if getattr(reader, "log_name", None) is None:
+            return [self.run(reader.read)]
+        return list(self.run(partial(reader.read_bulk, 100, until_caught_up=True)))
+
+
+@pytest.fixture(params=["bookies", "proxy"])
+def faces(
+    request: pytest.FixtureRequest, namespace_uri: str, proxy: ProxyProcess
+) -> Iterator[tuple[Face, AsyncFace]]:
+    """Both faces of one namespace."""
+    portal = shared_portal()
+    if request.param == "bookies":
+        blocking: Any = dlcore.sync.open_namespace(namespace_uri)
+        twin: Any = portal.call(dlcore.open_namespace(namespace_uri))
+    else:
+        blocking = dlcore.remote.sync.open_namespace(proxy.location)
+        twin = portal.call(dlcore.remote.open_namespace(proxy.location))
+    try:
+        yield Face(blocking), AsyncFace(twin)
+    finally:
+        blocking.close()
+        portal.call(twin.aclose())
+
+
+def make(uri: str, name: str, kind: str) -> None:
+    """Make a log that holds what its kind says, two segments of five records each."""
+    with dlcore.sync.open_namespace(uri) as namespace:
+        namespace.create_log(name, schema=COLUMNS if kind == "typed" else None)
+        with namespace.open_log(name) as log:
+            for first in () if kind == "empty" else (10, 15):
+                with log.open_writer() as writer:
+                    for txid in range(first, first + 5):
+                        if kind == "typed":
+                            rows = {"id": [txid], "name": ["n"], "_txid": [txid]}
+                            writer.write_batch(pa.record_batch(rows))
+                        else:
+                            writer.write(LogRecord(txid, b"%d" % txid))
+                        writer.flush()
+            if kind == "truncated":
+                log.truncate(DLSN(1, 3, 0))
+            if kind == "sealed":
+                log.mark_end_of_stream()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_gives_the_same(
+    faces: tuple[Face, AsyncFace], namespace_uri: str, kind: str
+) -> None:
+    """Or the same error, in the same words."""
+    outcomes = []
+    for face in faces:
+        name = f"faces/{uuid4().hex}"
+        make(namespace_uri, name, kind)
+        log = face.run(partial(face.namespace.open_log, name))
+        known = [call for call in CALLS if hasattr(log, call[0])]
+        outcomes.append([(call, face.outcome(log, call[0], *call[1], **call[2])) for call in known])
+        face.close(log)
+    for one, other in zip(*outcomes, strict=True):
+        assert one == other
+
+
+def test_a_range_is_waited_for(namespace_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that does not see yet what was readable when the range was made sees it soon."""
+    name = f"faces/{uuid4().hex}"
+    make(namespace_uri, name, "bytes")
+    expected = [b"%d" % txid for txid in range(10, 20)]
+    is_behind = True
+    adding = AsyncLogReader._add
+
+    async def add(self: AsyncLogReader, *, non_blocking: bool, until_caught_up: bool) -> Any:
+        """Give nothing until somebody waits for it."""
+        nonlocal is_behind
+        if is_behind and (non_blocking or until_caught_up):
+            return None
+        is_behind = False
+        return await adding(self, non_blocking=non_blocking, until_caught_up=until_caught_up)
+
+    monkeypatch.setattr(AsyncLogReader, "_add", add)
+    uses: list[Callable[[Any], list[bytes]]] = [
+        lambda found: found.to_arrow()["payload"].to_pylist(),
+        lambda found: list(found.to_pandas()["payload"]),
+        lambda found: found.to_polars()["payload"].to_list(),
+        lambda found: pa.RecordBatchReader.from_stream(found).read_all()["payload"].to_pylist(),
+        lambda found: [each for batch in found for each in batch["payload"].to_pylist()],
+    ]
+    with dlcore.sync.open_namespace(namespace_uri) as namespace, namespace.open_log(name) as log:
+        for use in uses:
+            is_behind = True
+            assert use(log.read()) == expected
