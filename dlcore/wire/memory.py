@@ -23,6 +23,7 @@ _ROUND_BYTES = 64 * 1024
 _WASTE_SHARE_MAX = 4
 """A payload leaves at most one part in so many of its memory unused."""
 
+
 class ReceiveMemory:
     """What all connections of one event loop receive into.
 

@@ -217,15 +217,23 @@ def plan_create(
 
 
 def plan_settings(
-    paths: NamespacePaths, log: LogKey, node: Versioned | None, settings: LogSettings
+    paths: NamespacePaths,
+    log: LogKey,
+    node: Versioned | None,
+    settings: LogSettings,
+    *,
+    known: LogSettings | None = None,
 ) -> tuple[Op, ...]:
-    """Return the operations that store a log's settings, where `node` holds those it had."""
+    """Return the operations that store a log's settings, where `node` holds those it had.
+
+    Where that is damaged, `known` are those that are told of it by the list of logs.
+    """
     path = paths.log_of(log.log_id).settings
     value = encode(StoredSettings(settings=settings))
     ops: list[Op] = []
     had = LogSettings()
     if node is not None:
-        had = decode(StoredSettings, node.value, source=path).settings
+        had = known or decode(StoredSettings, node.value, source=path).settings
         is_gone = settings == LogSettings()
         ops.append(Delete(path, node.version) if is_gone else Put(path, value, node.version))
     elif settings != LogSettings():

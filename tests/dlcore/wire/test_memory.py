@@ -45,9 +45,9 @@ USES: dict[str, Callable[[memoryview], Any]] = {
     "numpy array": lambda view: np.frombuffer(view, np.uint8),
     "slices of a numpy array": lambda view: np.frombuffer(view, np.uint8)[8:][::2],
     "other type of a numpy array": lambda view: np.asarray(view).view(np.uint16)[1:],
-    "numpy array of an Arrow array": lambda view: (
-        pa.Array.from_buffers(pa.int64(), len(view) // 8, [None, pa.py_buffer(view)]).to_numpy()[3:]
-    ),
+    "numpy array of an Arrow array": lambda view: pa.Array.from_buffers(
+        pa.int64(), len(view) // 8, [None, pa.py_buffer(view)]
+    ).to_numpy()[3:],
     "frame of a run": lambda view: FrameRun(view, np.array([0, 10, len(view)]))[1],
 }
 """What holds received memory, and how."""
