@@ -33,7 +33,7 @@ CLIENTS = ("dlcore.namespace", "dlcore.sync", "kazoo", "numpy", "pyarrow")
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 260),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 395),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 398),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 380),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 380),
         (ENDPOINT_WRITE, ("bookie", "dlcore.namespace", "kazoo", *FRAMES, *ARRAYS), 400),
