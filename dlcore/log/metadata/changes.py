@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from dlcore.config import LogSettings
 from dlcore.errors import (
+    ConfigurationError,
     EndOfStreamError,
     LogRenamedError,
     TransactionIdOutOfOrderError,
@@ -434,6 +435,30 @@ def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | No
         return None
     draft = _Draft(paths, at)
     draft.head = replace(head, first_active=(dlsn.lssn, dlsn.entry_id, dlsn.slot_id))
+    return draft.finish()
+
+
+def plan_reset_txid(paths: LogPaths, at: VersionedHead, txid: int) -> Change | None:
+    """Let transaction ids follow `txid`, in a log that has no record any more; None: they do.
+
+    Raises:
+        ConfigurationError: there are records, which a lower one could not follow, or a writer.
+    """
+    head = at.head
+    if head.open_extent is not None:
+        raise ConfigurationError(
+            f"log {at.name!r} has a writer, or was left by one: close it, or recover the log first"
+        )
+    if head.first_active_dlsn < head.end_dlsn:
+        raise ConfigurationError(
+            f"log {at.name!r} holds records from {head.first_active_dlsn} to {head.end_dlsn}, "
+            "which are found by their transaction ids: copy what is worth keeping, and truncate "
+            f"the log to {head.end_dlsn} first"
+        )
+    if head.max_txid == txid:
+        return None
+    draft = _Draft(paths, at)
+    draft.head = replace(head, max_txid=txid)
     return draft.finish()
 
 
