@@ -142,6 +142,7 @@ class BookieServer(AsyncClosing):
             cluster_id=self._cluster_id,
             clock=self._clock,
             is_answered=_is_answered,
+            patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
         self.bookie = cookie.bookie
         self.storage = await LedgerStorage.open(

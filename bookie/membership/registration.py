@@ -68,10 +68,12 @@ async def establish_identity(
     cluster_id: str,
     clock: Clock,
     is_answered: Callable[[str], Awaitable[bool]] | None = None,
+    patience_s: float = 0.0,
 ) -> BookieCookie:
     """Return who the data folder says this bookie is, after checking it against the cluster.
 
-    `is_answered` tells whether anybody takes connections at an address.
+    `is_answered` tells whether anybody takes connections at an address.  Something may do so for a
+    process that is gone: its registration gets `patience_s` to vanish with its session.
 
     Raises:
         ConfigurationError: folder and cluster contradict each other; it says how and what to do.
@@ -89,7 +91,9 @@ async def establish_identity(
                 f"dlog bookie cookie delete {name}"
             )
         if is_answered is not None:
-            await _require_alone(store, paths, local.bookie, is_answered)
+            await _wait_alone(
+                store, paths, local.bookie, is_answered=is_answered, patience_s=patience_s
+            )
         return local
     provisional = await _read_cookie(disk, _PROVISIONAL_FILE)
     if provisional is None:
@@ -141,13 +145,33 @@ async def begin_life(
             return
 
 
+async def _wait_alone(
+    store: MetadataStore,
+    paths: NamespacePaths,
+    bookie: BookieId,
+    *,
+    is_answered: Callable[[str], Awaitable[bool]],
+    patience_s: float,
+) -> None:
+    """Raise if a process that lives is registered as this bookie: it has what it acknowledged."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + patience_s
+    while True:
+        try:
+            return await _require_alone(store, paths, bookie, is_answered)
+        except ConfigurationError as error:
+            if loop.time() >= deadline_s:
+                raise
+            logger.warning("not started yet: %s", error)
+        await asyncio.sleep(_RETRY_S)
+
+
 async def _require_alone(
     store: MetadataStore,
     paths: NamespacePaths,
     bookie: BookieId,
     is_answered: Callable[[str], Awaitable[bool]],
 ) -> None:
-    """Raise if a process that lives is registered as this bookie: it has what it acknowledged."""
     for path in (paths.bookie_available(bookie.name), paths.bookie_readonly(bookie.name)):
         node = await store.get(path, fresh=True)
         if node is None:

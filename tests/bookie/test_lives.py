@@ -124,6 +124,17 @@ def test_a_copy_beside_a_bookie_that_answers_is_refused() -> None:
             await establish_identity(copied, store, PATHS, is_answered=answers, **arguments)
         await establish_identity(disk, store, PATHS, is_answered=answers, **arguments)
         assert asked == ["10.0.0.1:3181"] * 2
+        # What answers for a process that is gone does so until its registration has vanished.
+        asked.clear()
+
+        async def answers_for_it(address: str) -> bool:
+            await store.delete(PATHS.bookie_available("bookie-1"))
+            return await answers(address)
+
+        await establish_identity(
+            disk, store, PATHS, is_answered=answers_for_it, patience_s=60, **arguments
+        )
+        assert len(asked) == 1
         await store.aclose()
 
     run(scenario())
