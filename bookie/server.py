@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
 from bookie.membership.given_ids import GivenIds
-from bookie.membership.registration import Registrar, confirm_identity, establish_identity
+from bookie.membership.registration import Registrar, begin_life, establish_identity
 from bookie.membership.repair import Repairer
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_ANSWER_S = 2.0
+"""How long a process that may be this bookie's other one has to take a connection."""
 _READS_GRACE_S = 2.0
 """For reads under way when the bookie stops."""
 _REGISTER_PATIENCE_S = 2.0
@@ -141,6 +143,8 @@ class BookieServer(AsyncClosing):
             name=self._config.name,
             cluster_id=self._cluster_id,
             clock=self._clock,
+            is_answered=_is_answered,
+            patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
         self.bookie = cookie.bookie
         self.storage = await LedgerStorage.open(
@@ -151,7 +155,7 @@ class BookieServer(AsyncClosing):
             given_ids=GivenIds(LedgerStore(self._store, self._paths).next_ledger_id),
         )
         self._running.push_async_callback(self.storage.aclose)
-        await confirm_identity(disk, cookie)
+        await begin_life(disk, self._store, self._paths, cookie, clock=self._clock)
 
     async def _serve(self) -> None:
         config, tls = self._config, self._config.tls
@@ -353,6 +357,18 @@ class BookieServer(AsyncClosing):
                 report.files_deleted,
                 report.bytes_freed,
             )
+
+
+async def _is_answered(address: str) -> bool:
+    """Return whether a process takes connections at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _host_port(host: str, port: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from numbers import Integral, Real
 from types import UnionType
@@ -28,6 +28,11 @@ _KINDS: dict[object, tuple[type, str]] = {
     DLSN: (DLSN, "a DLSN, as of DLSN.parse('1:0:0')"),
 }
 MIB = 1024 * 1024
+SECONDS_MAX = 100 * 365 * 24 * 3600
+"""The longest time that a setting may have, a hundred years: what is added to a time of the clock
+stays a time that can be stored and told."""
+NUMBER_MAX = 2**53
+"""The largest number of anything else: what every reader of JSON keeps exactly."""
 RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024
 """Largest payload of one record, DistributedLog's own limit (distributedlog.md section 3.2)."""
 
@@ -45,6 +50,31 @@ def require_kind(key: str, value: object, kind: type) -> None:
     """Raise `ConfigurationError` naming `key` and `value` unless that is of `kind`."""
     expected, name = _KINDS.get(kind, (kind, f"a {kind.__name__}"))
     require(condition=_is_of(value, expected), key=key, value=value, rule=f"expected {name}")
+
+
+def require_bounded(key: str, value: object, *, may_be_endless: bool = False) -> None:
+    """Raise `ConfigurationError` if a number is none that can be counted and stored.
+
+    Its unit, by the end of the key, says how large it may be.  With `may_be_endless` it may also be
+    infinite, for never.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return
+    if may_be_endless and value == math.inf:
+        return
+    name = key.removesuffix("_max")
+    if name.endswith("_ms"):
+        most, unit = SECONDS_MAX * 1000, " milliseconds"
+    elif name.endswith("_s") and not name.endswith("_per_s"):
+        most, unit = SECONDS_MAX, " seconds"
+    else:
+        most, unit = NUMBER_MAX, ""
+    require(
+        condition=-most <= value <= most,  # False of what is no number, too
+        key=key,
+        value=value,
+        rule=f"expected a number of at most {most}{unit}",
+    )
 
 
 def require_count(count: int) -> None:
@@ -89,6 +119,14 @@ def check_values(model: type, values: Mapping[str, object]) -> None:
             value=value,
             rule=f"expected {' or '.join(name for _, name in expected)}",
         )
+        require_bounded(key, value, may_be_endless=key in _endless_of(model))
+
+
+@cache
+def _endless_of(model: type) -> frozenset[str]:
+    """Return the settings that are endless by default, so that they may be so."""
+    found = fields(model) if is_dataclass(model) else ()
+    return frozenset(each.name for each in found if each.default == math.inf)
 
 
 @cache
@@ -366,6 +404,7 @@ class LogSettings(
 
     def __post_init__(self) -> None:
         LogConfig().with_settings(self)  # raises if one of them cannot be
+        require_bounded("retention_s", self.retention_s)
         require(
             condition=self.mode in ("direct", "proxied", "any"),
             key="mode",

@@ -5,6 +5,11 @@ the metadata store, and says "the data of this identity is complete here".  A bo
 both agree, or if both are missing and the folder is empty: then it makes them.  The folder gets a
 provisional cookie first, so that an interrupted first start can be finished by the next one.
 
+Each start is a life, which the folder's cookie counts, and then the cluster's.  So a folder that
+was copied before the last start is known by its older life, and one whose life another copy began
+by the name of that start: what was acknowledged since is not in it, and it would prove that it
+never was.  Such a folder is refused, and so is one beside a process that answers as this bookie.
+
 The registration is an ephemeral node with the address, the rack and the disk's space.  It is
 discovery only: safety never rests on it.  `Registrar` keeps it true through lost sessions and
 changes between writable and read-only.  A change of space is set in the node's place, so that the
@@ -17,6 +22,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from bookie.disks.port import DiskSpace
 from bookie.files.format import file_number
 from dlcore.background import BackgroundTasks
@@ -26,6 +33,7 @@ from dlcore.errors import (
     DLError,
     MetadataConnectionError,
     MetadataError,
+    MetadataVersionError,
     NodeExistsError,
     NoNodeError,
 )
@@ -34,7 +42,7 @@ from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Session
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from bookie.disks.port import Disk
     from dlcore.clock import Clock
@@ -47,6 +55,7 @@ logger = logging.getLogger(__name__)
 COOKIE_FILE = "cookie"
 _PROVISIONAL_FILE = "cookie.new"
 _RETRY_S = 0.5
+_ATTEMPTS_MAX = 5
 _UNREGISTER_TIMEOUT_S = 3.0
 
 
@@ -58,8 +67,13 @@ async def establish_identity(
     name: str,
     cluster_id: str,
     clock: Clock,
+    is_answered: Callable[[str], Awaitable[bool]] | None = None,
+    patience_s: float = 0.0,
 ) -> BookieCookie:
     """Return who the data folder says this bookie is, after checking it against the cluster.
+
+    `is_answered` tells whether anybody takes connections at an address.  Something may do so for a
+    process that is gone: its registration gets `patience_s` to vanish with its session.
 
     Raises:
         ConfigurationError: folder and cluster contradict each other; it says how and what to do.
@@ -75,6 +89,10 @@ async def establish_identity(
                 f"the data folder holds the cookie of bookie {name!r} but no data: its files were "
                 "deleted; restore them, or start the bookie as a new one: empty the folder, and "
                 f"dlog bookie cookie delete {name}"
+            )
+        if is_answered is not None:
+            await _wait_alone(
+                store, paths, local.bookie, is_answered=is_answered, patience_s=patience_s
             )
         return local
     provisional = await _read_cookie(disk, _PROVISIONAL_FILE)
@@ -94,12 +112,76 @@ async def establish_identity(
     return provisional
 
 
-async def confirm_identity(disk: Disk, cookie: BookieCookie) -> None:
-    """Finish a first start, now that the folder holds data: a cookie without data is a loss."""
+async def begin_life(
+    disk: Disk, store: MetadataStore, paths: NamespacePaths, cookie: BookieCookie, *, clock: Clock
+) -> None:
+    """Count this start in the folder, then in the cluster; before it nothing may be served.
+
+    It finishes a first start, too, now that the folder holds data: a cookie without data is a loss.
+
+    Raises:
+        ConfigurationError: another copy of the folder was started meanwhile.
+        MetadataError: the store failed.
+    """
     if await disk.read_file(COOKIE_FILE) is None:
-        await disk.write_file(COOKIE_FILE, encode(cookie))
         logger.info("new bookie name=%s incarnation=%s", cookie.name, cookie.incarnation)
+    begun = replace(cookie, life=cookie.life + 1, start=clock.new_token())
+    await disk.write_file(COOKIE_FILE, encode(begun))
     await disk.delete([_PROVISIONAL_FILE])
+    node = paths.cookie(cookie.name)
+    for attempt in range(1, _ATTEMPTS_MAX + 1):
+        found = await store.get(node, fresh=True)
+        remote = None if found is None else decode(BookieCookie, found.value, source=node)
+        if remote == begun:
+            return  # the reply was lost
+        _check_remote(begun, remote, node)
+        assert found is not None
+        try:
+            await store.put(node, encode(begun), version=found.version)
+        except (MetadataVersionError, NoNodeError, MetadataConnectionError):
+            if attempt == _ATTEMPTS_MAX:
+                raise
+        else:
+            return
+
+
+async def _wait_alone(
+    store: MetadataStore,
+    paths: NamespacePaths,
+    bookie: BookieId,
+    *,
+    is_answered: Callable[[str], Awaitable[bool]],
+    patience_s: float,
+) -> None:
+    """Raise if a process that lives is registered as this bookie: it has what it acknowledged."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + patience_s
+    while True:
+        try:
+            return await _require_alone(store, paths, bookie, is_answered)
+        except ConfigurationError as error:
+            if loop.time() >= deadline_s:
+                raise
+            logger.warning("not started yet: %s", error)
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _require_alone(
+    store: MetadataStore,
+    paths: NamespacePaths,
+    bookie: BookieId,
+    is_answered: Callable[[str], Awaitable[bool]],
+) -> None:
+    for path in (paths.bookie_available(bookie.name), paths.bookie_readonly(bookie.name)):
+        node = await store.get(path, fresh=True)
+        if node is None:
+            continue
+        other = decode(BookieRegistration, node.value, source=path)
+        if other.bookie == bookie and await is_answered(other.address):
+            raise ConfigurationError(
+                f"bookie {bookie} runs already, at {other.address}: this data folder is a copy of "
+                "its folder; stop that process first if its folder is to be given up"
+            )
 
 
 def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str) -> None:
@@ -137,11 +219,21 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
             f"but the cluster has no cookie {node}: it was decommissioned, or ZooKeeper lost its "
             "data; to start it as a new and empty bookie, move the folder's content away"
         )
-    if remote != local:
+    if replace(remote, life=local.life, start=local.start) != local:
         raise ConfigurationError(
             f"the data folder holds incarnation {local.incarnation} of bookie {local.name!r}, but "
             f"the cluster knows incarnation {remote.incarnation} (cookie {node}): another folder "
             "holds this bookie's data; start it there"
+        )
+    if remote.life > local.life or (
+        remote.life == local.life and remote.start not in ("", local.start)
+    ):
+        raise ConfigurationError(
+            f"the data folder is an older copy of bookie {local.name!r}: it was last started as "
+            f"life {local.life}, the cluster knows life {remote.life} (cookie {node}); what was "
+            "acknowledged since is not in it.  Start the bookie on its newest folder; if that is "
+            f"lost, empty this one, and dlog bookie cookie delete {local.name} lets the bookie "
+            "start as a new one"
         )
 
 

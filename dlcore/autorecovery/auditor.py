@@ -15,6 +15,7 @@ from dlcore.autorecovery.listing import CheckProgress
 from dlcore.autorecovery.replicas import ask_replicas, members_of, read_cookies
 from dlcore.autorecovery.runner import run_together
 from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
+from dlcore.isolating import Troubles
 from dlcore.ledger.metadata.values import LedgerState
 
 if TYPE_CHECKING:
@@ -112,12 +113,15 @@ class Auditor:
     async def _scan(self, lost: tuple[BookieId, ...]) -> None:
         members: set[BookieId] = set()
         count = 0
-        async for metadata in self._ledgers():
-            members |= members_of(metadata)
-            missing = lost_members(metadata, lost)
-            if missing:
-                await self._repairs.publish(metadata.ledger_id, missing=missing)
-                count += 1
+        troubles = Troubles()
+        async for metadata in self._ledgers(troubles):
+            with troubles.isolated(f"auditing ledger {metadata.ledger_id}"):
+                members |= members_of(metadata)
+                missing = lost_members(metadata, lost)
+                if missing:
+                    await self._repairs.publish(metadata.ledger_id, missing=missing)
+                    count += 1
+        await self._repairs.tell("audit", troubles)
         self._members = members
         self._published = set(lost)
         if lost:
@@ -125,7 +129,9 @@ class Auditor:
         if count:
             self._on_publish()
 
-    async def _ledgers(self, *, first: int = 0) -> AsyncIterator[LedgerMetadata]:
+    async def _ledgers(
+        self, troubles: Troubles, *, first: int = 0
+    ) -> AsyncIterator[LedgerMetadata]:
         """Yield every ledger from `first` on; one that cannot be read hides no other."""
         async for ledger_id in self._context.ledger_store.list_ledgers(first=first):
             try:
@@ -134,6 +140,7 @@ class Auditor:
                 continue
             except CorruptMetadataError as error:
                 logger.warning("ledger left out of the audit: %s", error)
+                troubles.note(f"ledger {ledger_id}", error)
                 continue
             yield stored.metadata
 
@@ -163,13 +170,16 @@ class Auditor:
         registered: list[BookieId] = []
         listed_at = -math.inf
         noted_at = self._loop.time()
-        async for metadata in self._ledgers(first=run.next_ledger_id):
+        troubles = Troubles()
+        async for metadata in self._ledgers(troubles, first=run.next_ledger_id):
             await asyncio.sleep(1 / self._config.check_ledgers_per_s)
             if self._loop.time() >= listed_at + _REGISTERED_FOR_S:
                 listed_at = self._loop.time()
                 infos = await self._context.registry.get_bookies()
                 registered = [info.bookie for info in infos]
-            is_missing, is_unknown = await self._check_one(metadata, registered)
+            is_missing, is_unknown = False, True
+            with troubles.isolated(f"checking ledger {metadata.ledger_id}"):
+                is_missing, is_unknown = await self._check_one(metadata, registered)
             if is_missing:
                 await repairs.publish(metadata.ledger_id, missing=())  # found by its poll
             run = replace(
@@ -185,6 +195,7 @@ class Auditor:
                 progress = await repairs.note_check(CheckProgress(run, progress.version))
         run = replace(run, finished_ms=clock.now_ms())
         await repairs.end_check(CheckProgress(run, progress.version))
+        await repairs.tell("check", troubles)
         logger.info(
             "full replica check ended ledgers=%d under_replicated=%d unknown=%d",
             run.ledgers,

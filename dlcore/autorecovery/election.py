@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.autorecovery.runner import run_together
 from dlcore.autorecovery.values import ElectedAuditor
 from dlcore.errors import MetadataConnectionError, MetadataError, NodeExistsError, NoNodeError
-from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.stored import decode_or_tell, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -70,9 +71,10 @@ class Election:
 
     async def _is_ours(self) -> bool:
         node = await self._store.get(self._path)
-        if node is None:
-            return False
-        return decode(ElectedAuditor, node.value, source=self._path).token == self._candidate.token
+        # A damaged one is somebody else's: it goes with that session.
+        tell = partial(logger.warning, "the auditor's office cannot be read: %s")
+        found = decode_or_tell(ElectedAuditor, node, source=self._path, tell=tell)
+        return found is not None and found.token == self._candidate.token
 
     async def _wait_until_lost(self, changed: asyncio.Event) -> None:
         while await self._is_ours():

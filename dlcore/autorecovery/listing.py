@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
+from dlcore.autorecovery.values import (
+    ElectedAuditor,
+    ReplicaCheckRun,
+    SweepTroubles,
+    UnderReplicatedLedger,
+)
 from dlcore.errors import (
     CorruptMetadataError,
     MetadataConnectionError,
@@ -24,7 +29,8 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.metadata.port import Create, Delete, Op, Put
+from dlcore.metadata.paths import is_number
+from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, decode_or_tell, encode
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
 
     from dlcore.clock import Clock
     from dlcore.ids import BookieId
+    from dlcore.isolating import Troubles
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned
 
@@ -117,11 +124,14 @@ class RepairList:
     async def ledger_ids(self) -> AsyncIterator[int]:
         """Yield the ids of the ledgers on the list, ascending."""
         root = self._paths.under_replicated
-        highs = await self._store.get_children(root) or ()
-        for high in sorted(highs, key=lambda name: (len(name), name)):  # numbers, by size
-            for middle in await self._store.get_children(f"{root}/{high}") or ():
-                for low in await self._store.get_children(f"{root}/{high}/{middle}") or ():
+        for high in sorted(await self._numbers_below(root), key=int):
+            for middle in await self._numbers_below(f"{root}/{high}"):
+                for low in await self._numbers_below(f"{root}/{high}/{middle}"):
                     yield self._paths.ledger_id_of(high, middle, low)
+
+    async def _numbers_below(self, parent: str) -> list[str]:
+        """Return the names of the nodes below one that are part of a ledger's path."""
+        return [n for n in await self._store.get_children(parent) or () if is_number(n)]
 
     async def note_failure(
         self, listed: ListedLedger, reason: str, *, missing: Collection[BookieId] | None = None
@@ -196,7 +206,42 @@ class RepairList:
         """Return who is the auditor."""
         path = self._paths.auditor
         node = await self._store.get(path)
-        return None if node is None else decode(ElectedAuditor, node.value, source=path)
+        tell = partial(logger.warning, "who is the auditor cannot be read: %s")
+        return decode_or_tell(ElectedAuditor, node, source=path, tell=tell)
+
+    async def tell(self, sweep: str, troubles: Troubles) -> None:
+        """Let operators see what a sweep had to leave out, until one leaves nothing out.
+
+        It is for people: where it cannot be stored the sweep goes on, and the log tells.
+        """
+        path = self._paths.troubles_of(sweep)
+        told = SweepTroubles(
+            sweep=sweep,
+            at_ms=self._clock.now_ms(),
+            count=troubles.count,
+            found=tuple(troubles.found),
+        )
+        try:
+            if await self._store.get(path) is None:
+                if troubles.count:
+                    await self._store.create(path, encode(told), make_parents=True)
+            elif troubles.count:
+                await self._store.put(path, encode(told), version=ANY_VERSION)
+            else:
+                await self._store.delete(path)
+        except (NodeExistsError, NoNodeError, MetadataConnectionError) as error:
+            logger.info("troubles of %s are not told: %s", sweep, error)
+
+    async def read_troubles(self) -> list[SweepTroubles]:
+        """Return what the last sweeps had to leave out."""
+        parent = self._paths.troubles
+        paths = [f"{parent}/{name}" for name in await self._store.get_children(parent) or ()]
+        tell = partial(logger.warning, "troubles cannot be read: %s")
+        found = (
+            decode_or_tell(SweepTroubles, node, source=path, tell=tell)
+            for path, node in zip(paths, await self._store.get_many(paths), strict=True)
+        )
+        return list(filter(None, found))
 
     async def read_last_check(self) -> ReplicaCheckRun | None:
         """Return the last full replica check that came to its end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.replicas import ask_replicas, members_of
 from dlcore.errors import (
     ConfigurationError,
+    CorruptMetadataError,
     DecommissionError,
     LedgerNotFoundError,
     MetadataConnectionError,
@@ -27,10 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dlcore.autorecovery.context import RecoveryContext
-    from dlcore.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
+    from dlcore.autorecovery.values import (
+        ElectedAuditor,
+        ReplicaCheckRun,
+        SweepTroubles,
+        UnderReplicatedLedger,
+    )
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.port import Op
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 1.0
 _REASONS_SHOWN_MAX = 3
@@ -46,6 +55,7 @@ class RecoveryStatus:
     is_paused: bool
     ledgers: tuple[UnderReplicatedLedger, ...]
     last_check: ReplicaCheckRun | None
+    troubles: tuple[SweepTroubles, ...] = ()
 
 
 class Maintenance:
@@ -68,6 +78,7 @@ class Maintenance:
             is_paused=await self._repairs.is_paused(),
             ledgers=tuple(ledgers),
             last_check=await self._repairs.read_last_check(),
+            troubles=tuple(await self._repairs.read_troubles()),
         )
 
     async def check_ledger(self, ledger_id: int) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
@@ -233,6 +244,9 @@ class Maintenance:
         try:
             stored = await self._context.ledger_store.read(ledger_id)
         except LedgerNotFoundError:
+            return ()
+        except CorruptMetadataError as error:
+            logger.warning("whose ledger %d is cannot be read: %s", ledger_id, error)
             return ()
         return tuple(sorted(b for b in members_of(stored.metadata) if b.name == name))
 

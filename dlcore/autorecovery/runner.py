@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import DLError
+from dlcore.isolating import report_defect
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 class PausableRunner:
     """Runs works, one task each, while they may; what may not go on is cancelled at once.
 
-    A work that failed with an error of the cluster begins again after a while.
+    A work that failed begins again after a while: what brought a defect to light in one of them
+    must not end the process that does the others, too.
     """
 
     def __init__(self, store: MetadataStore, paths: NamespacePaths, repairs: RepairList) -> None:
@@ -110,6 +112,8 @@ class PausableRunner:
             if not task.cancelled():
                 error = task.exception()
                 if error is not None and not isinstance(error, DLError):
-                    raise error
-                logger.warning("auto-recovery begins again: %s", error)
+                    # The others serve others: they, and this one later, go on.
+                    report_defect("auto-recovery begins again", error)
+                else:
+                    logger.warning("auto-recovery begins again: %s", error)
                 await asyncio.sleep(_RETRY_S)

@@ -33,6 +33,19 @@ class ElectedAuditor(msgspec.Struct, frozen=True, kw_only=True):
     token: str
 
 
+class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last sweep of a kind had to leave out: how many, the first ones, and when.
+
+    The sweep went on: whatever is named here is damaged, or brought a defect to light.
+    """
+
+    layout: int = LAYOUT
+    sweep: str
+    at_ms: Count
+    count: Count
+    found: tuple[str, ...] = ()
+
+
 class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
     """A full replica check, and what it found; `unknown` are ledgers of which some bookie did not
     answer.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dlcore.autorecovery.repair import LedgerRepairer, Outcome
 from dlcore.backoff import Backoff
 from dlcore.errors import CorruptMetadataError, DLError
+from dlcore.isolating import report_defect
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -125,6 +126,9 @@ class Worker:
             # Of the metadata store, or about damaged metadata: other ledgers go on.
             logger.warning("repair ledger=%d failed: %s", ledger_id, error)
             self._back_off(ledger_id, Outcome(reason=str(error)))
+        except Exception as error:  # noqa: BLE001  # told, with its traceback
+            report_defect(f"repair of ledger {ledger_id}", error)
+            self._back_off(ledger_id, Outcome(reason=f"{type(error).__name__}: {error}"))
 
     async def _repair_locked(self, ledger_id: int) -> None:
         listed = await self._repairs.read(ledger_id)

@@ -14,6 +14,7 @@ from dlcore.cli.output import show_done, show_fields
 from dlcore.cli.times import AGE_S, age_text
 from dlcore.clock import SystemClock
 from dlcore.config import LogSettings
+from dlcore.errors import CorruptMetadataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,32 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
             require_consent(yes=yes)
         settings = _change(log, wanted, yes=yes)
     show_fields({name: getattr(settings, name) for name in LogSettings.__struct_fields__})
+
+
+@click.command("reset-txid", epilog="Example: dlog log reset-txid clicks 0 --yes")
+@click.argument("log")
+@click.argument("txid", type=int)
+@confirmed
+@common_options
+def reset_txids(log: str, txid: int, *, yes: bool) -> None:
+    """Let the next record of LOG have any transaction id from TXID on.
+
+    The way back where a record with a far too high one got into the log, which no other can follow.
+    The log must hold no record: copy what is worth keeping to another log, then truncate this one
+    to its end.  Who read it by transaction ids has to begin anew.
+    """
+    require_consent(yes=yes)
+    ask(f"Let transaction ids of log {log} begin at {txid} again", yes=yes)
+
+    async def reset(namespace: Namespace) -> bool:
+        from dlcore.log.writing.truncation import reset_txid
+
+        context = namespace.log_context
+        return await reset_txid(context, await context.logs.find(log), txid)
+
+    changed = run_async(reset)
+    fields = {"log": log, "txid": txid, "changed": changed}
+    show_done(f"transaction ids of log {log} follow {txid}", fields)
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -125,7 +152,10 @@ async def _describe_going(
     from dlcore.log.upkeep.retention import readable_for_s, truncated_for_s
 
     async with await namespace.open_log(log) as manager:
-        settings = await manager.get_settings()
+        try:
+            settings = await manager.get_settings()
+        except CorruptMetadataError as error:
+            return f"Replace the damaged settings of log {log} by the defaults and this: {error}"
         changed = settings.changed(changes)
         readable_s, truncated_s = readable_for_s(changed), truncated_for_s(changed)
         if readable_s < readable_for_s(settings):

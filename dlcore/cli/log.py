@@ -24,7 +24,7 @@ from dlcore.cli.context import (
     run_async,
 )
 from dlcore.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
-from dlcore.cli.keeping import set_retention, show_settings
+from dlcore.cli.keeping import reset_txids, set_retention, show_settings
 from dlcore.cli.output import bytes_text, show_done, show_fields, show_rows, telling_time, time_text
 from dlcore.cli.reading import dump_log, tail_log
 from dlcore.cli.remote import (
@@ -59,6 +59,7 @@ def log_group() -> None:
 for command in (
     write_log, tail_log, cat_log, dump_log, copy_records, purge_log,
     inspect_logs, repair_log, show_space, show_lag, watch_log, show_settings, set_retention,
+    reset_txids,
 ):  # fmt: skip
     log_group.add_command(command)
 

@@ -14,11 +14,13 @@ from dlcore import event_loop, kept_memory
 from dlcore.cli.context import (
     client_config,
     common_options,
+    namespace_endpoint,
     namespace_tls,
     namespace_uri,
     program_settings,
     takes_settings,
 )
+from dlcore.cli.output import show_done
 from dlcore.proxy.config import ProxyConfig, proxy_options
 from dlcore.settings import config_of
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from dlcore.config import LedgerClientConfig
     from dlcore.namespace import Namespace
     from dlcore.tls import TlsFiles
+
+
+_PATIENCE_S = 10.0
 
 
 @click.group("proxy")
@@ -52,6 +57,50 @@ def run_proxy(**options: object) -> None:
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
     event_loop.run(_serve(namespace_uri(), config, namespace_tls(), client))
+
+
+@proxy_group.command("drain", epilog="Example: dlog proxy drain --endpoint grpc://proxy-1:4190")
+@common_options
+def drain_proxy() -> None:
+    """Let the proxy at --endpoint go of all logs and take none, until it is undrained or ends.
+
+    It ends once the proxy owns nothing; clients are sent to the others.  For balancers it is not
+    ready from the beginning.
+    """
+    _act("drain")
+    endpoint = namespace_endpoint()
+    show_done(f"{endpoint} takes no logs any more", {"drained": endpoint})
+
+
+@proxy_group.command("undrain", epilog="Example: dlog proxy undrain --endpoint grpc://proxy-1:4190")
+@common_options
+def undrain_proxy() -> None:
+    """Let the proxy at --endpoint take logs again that was told to drain; it is ready then."""
+    _act("undrain")
+    endpoint = namespace_endpoint()
+    show_done(f"{endpoint} takes logs again", {"undrained": endpoint})
+
+
+def _act(action: str) -> None:
+    """Have the one proxy that is named do something."""
+    from dlcore.remote import planning
+    from dlcore.remote.endpoint import Endpoint
+
+    endpoint = namespace_endpoint()
+    if endpoint is None or "," in endpoint:
+        raise click.UsageError(
+            f"--endpoint {endpoint or 'is missing'}: expected the one proxy that is meant, as "
+            "grpc://host:port"
+        )
+
+    async def act() -> None:
+        calls = Endpoint(endpoint, patience_s=_PATIENCE_S, tls=namespace_tls())
+        try:
+            await planning.act(calls, action, {}, dict)
+        finally:
+            await calls.aclose()
+
+    asyncio.run(act())
 
 
 async def _serve(

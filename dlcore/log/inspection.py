@@ -33,7 +33,7 @@ from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.metadata.paths import BUCKETS
+from dlcore.metadata.paths import BUCKETS, is_number
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogState
 
 _AT_ONCE = 200
+_GAPS_MAX = 100
+"""More segments that have no node are told as one gap."""
 
 Report: TypeAlias = "Callable[[str, int, int | None], None]"
 """Is told how far long work is: what is counted, how many are done, of how many if known."""
@@ -166,7 +168,7 @@ async def _segment_nodes(context: LogContext, log: LogKey) -> dict[int, bool]:
     """
     paths = context.logs.paths_of(log)
     names = await persistently(lambda: context.store.get_children(paths.head)) or []
-    numbers = sorted(int(name) for name in names if name.isdecimal())
+    numbers = sorted(int(name) for name in names if is_number(name))
     found: dict[int, bool] = {}
     for start in range(0, len(numbers), _AT_ONCE):
         some = numbers[start : start + _AT_ONCE]
@@ -181,6 +183,9 @@ def check_nodes(head: LogHead, nodes: dict[int, bool]) -> Iterator[tuple[str, st
     Each segment that the head counts has one, of which only the last may have no end.
     """
     last = head.max_lssn
+    if last - head.first_lssn >= _GAPS_MAX + len(nodes):
+        yield "gap", f"of segments {head.first_lssn} … {last} only {len(nodes)} have a node"
+        return
     for lssn in range(head.first_lssn, last + 1):
         is_open = lssn == last and head.segment is not None
         if lssn not in nodes:
@@ -355,7 +360,7 @@ async def _named_ledgers(
     """
     named: dict[int, str] = {each.staged.ledger_id: "" for each in await list_all_staged(context)}
     children = await persistently(lambda: context.store.get_children(context.paths.merged))
-    named |= {int(child): "" for child in children or ()}
+    named |= {int(child): "" for child in children or () if is_number(child)}
     log_ids = await context.logs.list_names(context.paths.heads)
     for number, log_id in enumerate(log_ids):
         report("logs", number, len(log_ids))
@@ -374,15 +379,17 @@ async def _ledgers_of(context: LogContext, log_id: str) -> set[int]:
         return set()
     head = decode(LogHead, node.value, source=paths.head)
     found = {extent.ledger_id for extent in head.segment.tail} if head.segment else set()
-    lssns = range(head.first_lssn, head.max_lssn + 1)
+    names = await persistently(lambda: context.store.get_children(paths.head)) or []
+    # Those that there are: what a damaged head counts may be more than anybody could look at.
+    lssns = sorted(int(name) for name in names if is_number(name))
     for start in range(0, len(lssns), _AT_ONCE):
         segments = [paths.segment(lssn) for lssn in lssns[start : start + _AT_ONCE]]
         for path, end in zip(segments, await _values(context, segments), strict=True):
             if end:
                 found |= {e.ledger_id for e in decode(SegmentEnd, end, source=path).tail}
-            names = await persistently(partial(context.store.get_children, path)) or []
-            for first in range(0, len(names), _AT_ONCE):
-                chunks = [f"{path}/{name}" for name in names[first : first + _AT_ONCE]]
+            below = await persistently(partial(context.store.get_children, path)) or []
+            for first in range(0, len(below), _AT_ONCE):
+                chunks = [f"{path}/{name}" for name in below[first : first + _AT_ONCE]]
                 for chunk, value in zip(chunks, await _values(context, chunks), strict=True):
                     if value:
                         found |= {e.ledger_id for e in decode(Chunk, value, source=chunk).extents}

@@ -27,6 +27,7 @@
 <root>/upkeep/requests/<bucket>/<log id>        UpkeepRequest: the log has small extents to merge
 <root>/upkeep/locks/<log id>                    ephemeral: the worker that keeps the log up
 <root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
+<root>/autorecovery/troubles/<sweep>            SweepTroubles: what the last one left out
 <root>/autorecovery/paused                      exists while auto-recovery is paused
 <root>/autorecovery/last-check                  ReplicaCheckRun
 <root>/autorecovery/check-progress              ReplicaCheckRun of the one under way
@@ -44,6 +45,8 @@ from dataclasses import dataclass
 from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
 
 _LEDGERS_PER_NODE = 10_000
+_DIGITS_MAX = 19
+"""Of the largest number that is stored, 2**63 - 1."""
 _URI = re.compile(r"(?P<scheme>[A-Za-z-]+)://(?P<servers>[^/]+)(?P<root>/.*)?")
 _SCHEMES = ("distributedlog", "distributedlog-bk")
 NAME_NODE_LENGTH_MAX = 160
@@ -317,6 +320,15 @@ class NamespacePaths:
         return f"{self.root}/autorecovery/auditor"
 
     @property
+    def troubles(self) -> str:
+        """Parent of what the last sweeps had to leave out."""
+        return f"{self.root}/autorecovery/troubles"
+
+    def troubles_of(self, sweep: str) -> str:
+        """What the last sweep of a kind had to leave out, if it had to."""
+        return f"{self.troubles}/{escape(sweep)}"
+
+    @property
     def autorecovery_paused(self) -> str:
         """Exists while auto-recovery is paused."""
         return f"{self.root}/autorecovery/paused"
@@ -356,6 +368,11 @@ def _component_of(name: str) -> str:
 def name_of_component(component: str) -> str | None:
     """Return the name of the log whose node this is; None if only the node's value tells it."""
     return None if _CUT in component else unescape(component)
+
+
+def is_number(component: str) -> bool:
+    """Return whether a node is named by a number, as those of ledgers, that can be a ledger's."""
+    return component.isascii() and component.isdecimal() and len(component) <= _DIGITS_MAX
 
 
 def _split(ledger_id: int) -> str:

@@ -68,9 +68,10 @@ def decode(kind: type[_S], value: bytes, *, source: str) -> _S:
     try:
         layout = (_packed_layout if is_packed else _json_layout).decode(value).layout
         found: _S | None = _decoder(kind).decode(value) if layout == LAYOUT else None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptMetadataError(f"{what} does not parse: {error}") from error
-    except (ConfigurationError, CorruptMetadataError) as error:  # of the value's own checks
+    except (ConfigurationError, CorruptMetadataError, ArithmeticError, ValueError) as error:
+        # Of the value's own checks.
         raise CorruptMetadataError(f"{what} contradicts itself: {error}") from error
     if found is None:
         raise CorruptMetadataError(

@@ -80,18 +80,21 @@ class Actions:
         owner: LogOwner,
         puts: PutService,
         drain: Drain,
+        undrain: Drain,
     ) -> None:
         self._namespace = namespace
         self._membership = membership
         self._owner_of_logs = owner
         self._puts = puts
         self._drain_proxy = drain
+        self._undrain_proxy = undrain
         self._actions: dict[str, _Action] = {}
         self._add_those_on_logs()
         self._add("owner", "Tell which proxy owns a log: {log}.", LogRequest, self._owner)
         self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
         self._add("release", "Let go of a log: {log}.", LogRequest, self._release)
         self._add("drain", "Let go of all logs and take none: {}.", NoRequest, self._drain)
+        self._add("undrain", "Take logs again after a drain: {}.", NoRequest, self._undrain)
         self._add(
             "producer_init",
             "Begin an incarnation of a producer, which fences those before: {log, producer}.",
@@ -328,6 +331,10 @@ class Actions:
 
     async def _drain(self, _: NoRequest) -> Answer:
         await self._drain_proxy()
+        return {}
+
+    async def _undrain(self, _: NoRequest) -> Answer:
+        await self._undrain_proxy()
         return {}
 
     async def _producer_init(self, request: ProducerRequest) -> Answer:

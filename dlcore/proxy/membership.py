@@ -42,6 +42,7 @@ class Membership:
         self._tasks = BackgroundTasks()
         self._unsubscribe: Unsubscribe | None = None
         self._has_left = False
+        self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
         """Locations of the proxies that take logs, this one among them until it leaves."""
 
@@ -77,8 +78,20 @@ class Membership:
             pass
         except (MetadataError, TimeoutError):
             # As long as the others see it they send it clients, which it sends back.
-            self._tasks.start(self._vanish(), name="leaving the live proxies")
+            self._vanishing = self._tasks.start(self._vanish(), name="leaving the live proxies")
         self.live -= {self.location}
+
+    async def rejoin(self) -> None:
+        """Appear among the live ones again, after `leave`.  Raises: MetadataError."""
+        if not self._has_left:
+            return
+        if self._vanishing is not None:
+            self._vanishing.cancel()
+            await asyncio.gather(self._vanishing, return_exceptions=True)
+        self._node = SessionNode(self._store, self._node.path)
+        await self._node.ensure()
+        self._has_left = False
+        await self._look()
 
     async def _vanish(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -87,14 +88,22 @@ class ProxyServer(AsyncClosing):
             owner = LogOwner(namespace, membership, config)
             steps.push_async_callback(owner.aclose)
 
+            changing = asyncio.Lock()
+
             async def drain() -> None:
                 health.tell(serves=False)
-                await owner.drain()
+                async with changing:
+                    await owner.drain()
+
+            async def undrain() -> None:
+                async with changing:
+                    await owner.undrain()
+                    health.tell(serves=True)
 
             stagings = Stagings(namespace, config)
             steps.push_async_callback(stagings.aclose)
             puts = PutService(owner, stagings, config)
-            actions = Actions(namespace, membership, owner, puts, drain)
+            actions = Actions(namespace, membership, owner, puts, drain, undrain)
             service = FlightService(actions, puts, reads)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()

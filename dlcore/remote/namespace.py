@@ -10,7 +10,7 @@ import msgspec
 
 from dlcore.clock import SystemClock
 from dlcore.closing import AsyncClosing
-from dlcore.config import LogSettings, require_positive
+from dlcore.config import LogSettings, require_bounded, require_kind, require_positive
 from dlcore.errors import (
     LogExistsError,
     LogNotFoundError,
@@ -60,6 +60,8 @@ class RemoteNamespace(AsyncClosing):
     """A collection of logs; used on one event loop.  Use `open_namespace`."""
 
     def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
+        require_kind("patience_s", patience_s, float)
+        require_bounded("patience_s", patience_s, may_be_endless=True)
         self.patience_s = patience_s
         require_positive(self, "patience_s")
         self.endpoint = endpoint

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
-from bookie.membership.registration import Registrar, confirm_identity, establish_identity
+from bookie.membership.registration import Registrar, begin_life, establish_identity
 from dlcore.clock import SystemClock
 from dlcore.errors import (
     ConfigurationError,
@@ -61,8 +62,8 @@ async def boot(disk: Disk, store: MemoryStore, cluster_id: str, name: str) -> Bo
         disk, store, PATHS, name=name, cluster_id=cluster_id, clock=CLOCK
     )
     await disk.write_file("0000000001.log", b"data")
-    await confirm_identity(disk, cookie)
-    return cookie
+    await begin_life(disk, store, PATHS, cookie, clock=CLOCK)
+    return replace(cookie, life=0, start="")  # who it is, however often it was started
 
 
 def test_an_identity_is_made_once_and_kept() -> None:
@@ -159,12 +160,12 @@ def test_an_interrupted_first_start_is_finished_by_the_next(applied: bool) -> No
         _, store, cluster_id = await connect()
         disk = MemoryDisk()
         store.lose_next_reply(applied=applied)
-        arguments = {"name": "bookie-1", "cluster_id": cluster_id, "clock": CLOCK}
+        arguments: dict[str, Any] = {"name": "bookie-1", "cluster_id": cluster_id, "clock": CLOCK}
         if applied:
-            await establish_identity(disk, store, PATHS, **arguments)  # type: ignore[arg-type]
+            await establish_identity(disk, store, PATHS, **arguments)
         else:
             with pytest.raises(MetadataConnectionError):
-                await establish_identity(disk, store, PATHS, **arguments)  # type: ignore[arg-type]
+                await establish_identity(disk, store, PATHS, **arguments)
         assert disk.names() == ["cookie.new"]
         cookie = await boot(disk, store, cluster_id, "bookie-1")
         assert await boot(disk, store, cluster_id, "bookie-1") == cookie

@@ -334,7 +334,7 @@ def test_a_full_disk_is_registered_as_read_only(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         tree = MemoryTree()
-        space = SpaceConfig(read_only_below_bytes=2**60, writable_above_bytes=2**60)
+        space = SpaceConfig(read_only_below_bytes=2**50, writable_above_bytes=2**50)
         async with in_process(tmp_path, tree, space=space) as server:
             store = tree.connect()
             assert await store.get(PATHS.bookie_available("b")) is None

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import math
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
+from bookie.config import (
+    CompactionConfig,
+    GarbageConfig,
+    ScrubConfig,
+    SpaceConfig,
+    StorageConfig,
+)
+from bookie.server_config import BookieConfig
 from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.config import LogSettings, QuorumConfig
-from dlcore.errors import ConfigurationError
+from dlcore.config import (
+    SECONDS_MAX,
+    LedgerClientConfig,
+    LogConfig,
+    LogSettings,
+    PlacementConfig,
+    QuarantineConfig,
+    QuorumConfig,
+)
+from dlcore.errors import ConfigurationError, CorruptMetadataError
+from dlcore.log.metadata.values import StoredSettings
+from dlcore.log.upkeep.config import MergePolicy, UpkeepConfig
+from dlcore.metadata.stored import LAYOUT, decode
+from dlcore.proxy.config import ProxyConfig
+from dlcore.settings import config_of, options_of, read_settings
 
 
 def test_a_replication_factor_asks_every_bookie_for_every_entry() -> None:
@@ -53,3 +77,72 @@ def test_a_number_that_cannot_be_stored_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"entry_bytes.*65536.*Expected `int"):
         LogSettings.of({"entry_bytes": np.int64(65536)})
     assert LogSettings.of({"entry_bytes": 65536}).entry_bytes == 65536
+
+
+MODELS = [
+    AutoRecoveryConfig,
+    BookieConfig,
+    LedgerClientConfig,
+    LogConfig,
+    MergePolicy,
+    PlacementConfig,
+    ProxyConfig,
+    QuarantineConfig,
+    StorageConfig,
+    CompactionConfig,
+    GarbageConfig,
+    ScrubConfig,
+    SpaceConfig,
+    UpkeepConfig,
+]
+EXTREMES = [1e308, -1e308, math.inf, -math.inf, math.nan, 2**63, 10**400]
+
+
+def numbers_of(model: Any) -> list[str]:
+    """Return the settings of a model that are numbers."""
+    hints = get_type_hints(model)
+    return [
+        key for key, kind in hints.items() if not {int, float}.isdisjoint({kind, *get_args(kind)})
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+@pytest.mark.parametrize("value", EXTREMES, ids=[str(value)[:6] for value in EXTREMES])
+def test_no_setting_takes_a_number_beyond_all_reason(model: Any, value: float) -> None:
+    """Each names itself, and what it may be at most."""
+    given = {"name": "a", "metadata_uri": "distributedlog://a:1/dlog", "data_dir": Path("/a")}
+    needed = {key: given[key] for key in given if model is BookieConfig}
+    for key in numbers_of(model):
+        if (model, key, value) == (LogConfig, "reader_idle_error_s", math.inf):
+            continue  # never
+        with pytest.raises(ConfigurationError, match=f"^{key}="):
+            model(**needed, **{key: value})
+
+
+@pytest.mark.parametrize("value", EXTREMES, ids=[str(value)[:6] for value in EXTREMES])
+@pytest.mark.parametrize("key", numbers_of(LogSettings))
+def test_no_log_is_given_a_setting_beyond_all_reason(key: str, value: float) -> None:
+    """Neither by a program, nor by what is stored, nor by what a client sends."""
+    with pytest.raises(ConfigurationError, match=f"^{key}="):
+        LogSettings(**{key: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"^{key}="):
+        LogSettings().changed({key: value})
+    stored = json.dumps({"layout": LAYOUT, "settings": {key: value}}).encode()
+    with pytest.raises(CorruptMetadataError):
+        decode(StoredSettings, stored, source="/a")
+    assert LogSettings(retention_s=SECONDS_MAX).retention_s == SECONDS_MAX
+
+
+def test_a_file_and_a_variable_give_no_number_beyond_all_reason(tmp_path: Path) -> None:
+    """They say which."""
+    for text in ("1e308", "inf", "nan"):
+        file = tmp_path / "dlog.toml"
+        file.write_text(f"[autorecovery]\ncheck_interval_s = {text}\n")
+        options = options_of(AutoRecoveryConfig)
+        for path, environment in (
+            (str(file), {}),
+            (None, {"DLOG_AUTORECOVERY_CHECK_INTERVAL_S": text}),
+        ):
+            values = read_settings("autorecovery", options, file=path, environment=environment)
+            with pytest.raises(ConfigurationError, match="check_interval_s="):
+                config_of(AutoRecoveryConfig, values)

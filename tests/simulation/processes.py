@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from bookie.disks.memory import MemoryDisk
-from bookie.membership.registration import Registrar, confirm_identity, establish_identity
+from bookie.membership.registration import Registrar, begin_life, establish_identity
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from dlcore.errors import (
@@ -233,7 +233,7 @@ class SimBookie:
             given_ids=JudgedIds(session, self._paths, self._tree, self.on_false_no),
         )
         try:
-            await confirm_identity(disk, cookie)
+            await begin_life(disk, session, self._paths, cookie, clock=self._clock)
         except (DLError, asyncio.CancelledError):
             await bury(storage)
             raise

@@ -78,8 +78,14 @@ class Proxy:
         self.owner = LogOwner(namespace, self._membership, self.config)
         self.stagings = Stagings(namespace, self.config)
         self.puts = PutService(self.owner, self.stagings, self.config)
-        drain = self.owner.drain
-        self._actions = Actions(namespace, self._membership, self.owner, self.puts, drain)
+        self._actions = Actions(
+            namespace,
+            self._membership,
+            self.owner,
+            self.puts,
+            self.owner.drain,
+            self.owner.undrain,
+        )
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._has_ended = False
 

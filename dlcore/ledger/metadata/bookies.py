@@ -39,13 +39,19 @@ class BookieRegistration(ShownFields, msgspec.Struct, frozen=True, kw_only=True)
 
 
 class BookieCookie(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a bookie's data; it must agree in every data directory and here."""
+    """The identity of a bookie's data; it must agree in every data directory and here.
+
+    `life` counts the starts on this data, and `start` names the last one: a folder that was copied
+    before it is not the bookie.  Both are told to the folder first.
+    """
 
     layout: int = LAYOUT
     name: Text
     incarnation: Text
     cluster_id: Text
     created_ms: Count
+    life: Count = 0
+    start: str = ""
 
     @property
     def bookie(self) -> BookieId:

@@ -7,6 +7,7 @@ token or by value and version, and sent again only once it is known not to have 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.ledger.metadata.values import LedgerMetadata
+from dlcore.metadata.paths import is_number
 from dlcore.metadata.port import (
     ANY_VERSION,
     Create,
@@ -34,9 +36,11 @@ from dlcore.metadata.port import (
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from dlcore.metadata.paths import NamespacePaths
+
+logger = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 5
 """How often one write meets a lost reply before the caller is told: unknown."""
@@ -44,6 +48,8 @@ _IDS_AT_ONCE = 16
 """Ids are taken in ranges, so that most ledgers cost no round trip for theirs."""
 _READ_AT_ONCE = 100
 """Nodes of one request: each may name the bookies of many ensembles, and hold what users say."""
+_ID_DIGITS_MAX = 19
+"""Of the largest number that is stored, 2**63 - 1."""
 _ID_CONFLICTS_MAX = 10_000
 """Each conflict means that somebody else got an id; more than this is not contention."""
 
@@ -232,13 +238,16 @@ class LedgerStore:
         ledgers = self._paths.ledgers
         names = await self._store.get_children(ledgers)
         idgen = self._paths.ledger_idgen.rpartition("/")[2]
-        for high in sorted((name for name in names or () if name != idgen), key=_as_number):
+        highs = _numbers(ledgers, [name for name in names or () if name != idgen])
+        for high in sorted(highs, key=int):
             if id_of(str(int(high) + 1), "0", "0") <= first:
                 continue
-            for middle in await self._store.get_children(f"{ledgers}/{high}") or ():
-                if id_of(high, str(_as_number(middle) + 1), "0") <= first:
+            above = f"{ledgers}/{high}"
+            for middle in _numbers(above, await self._store.get_children(above) or ()):
+                if id_of(high, str(int(middle) + 1), "0") <= first:
                     continue
-                for low in await self._store.get_children(f"{ledgers}/{high}/{middle}") or ():
+                parent = f"{above}/{middle}"
+                for low in _numbers(parent, await self._store.get_children(parent) or ()):
                     if (ledger_id := id_of(high, middle, low)) >= first:
                         yield ledger_id
 
@@ -311,12 +320,16 @@ def _decoded(ledger_id: int, node: Versioned, path: str) -> VersionedLedger:
 
 
 def _parse_id(value: bytes, path: str) -> int:
-    if not value.isdigit():
-        raise CorruptMetadataError(f"{path}: expected a decimal number, not {value[:40]!r}")
+    if not value.isdigit() or len(value) > _ID_DIGITS_MAX or int(value) >= 2**63:
+        raise CorruptMetadataError(
+            f"{path}: expected a decimal number below 2**63, not {value[:40]!r}"
+        )
     return int(value)
 
 
-def _as_number(name: str) -> int:
-    if not name.isdecimal():
-        raise CorruptMetadataError(f"{name!r} is not part of a ledger's path")
-    return int(name)
+def _numbers(parent: str, names: Iterable[str]) -> list[str]:
+    """Return those of the names of nodes that are part of a ledger's path, and tell of the rest."""
+    found = [name for name in names if is_number(name)]
+    if len(found) < len(tuple(names)):
+        logger.warning("below %s are nodes that are no part of a ledger's path", parent)
+    return found

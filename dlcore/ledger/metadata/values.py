@@ -48,7 +48,7 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
     ensembles: tuple[Ensemble, ...]
     token: str
     created_ms: Count
-    last_entry_id: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    last_entry_id: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = -1
     length_bytes: Count = 0
     custom: dict[str, str] = msgspec.field(default_factory=dict)
 

@@ -13,7 +13,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import BookieUnavailableError, DigestMismatchError, DLError, MetadataError
+from dlcore.errors import (
+    BookieUnavailableError,
+    DigestMismatchError,
+    DLError,
+    LedgerReadError,
+    MetadataError,
+)
 from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.wire.digest import EntryFrame, decode_frame
@@ -141,6 +147,8 @@ class LedgerFollower:
         self._heard_s = self._loop.time()
         self._ticker: asyncio.TimerHandle | None = None
         self._is_fenced = False
+        self._told_by: BookieId | None = None  # the LAC
+        self._distrusted: set[BookieId] = set()  # they told one that cannot be true
 
     async def steps(self) -> AsyncGenerator[FollowStep, None]:
         """Yield steps until the ledger's end."""
@@ -235,6 +243,10 @@ class LedgerFollower:
 
     def _subscribe(self) -> None:
         members = self._reader.metadata.last_ensemble.bookies
+        while members[self._position % len(members)] in self._distrusted and not (
+            self._distrusted.issuperset(members)
+        ):
+            self._position += 1
         bookie = members[self._position % len(members)]
         updates = self._bookies.follow(bookie, ledger_id=self._ledger_id, first_entry_id=self._next)
         self._subscription = _Subscription(bookie, updates, self._use_at_once, self._news.set)
@@ -278,7 +290,9 @@ class LedgerFollower:
         self._on_answer()
         self._failures = 0
         self._backoff_s = _BACKOFF_S
-        self._last_add_confirmed = max(self._last_add_confirmed, update.last_add_confirmed)
+        if update.last_add_confirmed > self._last_add_confirmed:
+            self._last_add_confirmed = update.last_add_confirmed
+            self._told_by = None if self._subscription is None else self._subscription.bookie
 
     def _verify(self, bookie: BookieId, update: FollowUpdate) -> Sequence[EntryFrame]:
         entries: list[EntryFrame] = []
@@ -315,7 +329,7 @@ class LedgerFollower:
         best, best_bookie = self._last_add_confirmed, None
         for bookie, answer in zip(members, answers, strict=True):
             if isinstance(answer, int):
-                if answer > best:
+                if answer > best and bookie not in self._distrusted:
                     best, best_bookie = answer, bookie
             elif not isinstance(answer, DLError):
                 raise answer
@@ -339,6 +353,7 @@ class LedgerFollower:
             self._position = members.index(bookie)
             await self._unsubscribe()
         self._last_add_confirmed = last_add_confirmed
+        self._told_by = bookie
         return ()
 
     async def _stop_asking(self) -> None:
@@ -369,9 +384,37 @@ class LedgerFollower:
                 yield FollowStep(run, lac, closed=False)
                 continue
             gap_end = pushed[taken].entry_id - 1 if taken < len(pushed) else lac
-            async with aclosing(self._read(gap_end)) as chunks:
-                async for chunk in chunks:
-                    yield FollowStep(chunk, lac, closed=False)
+            try:
+                async with aclosing(self._read(gap_end)) as chunks:
+                    async for chunk in chunks:
+                        yield FollowStep(chunk, lac, closed=False)
+            except LedgerReadError:
+                if not await self._is_disproved(lac):
+                    raise
+                return
+
+    async def _is_disproved(self, lac: int) -> bool:
+        """Look into a LAC below which an entry cannot be read; return whether it is false.
+
+        Then it counts up to what may be true, and the bookie that told it is neither followed nor
+        asked any more, unless all of them are like that.
+        """
+        metadata = self._reader.metadata
+        if metadata.state is LedgerState.CLOSED:
+            return False
+        vouched = self._next - 1
+        confirmed = await self._reader.disprove(
+            metadata.last_ensemble, vouched=vouched, claimed=lac
+        )
+        if confirmed >= lac:
+            return False
+        self._last_add_confirmed = confirmed
+        if self._told_by is not None:
+            self._distrusted.add(self._told_by)
+        if self._distrusted.issuperset(metadata.last_ensemble.bookies):
+            self._distrusted.clear()
+        await self._unsubscribe()
+        return True
 
     async def _read(self, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
         chunks = self._reader.read(self._next, last)

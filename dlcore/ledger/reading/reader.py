@@ -16,17 +16,18 @@ from dlcore.errors import (
 )
 from dlcore.ledger.metadata.quorum import is_covered
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.reading.claims import confirmed_of, vouched_and_claimed
 from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import BookieClient
+    from dlcore.ledger.port import BookieClient, EntryRange
     from dlcore.wire.digest import EntryFrame
 
 __all__ = ["FollowStep", "LedgerReader"]
@@ -79,6 +80,7 @@ class LedgerReader:
         """Return the last entry of a closed ledger, else the LAC that the bookies know; -1: none.
 
         Sees at least every LAC whose `LedgerWriter.publish_lac` returned before this was called.
+        One that a bookie tells alone counts as far as no quorum proves that it cannot be true.
 
         Raises:
             LedgerReadError: too few bookies answered.
@@ -98,7 +100,8 @@ class LedgerReader:
                     return metadata.last_entry_id
                 if metadata.last_ensemble == ensemble:
                     # Entries of earlier ensembles are confirmed, whatever these bookies know.
-                    return max(ensemble.first_entry_id - 1, *(await asked).values())
+                    floor = ensemble.first_entry_id - 1
+                    return await self._confirmed_of(ensemble, await asked, floor=floor)
             finally:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
@@ -130,6 +133,41 @@ class LedgerReader:
         raise LedgerReadError(
             f"ledger {self._metadata.ledger_id}: too few bookies told its LAC: {'; '.join(answers)}"
         )
+
+    async def _confirmed_of(
+        self, ensemble: Ensemble, lacs: Mapping[int, int], *, floor: int
+    ) -> int:
+        vouched, claimed = vouched_and_claimed(lacs.values(), floor=floor)
+        if claimed == vouched:
+            return claimed
+        return await self.disprove(ensemble, vouched=vouched, claimed=claimed)
+
+    async def disprove(self, ensemble: Ensemble, *, vouched: int, claimed: int) -> int:
+        """Return up to where a LAC stands that is a claim, by what the bookies prove to hold."""
+        held = await asyncio.gather(*map(self._held_by, ensemble.bookies))
+        confirmed = confirmed_of(
+            self._metadata.quorum,
+            {position: ranges for position, ranges in enumerate(held) if ranges is not None},
+            vouched=vouched,
+            claimed=claimed,
+        )
+        if confirmed < claimed:
+            logger.warning(
+                "ledger=%d: a bookie says that entry %d is confirmed, others prove that %d is not",
+                self._metadata.ledger_id,
+                claimed,
+                confirmed + 1,
+            )
+        return confirmed
+
+    async def _held_by(self, bookie: BookieId) -> Sequence[EntryRange] | None:
+        """Return what a bookie proves to hold of the ledger; None: unknown."""
+        try:
+            return await self._bookies.list_entries(bookie, ledger_id=self._metadata.ledger_id)
+        except NoSuchLedgerError:
+            return ()
+        except DLError:
+            return None
 
     async def ask_lac_of(self, bookie: BookieId) -> int:
         """Return the LAC that one bookie knows, -1 if it knows nothing of the ledger.

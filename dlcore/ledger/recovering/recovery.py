@@ -4,10 +4,16 @@ Theory of operation (bookkeeper.md section 3.1, and the proofs there):
 
 1. *Fence* every bookie of the last ensemble, until no write set can still reach an ack quorum
    without one that answered.  The highest LAC heard, or the entry before the last ensemble, says
-   where to start.
+   where to start.  A LAC that one bookie alone tells is a claim: anybody may have written it there.
+   So the entries between it and the next lower LAC are read first.  Had one of them been
+   acknowledged, Qa bookies would hold it, and fewer than Qw - Qa + 1 could prove that they do not:
+   where that many do, the claim is false, and the next lower LAC is the start.  What cannot be
+   told leaves the claim as it is.
 2. *Read* entry after entry from its whole write set.  One valid copy recovers an entry; Qw - Qa + 1
    proven noes are its end: nobody can have acknowledged it.  The reads fence too, which makes a
    "no" final: a bookie that said it will never accept the entry from the old writer.
+   A copy counts the bytes of its ledger up to its end.  One that does not count on from the entry
+   before it is not its writer's, whatever its checksum: it is unknown.
 3. *Write back* each recovered entry, so that Qa bookies hold it, before the ledger ends after it.
 
 An answer that is neither a valid copy nor a proven no is unknown.  If the unknown ones could change
@@ -24,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.errors import DLError, LedgerRecoveryError
+from dlcore.ids import INVALID_ENTRY_ID
 from dlcore.ledger.metadata.quorum import is_covered, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
@@ -87,9 +94,28 @@ Effect: TypeAlias = FenceBookie | ReadEntry | StartWriteBack | WriteBack | EndLe
 class _Read:
     """What the write set of one entry answered."""
 
-    entry: EntryFrame | None = None
+    copies: list[EntryFrame] = field(default_factory=list)
     noes: set[int] = field(default_factory=set)
     unknown: dict[int, DLError] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> int:
+        """How many bookies said something."""
+        return len(self.copies) + len(self.noes) + len(self.unknown)
+
+    def copy_after(self, bytes_before: int | None, *, ack_quorum_size: int) -> EntryFrame | None:
+        """Return a copy that counts on from so many bytes; any, if it is not known how many.
+
+        What an ack quorum holds is taken as it is: it may have been acknowledged.
+        """
+        for copy in self.copies:
+            if bytes_before is None or copy.ledger_bytes == bytes_before + len(copy.body):
+                return copy
+        for copy in self.copies:
+            same = sum(bytes(each.data) == bytes(copy.data) for each in self.copies)
+            if same >= max(ack_quorum_size, 2):
+                return copy
+        return None
 
 
 class LedgerRecovery:
@@ -104,6 +130,10 @@ class LedgerRecovery:
         self._lacs: dict[int, int] = {}  # positions that fenced, and the LAC they knew
         self._fence_errors: dict[int, DLError] = {}
         self._reads: dict[int, _Read] | None = None  # None: still fencing
+        self._claim: int | None = None  # a LAC that one bookie told, while it is looked into
+        self._vouched = -1  # the LAC that another one told, too
+        self._anchor: int | None = None  # the entry before the first one, until it is read
+        self._bytes_before: int | None = None  # the first undecided entry, if that is known
         self._next_read = 0
         self._next_entry = 0  # the first entry that is not decided
         self._written = -1
@@ -132,36 +162,67 @@ class LedgerRecovery:
             return []
         if is_covered(self._quorum, self._lacs.keys()):
             # Entries of earlier ensembles are acknowledged: a change starts at LAC + 1.
-            start = max(*self._lacs.values(), self._ensemble.first_entry_id - 1)
+            floor = self._ensemble.first_entry_id - 1
+            heard = sorted((max(lac, floor) for lac in self._lacs.values()), reverse=True)
             self._reads = {}
-            self._written = start
-            self._next_entry = self._next_read = start + 1
-            return [StartWriteBack(last_add_confirmed=start), *self._read_ahead()]
+            claim, self._vouched = heard[0], heard[1] if len(heard) > 1 else floor
+            if claim == self._vouched:
+                return self._begin(claim)
+            self._claim = claim
+            # Of a bookie that answers alone, the newest entry it says is confirmed has to do.
+            first = self._vouched + 1 if len(heard) > 1 else claim
+            self._next_entry = self._next_read = first
+            return self._read_claimed()
         if len(self._lacs) + len(self._fence_errors) < self._quorum.ensemble_size:
             return []
         return self._abort("too few bookies fenced it", self._fence_errors)
 
-    def _read_ahead(self) -> list[Effect]:
+    def _begin(self, start: int) -> list[Effect]:
+        """Begin behind the entry that counts as the last one that was acknowledged."""
         assert self._reads is not None
+        self._claim = None
+        self._reads.clear()
+        self._written = start
+        self._next_entry = self._next_read = start + 1
+        effects: list[Effect] = [StartWriteBack(last_add_confirmed=start)]
+        if start == INVALID_ENTRY_ID:
+            self._bytes_before = 0
+        elif start >= self._ensemble.first_entry_id:  # else these bookies need not hold it
+            self._anchor = start
+            effects += self._read(start)
+        return effects + self._read_ahead()
+
+    def _read(self, entry_id: int) -> list[Effect]:
+        assert self._reads is not None
+        self._reads[entry_id] = _Read()
+        bookies = self._ensemble.bookies
+        return [
+            ReadEntry(entry_id=entry_id, position=position, bookie=bookies[position])
+            for position in write_set(self._quorum, entry_id)
+        ]
+
+    def _read_claimed(self) -> list[Effect]:
+        assert self._claim is not None
+        effects: list[Effect] = []
+        last = min(self._claim, self._next_entry + self._read_ahead_max - 1)
+        while self._next_read <= last:
+            effects += self._read(self._next_read)
+            self._next_read += 1
+        return effects
+
+    def _read_ahead(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._next_read <= self._written + self._read_ahead_max:
-            entry_id = self._next_read
-            self._reads[entry_id] = _Read()
-            effects += [
-                ReadEntry(
-                    entry_id=entry_id, position=position, bookie=self._ensemble.bookies[position]
-                )
-                for position in write_set(self._quorum, entry_id)
-            ]
+            effects += self._read(self._next_read)
             self._next_read += 1
         return effects
 
     def found(self, entry: EntryFrame) -> list[Effect]:
         """A bookie gave a valid copy of an entry."""
         read = self._read_of(entry.entry_id)
-        if read is None or read.entry is not None:
+        if read is None:
             return []
-        read.entry = entry
+        read.copies.append(entry)
         return self._decide()
 
     def missing(self, *, entry_id: int, position: int) -> list[Effect]:
@@ -183,28 +244,77 @@ class LedgerRecovery:
     def _read_of(self, entry_id: int) -> _Read | None:
         return None if self._reads is None else self._reads.get(entry_id)
 
+    @property
+    def _noes_needed(self) -> int:
+        return self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
+
     def _decide(self) -> list[Effect]:
         """Decide entries strictly in order: what lies beyond the end does not matter."""
         assert self._reads is not None
         if self._is_over or self._end is not None:
             return []
-        quorum = self._quorum
-        noes_needed = quorum.write_quorum_size - quorum.ack_quorum_size + 1
+        if self._claim is not None:
+            return self._decide_claim()
+        if not self._is_anchored():
+            return []
         effects: list[Effect] = []
         while (read := self._reads.get(self._next_entry)) is not None:
-            if read.entry is not None:
-                effects.append(WriteBack(entry=read.entry))
+            copy = read.copy_after(self._bytes_before, ack_quorum_size=self._quorum.ack_quorum_size)
+            if copy is not None:
+                effects.append(WriteBack(entry=copy))
+                self._bytes_before = copy.ledger_bytes
                 del self._reads[self._next_entry]
                 self._next_entry += 1
                 continue
-            if len(read.noes) >= noes_needed:
+            if len(read.noes) >= self._noes_needed:
                 self._end = self._next_entry - 1
                 self._reads.clear()
                 return effects + self._finish()
-            if len(read.noes) + len(read.unknown) == quorum.write_quorum_size:
-                return effects + self._abort(f"entry {self._next_entry} may exist", read.unknown)
+            if read.answers == self._quorum.write_quorum_size:
+                return effects + self._abort(self._problem_of(read), read.unknown)
             break
         return effects
+
+    def _problem_of(self, read: _Read) -> str:
+        problem = f"entry {self._next_entry} may exist"
+        if read.copies:
+            problem += (
+                f" ({len(read.copies)} copies count {read.copies[0].ledger_bytes} bytes of the "
+                f"ledger and do not follow on the {self._bytes_before} before them)"
+            )
+        return problem
+
+    def _decide_claim(self) -> list[Effect]:
+        """Decide whether entries up to a LAC that one bookie told can have been acknowledged."""
+        assert self._reads is not None
+        assert self._claim is not None
+        while (read := self._reads.get(self._next_entry)) is not None:
+            if len(read.noes) >= self._noes_needed:
+                return self._begin(self._vouched)
+            if read.copies:
+                del self._reads[self._next_entry]
+                self._next_entry += 1
+                continue
+            if read.answers == self._quorum.write_quorum_size:
+                return self._begin(self._claim)  # unknown: nothing refutes it
+            return []
+        if self._next_entry > self._claim:
+            return self._begin(self._claim)
+        return self._read_claimed()
+
+    def _is_anchored(self) -> bool:
+        """Return whether it is known, or never will be, how many bytes the first entry follows."""
+        if self._anchor is None:
+            return True
+        assert self._reads is not None
+        read = self._reads[self._anchor]
+        if not read.copies and read.answers < self._quorum.write_quorum_size:
+            return False
+        if read.copies:
+            self._bytes_before = read.copies[0].ledger_bytes
+        del self._reads[self._anchor]
+        self._anchor = None
+        return True
 
     def written_back(self, *, last_entry_id: int) -> list[Effect]:
         """Entries up to `last_entry_id` are held by Qa bookies."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from dlcore.config import LogSettings
 from dlcore.errors import (
+    ConfigurationError,
     EndOfStreamError,
     LogRenamedError,
     TransactionIdOutOfOrderError,
@@ -217,15 +218,23 @@ def plan_create(
 
 
 def plan_settings(
-    paths: NamespacePaths, log: LogKey, node: Versioned | None, settings: LogSettings
+    paths: NamespacePaths,
+    log: LogKey,
+    node: Versioned | None,
+    settings: LogSettings,
+    *,
+    known: LogSettings | None = None,
 ) -> tuple[Op, ...]:
-    """Return the operations that store a log's settings, where `node` holds those it had."""
+    """Return the operations that store a log's settings, where `node` holds those it had.
+
+    Where that is damaged, `known` are those that are told of it by the list of logs.
+    """
     path = paths.log_of(log.log_id).settings
     value = encode(StoredSettings(settings=settings))
     ops: list[Op] = []
     had = LogSettings()
     if node is not None:
-        had = decode(StoredSettings, node.value, source=path).settings
+        had = known or decode(StoredSettings, node.value, source=path).settings
         is_gone = settings == LogSettings()
         ops.append(Delete(path, node.version) if is_gone else Put(path, value, node.version))
     elif settings != LogSettings():
@@ -426,6 +435,30 @@ def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | No
         return None
     draft = _Draft(paths, at)
     draft.head = replace(head, first_active=(dlsn.lssn, dlsn.entry_id, dlsn.slot_id))
+    return draft.finish()
+
+
+def plan_reset_txid(paths: LogPaths, at: VersionedHead, txid: int) -> Change | None:
+    """Let transaction ids follow `txid`, in a log that has no record any more; None: they do.
+
+    Raises:
+        ConfigurationError: there are records, which a lower one could not follow, or a writer.
+    """
+    head = at.head
+    if head.open_extent is not None:
+        raise ConfigurationError(
+            f"log {at.name!r} has a writer, or was left by one: close it, or recover the log first"
+        )
+    if head.first_active_dlsn < head.end_dlsn:
+        raise ConfigurationError(
+            f"log {at.name!r} holds records from {head.first_active_dlsn} to {head.end_dlsn}, "
+            "which are found by their transaction ids: copy what is worth keeping, and truncate "
+            f"the log to {head.end_dlsn} first"
+        )
+    if head.max_txid == txid:
+        return None
+    draft = _Draft(paths, at)
+    draft.head = replace(head, max_txid=txid)
     return draft.finish()
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlcore.errors import (
-    DLError,
+    CorruptMetadataError,
     LedgerNotFoundError,
     LedgerRecoveryError,
     MetadataVersionError,
@@ -33,8 +33,10 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.html_tables import ShownFields
+from dlcore.isolating import Troubles
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import StagedLedger
+from dlcore.metadata.paths import is_number
 from dlcore.metadata.port import Check, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, encode
 
@@ -125,7 +127,12 @@ def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -
     if node is None:
         return None
     path = paths.staged_ledger(ledger_id)
-    return StagedNode(decode(StagedLedger, node.value, source=path), path, node.version)
+    staged = decode(StagedLedger, node.value, source=path)
+    if staged.ledger_id != ledger_id or not staged.identity:
+        raise CorruptMetadataError(
+            f"{path} holds the registration of {staged.ledger_id}, staged by {staged.identity!r}"
+        )
+    return StagedNode(staged, path, node.version)
 
 
 async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[int, StagedNode]:
@@ -202,7 +209,30 @@ async def list_staged(context: LogContext, identity: str) -> list[int]:
     """Return the ledgers of an identity that are not settled."""
     parent = context.paths.staging_of(identity)
     names = await persistently(lambda: context.store.get_children(parent))
-    return sorted(int(name) for name in names or ())
+    return sorted(int(name) for name in names or () if is_number(name))
+
+
+async def read_readable(
+    context: LogContext, ledger_ids: Sequence[int]
+) -> tuple[dict[int, StagedNode], set[int]]:
+    """Return what `read_staged` does, and the ledgers whose registrations are damaged.
+
+    One that is damaged keeps no other from its turn: it is told, and left as it is.
+    """
+    paths = [context.paths.staged_ledger(ledger_id) for ledger_id in ledger_ids]
+    nodes = await persistently(lambda: context.store.get_many(paths, fresh=True)) if paths else []
+    found: dict[int, StagedNode] = {}
+    damaged: set[int] = set()
+    for ledger_id, node in zip(ledger_ids, nodes, strict=True):
+        try:
+            staged = decode_node(context.paths, ledger_id, node)
+        except CorruptMetadataError as error:
+            logger.warning("staged ledger=%d is left as it is: %s", ledger_id, error)
+            damaged.add(ledger_id)
+        else:
+            if staged is not None:
+                found[ledger_id] = staged
+    return found, damaged
 
 
 async def settle(
@@ -218,7 +248,8 @@ async def settle(
     hold what an append beside this one is about to commit.
     """
     count = 0
-    nodes = await read_staged(context, ledger_ids)
+    troubles = Troubles()
+    nodes, _ = await read_readable(context, ledger_ids)
     # Read after the registrations: a registration is only made while its owner's node exists.
     owners = await persistently(lambda: read_owners(context))
     for node in nodes.values():
@@ -228,7 +259,8 @@ async def settle(
             continue
         if in_round and staged.left_in in ("", in_round):
             await _note_left(context, node, in_round)
-        else:
+            continue
+        with troubles.isolated(f"settling staged ledger {staged.ledger_id}"):
             count += await drop(context, node)
     for identity in sorted({node.staged.identity for node in nodes.values()}):
         await _remove_if_empty(context, context.paths.staging_of(identity))
@@ -279,10 +311,12 @@ async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
     before_ms = context.clock.now_ms() - grace_ms
     paths = context.paths
     names = await persistently(lambda: context.store.get_children(paths.merged))
-    ids = sorted(int(name) for name in names or ())
-    nodes = await read_staged(context, ids)
+    ids = sorted(int(name) for name in names or () if is_number(name))
+    nodes, damaged = await read_readable(context, ids)
     count = 0
     for ledger_id in ids:
+        if ledger_id in damaged:
+            continue
         node = nodes.get(ledger_id)
         ops: list[Op] = [Delete(paths.merged_ledger(ledger_id))]
         if node is not None:
@@ -320,16 +354,13 @@ async def settle_abandoned(context: LogContext, *, created_before_ms: int) -> in
     What cannot be settled stays for the next one who tries: it is nobody's present work.
     """
     count = 0
+    troubles = Troubles()
     for identity in await list_identities(context):
-        try:
+        with troubles.isolated(f"leftovers of append {identity} stay"):
             ledger_ids = await list_staged(context, identity)
             count += await settle(context, ledger_ids, created_before_ms=created_before_ms)
             if not ledger_ids:
                 await _remove_if_empty(context, context.paths.staging_of(identity))
-        except DLError as error:
-            logger.warning(
-                "leftovers of append %s stay: %s: %s", identity, type(error).__name__, error
-            )
     return count
 
 
@@ -346,7 +377,7 @@ async def list_all_staged(context: LogContext) -> list[StagedStatus]:
     """Return the ledgers of all identities that are not settled, by identity and ledger."""
     identities = await list_identities(context)
     lists = await asyncio.gather(*(list_staged(context, identity) for identity in identities))
-    nodes = await read_staged(context, [ledger_id for ids in lists for ledger_id in ids])
+    nodes, _ = await read_readable(context, [ledger_id for ids in lists for ledger_id in ids])
     owners = await persistently(lambda: read_owners(context))
     found = [
         StagedStatus(staged=node.staged, is_filled=node.staged.owner in owners)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from dlcore.config import LogSettings, require_kind
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _Result = TypeVar("_Result")
+
+logger = logging.getLogger(__name__)
 
 UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
 """A write that ended in one of these may or may not have been applied."""
@@ -210,6 +213,8 @@ class LogStore:
     async def update_settings(self, log: LogKey, changes: Mapping[str, object]) -> LogSettings:
         """Store changes of a log's settings; return all of them.
 
+        Where those that are stored are damaged, the defaults are what is changed.
+
         Raises:
             ConfigurationError: there is no such setting, or it cannot have that value.
             LogNotFoundError: the log was deleted.
@@ -220,10 +225,17 @@ class LogStore:
                 lambda: self._store.get_many([paths.head, paths.settings], fresh=True)
             )
             self.head_of(log, head)
-            known = self.settings_of(log, node)
+            damaged = None
+            try:
+                known = self.settings_of(log, node)
+            except CorruptMetadataError as error:
+                if not changes:
+                    raise
+                logger.warning("damaged settings are replaced: %s", error)
+                known, damaged = LogSettings(), await self._listed_settings(log)
             settings = known.changed(changes)
-            ops = plan_settings(self._paths, log, node, settings)
-            if settings == known or not ops:
+            ops = plan_settings(self._paths, log, node, settings, known=damaged)
+            if not damaged and (settings == known or not ops):
                 return settings
             try:
                 await self._store.multi(ops)
@@ -235,6 +247,12 @@ class LogStore:
             f"log {log.name!r}: its settings could not be changed: each try was overtaken or not "
             "answered"
         )
+
+    async def _listed_settings(self, log: LogKey) -> LogSettings:
+        """Return what of a log's settings can be told without them: whether it has a retention."""
+        path = self._paths.retained_log(log.log_id)
+        node = await persistently(lambda: self._store.get(path, fresh=True))
+        return LogSettings(retention_s=None if node is None else 1.0)
 
     async def read_schemas(self, logs: Sequence[LogMetadata]) -> list[LogSchema | None]:
         """Return the schema of each log, None for logs of bytes, for which nothing is asked.

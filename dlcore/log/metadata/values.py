@@ -35,6 +35,8 @@ CHUNKS_PER_SEGMENT_MAX = 10_000
 """A segment with so many is completed, whatever its size and age."""
 MERGES_REMEMBERED = 4
 COMMITTED_RUNS_MAX = 16
+_CALENDAR_END_MS = 253_402_300_800_000
+"""The year 10000, which no calendar here has."""
 
 Txid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Packed: TypeAlias = tuple[int, ...]
@@ -82,8 +84,9 @@ def unpack(flat: _Packed) -> tuple[Extent, ...]:
         ledger_id, txid = ledger_id + ledger, txid + first_txid
         floor_ms += time_ms
         time_ms = floor_ms + last_ms
-        if min(ledger_id, first, more, records, size) < 0:
-            raise CorruptMetadataError(f"an extent with a negative number: {flat}")
+        numbers = (ledger_id, first, more, records, size)
+        if min(numbers) < 0 or max(*numbers, first + more, txid + txids, time_ms) >= 2**63:
+            raise CorruptMetadataError(f"an extent with a number below 0 or above 2**63-1: {flat}")
         extents.append(
             Extent(
                 ledger_id=ledger_id,
@@ -352,8 +355,10 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
 
     def described(self, client_id: str) -> str:
         """Return who it is, and since when, as the client of that id is told."""
-        since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
-        when = f" since {since:%Y-%m-%dT%H:%M:%SZ}" if self.since_ms else ""
+        when = ""
+        if 0 < self.since_ms < _CALENDAR_END_MS:
+            since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
+            when = f" since {since:%Y-%m-%dT%H:%M:%SZ}"
         return f"{self.owner}{when}{', this client itself' * (self.owner == client_id)}"
 
 

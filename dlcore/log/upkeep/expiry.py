@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.errors import CorruptMetadataError, DLError, LogNotFoundError, MetadataVersionError
+from dlcore.isolating import report_defect
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.chunks import ChunkMissingError
 from dlcore.log.metadata.store import persistently
@@ -55,6 +56,9 @@ async def expire_logs(context: LogContext) -> int:
             except DLError as error:
                 name = type(error).__name__
                 logger.warning("retention of log=%s failed: %s: %s", log.name, name, error)
+                return False
+            except Exception as error:  # noqa: BLE001  # told, with its traceback
+                report_defect(f"retention of log {log.name}", error)
                 return False
 
     for bucket in BUCKETS:

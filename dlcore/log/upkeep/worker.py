@@ -18,20 +18,20 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.runner import run_together
 from dlcore.backoff import Backoff
 from dlcore.errors import (
-    AlreadyClosedError,
     DLError,
     LogNotFoundError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
-    UnexpectedError,
 )
+from dlcore.isolating import Troubles, report_defect
 from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord, LogKey, LogMetadata, UpkeepRequest
 from dlcore.log.upkeep.expiry import expire_logs
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
@@ -79,6 +79,7 @@ class LogUpkeep:
     def __init__(self, context: LogContext, owner: StagingOwner, config: UpkeepConfig) -> None:
         self._context = context
         self._config = config
+        self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
         self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
         self._mergers = [
@@ -137,6 +138,9 @@ class LogUpkeep:
                     type(error).__name__,
                     error,
                 )
+            except Exception as error:  # noqa: BLE001  # told, with its traceback
+                self._back_off(log_id)
+                report_defect(f"upkeep of log id {log_id}", error)
             else:
                 self._retries.pop(log_id, None)
         return count
@@ -204,14 +208,13 @@ class LogUpkeep:
             "commit records": partial(sweep_commits, context, before_ms=commits_ms),
         }
         swept = []
+        troubles = Troubles()
         async with self._lock(_SWEEP) as is_ours:
             for what, step in steps.items() if is_ours else ():
-                try:
+                with troubles.isolated(f"sweeping {what}"):
                     swept.append(f"{what}={await step()}")
-                except (AlreadyClosedError, *UNANSWERED):
-                    raise
-                except DLError as error:
-                    logger.warning("sweeping %s: %s: %s", what, type(error).__name__, error)
+            if is_ours:
+                await self._repairs.tell("upkeep", troubles)
         logger.info("swept %s", " ".join(swept) or "nothing: another does")
 
     async def _settle_merging(self) -> int:
@@ -219,18 +222,15 @@ class LogUpkeep:
 
     async def _remove_deleted(self) -> int:
         context, count = self._context, 0
+        troubles = Troubles()
         parent = context.paths.deleted_logs
         for component in await persistently(lambda: context.store.get_children(parent)) or []:
             path = f"{parent}/{component}"
             node = await persistently(partial(context.store.get, path))
             if node is None:
                 continue
-            log = listed_log(LogMetadata, path, node)
-            try:
-                await remove_deleted(context, log)
-            except UnexpectedError as error:
-                logger.warning("deleted log=%s stays: %s", log.name, error)
-            else:
+            with troubles.isolated(f"deleted log at {path} stays"):
+                await remove_deleted(context, listed_log(LogMetadata, path, node))
                 count += 1
         return count
 

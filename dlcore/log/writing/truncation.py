@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.config import require_kind
+from dlcore.config import require, require_kind
 from dlcore.errors import ConfigurationError, MetadataVersionError
-from dlcore.ids import DLSN
-from dlcore.log.metadata.changes import plan_truncate
+from dlcore.ids import DLSN, TXID_MAX
+from dlcore.log.metadata.changes import plan_reset_txid, plan_truncate
 from dlcore.log.reading.snapshot import Finder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import VersionedHead
+    from dlcore.log.metadata.values import LogKey, VersionedHead
     from dlcore.log.reading.scan import LogSnapshot
 
 
@@ -88,3 +88,32 @@ def _require_within(at: VersionedHead, dlsn: DLSN, end: DLSN) -> None:
             f"position {dlsn} lies past the end of log {at.name!r}, {end}: nothing was "
             f"truncated; {end} would drop every record"
         )
+
+
+async def reset_txid(context: LogContext, log: LogKey, txid: int) -> bool:
+    """Let the next record of a log without records have any transaction id from `txid` on.
+
+    The way back where a record with one that nothing can follow got into a log: the log is
+    truncated to its end first.  Return whether that changed anything.
+
+    Raises:
+        ConfigurationError: there are records or a writer, or it is no transaction id.
+        LogNotFoundError: the log was deleted.
+    """
+    require_kind("txid", txid, int)
+    require(
+        condition=0 <= txid <= TXID_MAX,
+        key="txid",
+        value=txid,
+        rule=f"expected 0 … {TXID_MAX}",
+    )
+    while True:
+        at = await context.logs.read(log)
+        change = plan_reset_txid(context.logs.paths_of(log), at, txid)
+        if change is None:
+            return False
+        try:
+            await context.logs.apply(change)
+        except MetadataVersionError:
+            continue  # what is there now decides
+        return True

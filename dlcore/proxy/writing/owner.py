@@ -153,6 +153,10 @@ class LogOwner:
                 for log in logs:
                     await log.wait_left()
 
+    async def undrain(self) -> None:
+        """Take logs again, after `drain` has come to its end.  Raises: MetadataError."""
+        await self._membership.rejoin()
+
     async def aclose(self) -> None:
         """Drain, and end what goes on in the background."""
         self._unsubscribe()

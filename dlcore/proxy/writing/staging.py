@@ -142,8 +142,9 @@ class Stagings:
     def _look(self) -> None:
         """Close those that waited for long, also if no stream comes any more."""
         self._looking = None
-        since_s = self._loop.time() - KEPT_S
-        while self._kept and self._kept[0].since_s <= since_s:
+        # Added up as for the timer: rounded otherwise it may be due at the same time for ever.
+        now_s = self._loop.time()
+        while self._kept and self._kept[0].since_s + KEPT_S <= now_s:
             kept = self._kept.pop(0)
             self._closings.start(_close_quietly(kept.writer), name=f"closing {kept.writer!r}")
         self._look_later()

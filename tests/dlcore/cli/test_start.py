@@ -35,13 +35,13 @@ CLIENTS = ("dlcore.namespace", "dlcore.sync", "kazoo", "numpy", "pyarrow")
     # Measured beside much other work, in CPU time: 0.17 s for help, 0.28 to 0.4 s for what asks
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
-        (HELP, HEAVY + CLIENTS, 90),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 219),
+        (HELP, HEAVY + CLIENTS, 91),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 226),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 200),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 198),
         (ENDPOINT_WRITE, ("bookie", "dlcore.namespace", "kazoo", *FRAMES, *ARRAYS), 214),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 292),
-        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 420),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 297),
+        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 427),
         (BOOKIE, ("dlcore.cli", "dlcore.namespace", "pyarrow", *FRAMES), 311),
     ],
     ids=[

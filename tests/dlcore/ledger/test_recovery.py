@@ -63,8 +63,9 @@ def test_fencing_goes_to_the_whole_last_ensemble_and_ends_with_coverage() -> Non
     ]
     assert machine.fenced(position=2, last_add_confirmed=7) == []
     assert machine.fence_failed(position=0, error=UNKNOWN) == []
-    assert machine.fenced(position=1, last_add_confirmed=6) == [
+    assert machine.fenced(position=1, last_add_confirmed=7) == [
         StartWriteBack(last_add_confirmed=7),
+        *reads(7, (1, "B"), (2, "D"), (0, "A")),  # how many bytes the next one follows
         *reads(8, (2, "D"), (0, "A"), (1, "B")),
     ]
     assert machine.fenced(position=0, last_add_confirmed=9) == []  # late, and not needed
@@ -278,3 +279,113 @@ def test_random_answers_lose_nothing_and_invent_nothing(seed: int) -> None:
         held = list(itertools.takewhile(bool, run.holders))
         # Where one no is enough, one bookie that lacks the entry may end it earlier.
         assert run.ends[0] <= len(held) - 1
+
+
+def claimed(*lacs: int, quorum: QuorumConfig | None = None) -> tuple[LedgerRecovery, list[Effect]]:
+    """Return a recovery whose bookies told these LACs, and what it does next."""
+    machine = recovery_of(quorum=quorum, ahead=4)
+    machine.start()
+    effects: list[Effect] = []
+    for position, lac in enumerate(lacs):
+        effects = machine.fenced(position=position, last_add_confirmed=lac)
+    return machine, effects
+
+
+def refused(machine: LedgerRecovery, entry_id: int, *positions: int) -> list[Effect]:
+    """Let bookies prove that they do not hold an entry."""
+    effects: list[Effect] = []
+    for position in positions:
+        effects = machine.missing(entry_id=entry_id, position=position)
+    return effects
+
+
+def starts(effects: list[Effect]) -> list[int]:
+    """Return where recovery begins."""
+    return [each.last_add_confirmed for each in effects if isinstance(each, StartWriteBack)]
+
+
+@pytest.mark.parametrize("lac", [7, 8, 100, 2**62])
+def test_a_lac_that_one_bookie_tells_and_a_quorum_disproves_is_no_start(lac: int) -> None:
+    """Recovery begins at what another one told, too."""
+    machine, effects = claimed(lac, 5)
+    assert starts(effects) == []
+    assert {each.entry_id for each in effects if isinstance(each, ReadEntry)} == set(
+        range(6, min(lac, 9) + 1)
+    )
+    assert machine.found(entry_of(6, body=b"x", ledger_bytes=60)) == []
+    assert starts(refused(machine, 7, 1, 2)) == [5]
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["held", "unknown"])
+def test_a_lac_that_one_bookie_tells_and_nobody_disproves_is_the_start(*, is_told: bool) -> None:
+    """As BookKeeper has it: what was acknowledged is never read again to be lost."""
+    machine, _ = claimed(7, 5)
+    machine.found(entry_of(6, body=b"x", ledger_bytes=60))
+    if is_told:
+        effects = machine.found(entry_of(7, body=b"x", ledger_bytes=61))
+    else:
+        machine.unknown(entry_id=7, position=0, error=UNKNOWN)
+        machine.unknown(entry_id=7, position=1, error=UNKNOWN)
+        effects = machine.missing(entry_id=7, position=2)
+    assert starts(effects) == [7]
+
+
+def test_of_one_bookie_that_answers_alone_the_newest_entry_is_asked_for() -> None:
+    """It may hold it or not; if not, the whole ensemble's entries are read."""
+    quorum = quorum_of(2, 2, 2)
+    for holds in (True, False):
+        machine = LedgerRecovery(
+            metadata_of((0, "AB"), quorum=quorum, state=LedgerState.IN_RECOVERY)
+        )
+        machine.start()
+        assert [
+            each.entry_id
+            for each in machine.fenced(position=0, last_add_confirmed=9)
+            if isinstance(each, ReadEntry)
+        ] == [9, 9]
+        if holds:
+            assert starts(machine.found(entry_of(9, body=b"x", ledger_bytes=9))) == [9]
+        else:
+            assert starts(machine.missing(entry_id=9, position=0)) == [-1]
+
+
+def test_an_entry_that_does_not_count_on_from_the_one_before_is_nobodys() -> None:
+    """The ledger ends before it where a quorum does not hold it; another copy is taken."""
+    forged = entry_of(6, body=b"forged", ledger_bytes=6)
+    machine, _ = claimed(5, 5)
+    machine.found(entry_of(5, body=b"x", ledger_bytes=50))
+    assert machine.found(forged) == []
+    assert refused(machine, 6, 1, 2) == [EndLedger(last_entry_id=5)]
+
+    machine, _ = claimed(5, 5)
+    assert machine.found(forged) == []
+    own = entry_of(6, body=b"own", ledger_bytes=53)
+    assert machine.found(own) == []
+    assert machine.found(entry_of(5, body=b"x", ledger_bytes=50)) == [WriteBack(entry=own)]
+
+    machine, _ = claimed(5, 5)
+    machine.found(entry_of(5, body=b"x", ledger_bytes=50))
+    machine.found(forged)
+    machine.missing(entry_id=6, position=1)
+    (abort,) = machine.unknown(entry_id=6, position=2, error=UNKNOWN)
+    assert isinstance(abort, AbortRecovery)
+    assert "do not follow on the 50 before them" in str(abort.error)
+
+
+def test_what_an_ack_quorum_holds_is_recovered_whatever_it_counts() -> None:
+    """It may have been acknowledged."""
+    machine, _ = claimed(5, 5)
+    machine.found(entry_of(5, body=b"x", ledger_bytes=7))
+    own = entry_of(6, body=b"own", ledger_bytes=53)
+    assert machine.found(own) == []
+    assert machine.found(own) == [WriteBack(entry=own)]
+
+
+def test_where_the_entry_before_cannot_be_read_any_copy_will_do() -> None:
+    """One copy recovers an entry."""
+    machine, _ = claimed(5, 5)
+    own = entry_of(6, body=b"own", ledger_bytes=53)
+    assert machine.found(own) == []
+    for position in (0, 1):
+        assert machine.unknown(entry_id=5, position=position, error=UNKNOWN) == []
+    assert machine.missing(entry_id=5, position=2) == [WriteBack(entry=own)]

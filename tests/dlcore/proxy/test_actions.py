@@ -136,6 +136,10 @@ def test_health_follows_the_proxy() -> None:
         assert await client.act("health") == {"location": here, "serves": False, "logs": 0}
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.NOT_SERVING
+        await client.act("undrain")
+        assert await client.act("health") == {"location": here, "serves": True, "logs": 0}
+        assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.SERVING
+        assert status_of(await check(request)) == health_pb2.HealthCheckResponse.SERVING
         other = health_pb2.HealthCheckRequest(service="other")
         unknown = watch(other)
         assert status_of(await unknown.read()) == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN

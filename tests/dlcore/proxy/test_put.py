@@ -325,6 +325,26 @@ def test_a_proxy_alone_that_drains_takes_nothing() -> None:
     with_proxies("clicks")(scenario)
 
 
+def test_a_proxy_that_is_undrained_takes_logs_again() -> None:
+    """As often as it is told to, and also where it was not drained; its own node shows it."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        await client.act("undrain")
+        for _ in range(2):
+            await client.act("drain")
+            await client.act("drain")
+            below = f"{served.cluster.paths.proxies}/"
+            assert not [path for path in served.cluster.tree.dump() if path.startswith(below)]
+            await asyncio.gather(client.act("undrain"), client.act("undrain"))
+            stream = await client.opened("clicks")
+            await stream.send(b"a")
+            await stream.acked(1)
+            await client.act("release", log="clicks")
+
+    with_proxies("clicks")(scenario)
+
+
 def test_a_fenced_proxy_acknowledges_nothing_more() -> None:
     """Another recovers the log behind its back; it drops it, and can own it again later."""
 

@@ -1,0 +1,140 @@
+"""Goal: of all copies of a bookie's folder only the one that acknowledged last is the bookie.
+
+Method: folders and a metadata store in memory, copied and started in every order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bookie.disks.memory import MemoryDisk
+from bookie.membership.registration import begin_life, establish_identity
+from dlcore.errors import ConfigurationError, MetadataConnectionError
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.metadata.stored import encode
+from tests.bookie.test_registration import CLOCK, PATHS, boot, connect
+from tests.fixtures.aio import run
+
+
+async def copy_of(disk: MemoryDisk) -> MemoryDisk:
+    """Return another disk with the same files."""
+    other = MemoryDisk()
+    for name in disk.names():
+        data = await disk.read_file(name)
+        assert data is not None
+        await other.write_file(name, data)
+    return other
+
+
+def test_an_older_copy_of_a_folder_is_not_the_bookie() -> None:
+    """What was acknowledged since is not in it; the newest one starts as before."""
+
+    async def scenario() -> None:
+        _, store, cluster_id = await connect()
+        disk = MemoryDisk()
+        await boot(disk, store, cluster_id, "bookie-1")
+        older = await copy_of(disk)
+        await boot(disk, store, cluster_id, "bookie-1")
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"older copy .* life 1, .* life 2"):
+                await boot(older, store, cluster_id, "bookie-1")
+        await boot(disk, store, cluster_id, "bookie-1")
+        await store.aclose()
+
+    run(scenario())
+
+
+def test_of_two_copies_of_one_life_the_first_that_starts_is_the_bookie() -> None:
+    """Though both count the same."""
+
+    async def scenario() -> None:
+        _, store, cluster_id = await connect()
+        disk = MemoryDisk()
+        await boot(disk, store, cluster_id, "bookie-1")
+        other = await copy_of(disk)
+        arguments: dict[str, Any] = {"name": "bookie-1", "cluster_id": cluster_id, "clock": CLOCK}
+        first = await establish_identity(disk, store, PATHS, **arguments)
+        second = await establish_identity(other, store, PATHS, **arguments)
+        await begin_life(other, store, PATHS, second, clock=CLOCK)
+        with pytest.raises(ConfigurationError, match="older copy"):
+            await begin_life(disk, store, PATHS, first, clock=CLOCK)
+        with pytest.raises(ConfigurationError, match="older copy"):
+            await boot(disk, store, cluster_id, "bookie-1")
+        await boot(other, store, cluster_id, "bookie-1")
+        await store.aclose()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_start_whose_count_was_not_answered_is_no_copy(*, applied: bool) -> None:
+    """The folder knows its life before the cluster does."""
+
+    async def scenario() -> None:
+        _, store, cluster_id = await connect()
+        disk = MemoryDisk()
+        await boot(disk, store, cluster_id, "bookie-1")
+        arguments: dict[str, Any] = {"name": "bookie-1", "cluster_id": cluster_id, "clock": CLOCK}
+        cookie = await establish_identity(disk, store, PATHS, **arguments)
+        put, calls = store.put, 0
+
+        async def interrupted(*about: Any, **more: Any) -> int:
+            nonlocal calls
+            calls += 1
+            if applied:
+                await put(*about, **more)
+            raise MetadataConnectionError("no answer")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "put", interrupted)
+            if applied:
+                await begin_life(disk, store, PATHS, cookie, clock=CLOCK)
+            else:
+                with pytest.raises(MetadataConnectionError):
+                    await begin_life(disk, store, PATHS, cookie, clock=CLOCK)
+        assert calls
+        await boot(disk, store, cluster_id, "bookie-1")
+        await store.aclose()
+
+    run(scenario())
+
+
+def test_a_copy_beside_a_bookie_that_answers_is_refused() -> None:
+    """Before it counts a life, so that the bookie itself can start again."""
+
+    async def scenario() -> None:
+        _, store, cluster_id = await connect()
+        disk = MemoryDisk()
+        cookie = await boot(disk, store, cluster_id, "bookie-1")
+        registration = BookieRegistration(
+            name="bookie-1", incarnation=cookie.incarnation, address="10.0.0.1:3181"
+        )
+        await store.create(PATHS.bookie_available("bookie-1"), encode(registration))
+        asked: list[str] = []
+
+        async def answers(address: str) -> bool:
+            asked.append(address)
+            return len(asked) == 1
+
+        arguments: dict[str, Any] = {"name": "bookie-1", "cluster_id": cluster_id, "clock": CLOCK}
+        copied = await copy_of(disk)
+        with pytest.raises(ConfigurationError, match=r"runs already, at 10\.0\.0\.1:3181"):
+            await establish_identity(copied, store, PATHS, is_answered=answers, **arguments)
+        await establish_identity(disk, store, PATHS, is_answered=answers, **arguments)
+        assert asked == ["10.0.0.1:3181"] * 2
+        # What answers for a process that is gone does so until its registration has vanished.
+        asked.clear()
+
+        async def answers_for_it(address: str) -> bool:
+            await store.delete(PATHS.bookie_available("bookie-1"))
+            return await answers(address)
+
+        await establish_identity(
+            disk, store, PATHS, is_answered=answers_for_it, patience_s=60, **arguments
+        )
+        assert len(asked) == 1
+        await store.aclose()
+
+    run(scenario())
