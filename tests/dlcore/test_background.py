@@ -166,7 +166,7 @@ def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
         await asyncio.wait([waiting])
         alone.set_exception(ValueError("nobody waits"))
         await asyncio.sleep(0)
-        del alone, shared
+        del alone, shared, first, second, waiting
         gc.collect()
         return unheard
 
