@@ -24,7 +24,7 @@ from bookie.space.budget import SpaceReport
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.background import BackgroundTasks
+from dlcore.background import BackgroundTasks, outcome_of
 from dlcore.closing import AsyncClosing
 from dlcore.errors import (
     BookieStorageError,
@@ -124,7 +124,7 @@ class BookieServer(AsyncClosing):
 
     async def wait_failed(self) -> DLError:
         """Wait until the bookie can no longer serve, and return why.  Raises nothing."""
-        return await asyncio.shield(self._failure)
+        return await outcome_of(self._failure)
 
     async def aclose(self) -> None:
         """Unregister, finish what is in flight, stop; safe to call twice."""

@@ -14,6 +14,30 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+async def outcome_of(future: asyncio.Future[T]) -> T:
+    """Wait for what others may wait for, too: a caller that is cancelled does not cancel it.
+
+    `asyncio.shield` does the same, but Python 3.14 logs the future's later error once a caller was
+    cancelled, although others still wait and are told of it.
+
+    Raises:
+        What the future ends with.
+    """
+    if not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            future.add_done_callback(_retrieve)
+            raise
+    return future.result()
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Look at the error, which this caller does not wait for any more."""
+    if not future.cancelled():
+        future.exception()
+
+
 class BackgroundTasks:
     """The tasks of one owner, who closes them.
 

@@ -55,12 +55,12 @@ with Sandbox(3, data_dir=sys.argv[1], proxies=1, autorecovery=False) as sandbox:
                 writer.flush()
                 sandbox.bookies[0].resume()
             with log.open_reader() as reader:
-                print([bytes(record.payload) for record, _ in zip(reader, range(2))])
+                print([bytes(record.payload) for record, _ in zip(reader, range(2))], flush=True)
     endpoint = sandbox.proxies[0].location
     with open_remote(endpoint) as remote, remote.open_log("clicks") as log:
         with log.open_writer() as writer:
             writer.write(LogRecord(txid=3, payload=b"by a proxy"))
-        print(log.read().to_arrow().column("value").to_pylist())
+        print(log.read().to_arrow().column("value").to_pylist(), flush=True)
     for bookie in sandbox.bookies:
         bookie.kill()
         bookie.restart()

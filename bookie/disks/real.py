@@ -59,6 +59,7 @@ from bookie.disks.file_calls import (
 )
 from bookie.disks.port import DiskSpace
 from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
+from dlcore.background import outcome_of
 from dlcore.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -486,7 +487,7 @@ class RealDisk:
             raise BookieStorageError(f"{self._directory} is closed")
         future = asyncio.get_running_loop().run_in_executor(executor, work)
         try:
-            return await asyncio.shield(future)
+            return await outcome_of(future)
         finally:
             # A cancelled caller waits too: the thread still uses the descriptor and the buffers.
             while not future.done():

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie.space.budget import Claim
-from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.errors import BadRequestError, BookieStorageError, LedgerFencedError
 from dlcore.wire.digest import frame_check
 
@@ -105,5 +105,5 @@ class HeldEntries:
             done.exception()  # retrieved, also when whoever asked was cancelled
 
         durable.add_done_callback(on_done)
-        await asyncio.shield(durable)
+        await outcome_of(durable)
         core.damage.forget_entry(entry.ledger_id, entry.entry_id, is_repaired=True)

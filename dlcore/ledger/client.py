@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from dlcore.background import outcome_of
 from dlcore.errors import AlreadyClosedError, ConfigurationError
 from dlcore.ledger.context import LedgerContext
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
@@ -204,7 +205,7 @@ class LedgerClient:
             self._recoveries[ledger_id] = task
             task.add_done_callback(partial(self._on_recovered, ledger_id))
         # Several callers may wait for one recovery; one that is cancelled does not end it.
-        return await asyncio.shield(task)
+        return await outcome_of(task)
 
     def _on_recovered(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:
         del self._recoveries[ledger_id]

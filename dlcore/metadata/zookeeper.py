@@ -27,6 +27,7 @@ from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
+from dlcore.background import outcome_of
 from dlcore.config import SESSION_TIMEOUT_S
 from dlcore.errors import (
     AlreadyClosedError,
@@ -330,7 +331,7 @@ class ZooKeeperStore:
                 self._arming_again.cancel()
             self._closing = asyncio.create_task(self._close())
         # A caller that is cancelled does not leave kazoo's threads behind.
-        await asyncio.shield(self._closing)
+        await outcome_of(self._closing)
 
     async def _close(self) -> None:
         if self._reviving is not None:
@@ -380,7 +381,7 @@ class ZooKeeperStore:
         sync, read = self._sync, _Request(what, start, self._loop.create_future())
         sync.reads[read] = None
         try:
-            await asyncio.shield(sync.reply)
+            await outcome_of(sync.reply)
             return await read.reply
         finally:
             read.reply.cancel()  # nobody waits for it any more

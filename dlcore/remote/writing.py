@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.background import refuse
+from dlcore.background import outcome_of, refuse
 from dlcore.clock import SystemClock
 from dlcore.errors import (
     AlreadyClosedError,
@@ -119,7 +119,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         Raises: LogNotFoundError, ConfigurationError, EndOfStreamError, ProxyUnavailableError.
         """
         try:
-            await asyncio.shield(self._opened)
+            await outcome_of(self._opened)
         except BaseException:
             await self.abort()
             raise

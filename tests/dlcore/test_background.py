@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.log import tidying
 from dlcore.log.tidying import Tidier
 from tests.fixtures.aio import run
@@ -137,3 +138,36 @@ def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
         await tidier.settled()
 
     run(scenario())
+
+
+def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
+    """The future goes on; its error is told to who still waits, and to nobody else."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        unheard: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: unheard.append(context))
+        shared: asyncio.Future[int] = loop.create_future()
+        first, second = (asyncio.create_task(outcome_of(shared)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not shared.done()
+        shared.set_exception(ValueError("it fails"))
+        with pytest.raises(ValueError, match="it fails"):
+            await second
+        with pytest.raises(ValueError, match="it fails"):
+            await outcome_of(shared)
+        alone: asyncio.Future[int] = loop.create_future()
+        waiting = asyncio.create_task(outcome_of(alone))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        alone.set_exception(ValueError("nobody waits"))
+        await asyncio.sleep(0)
+        del alone, shared, first, second, waiting
+        gc.collect()
+        return unheard
+
+    assert asyncio.run(scenario()) == []

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.errors import (
     BookieUnavailableError,
     MetadataConnectionError,
@@ -68,7 +68,7 @@ class BookieRegistry:
             self._watch()
             if self._reading is None:
                 self._reading = self._reads.start(self._read_all(), name="bookie-addresses")
-            return await asyncio.shield(self._reading)
+            return await outcome_of(self._reading)
         return self._all
 
     async def _read_all(self) -> dict[BookieId, str]:

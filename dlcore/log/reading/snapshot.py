@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.config import require_kind
 from dlcore.errors import AlreadyTruncatedError, CorruptMetadataError, LedgerNotFoundError
 from dlcore.ids import DLSN
@@ -73,7 +73,7 @@ class LedgerCache:
                 self._wanted[ledger_id] = max(last, self._wanted.get(ledger_id, last))
             if self._reading is None:
                 self._reading = self._reads.start(self._read_wanted(), name="ledger-cache")
-            there = await asyncio.shield(self._reading)
+            there = await outcome_of(self._reading)
             for ledger_id in missing:
                 metadata = there.get(ledger_id)
                 if metadata is None:

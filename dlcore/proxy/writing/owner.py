@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.background import BackgroundTasks
+from dlcore.background import BackgroundTasks, outcome_of
 from dlcore.errors import (
     DLError,
     LogElsewhereError,
@@ -108,10 +108,10 @@ class LogOwner:
                 case Verdict.SERVE:
                     return self._logs[name]
                 case Verdict.WAIT:
-                    await asyncio.shield(self._changes[name])
+                    await outcome_of(self._changes[name])
                 case Verdict.ACQUIRE:
                     # In a task of its own: others wait for it, whoever asked first may go.
-                    await asyncio.shield(self._change(name, self._acquire))
+                    await outcome_of(self._change(name, self._acquire))
                 case Verdict.FULL:
                     raise OverCapacityError(
                         f"log {name!r}: this proxy owns {self._config.logs_max} logs, the limit "
@@ -134,7 +134,7 @@ class LogOwner:
         """Let go of a log once all that was accepted is durable; False if it is not owned."""
         if not self._ownership.release(name):
             return False
-        await asyncio.shield(self._change(name, self._close))
+        await outcome_of(self._change(name, self._close))
         return True
 
     async def drain(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import msgspec
 
-from dlcore.background import BackgroundTasks
+from dlcore.background import BackgroundTasks, outcome_of
 from dlcore.errors import DLError, OverCapacityError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import send
@@ -162,7 +162,7 @@ async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
     """Return what a writer's call gives; a client that is gone does not leave it half done."""
     task = asyncio.create_task(call, name="staging")
     try:
-        return await asyncio.shield(task)
+        return await outcome_of(task)
     except asyncio.CancelledError:
         await asyncio.gather(task, return_exceptions=True)
         raise

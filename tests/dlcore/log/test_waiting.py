@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ def test_who_waits_is_told_for_whom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a warning, and by the error at the end."""
+    caplog.set_level(logging.WARNING)  # whatever other tests have set
     monkeypatch.setattr(turns, "_LOOKS_EVERY_S", 0.05)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
