@@ -136,11 +136,12 @@ class LedgerStorage:
         if self.status.is_closed:
             await asyncio.wait([self._writer])
             return
-        self._timers.close()
         self._log.commits.end_waiting()
         try:
             await self.status.aclose()
+            # Among the writes that wait for an id are LACs, which only their timer makes durable.
             await self._given_ids.aclose()
+            self._timers.close()
             if self.status.state is not StorageState.FAILED:
                 self._settle()
                 await self._log.commits.flush()
@@ -148,6 +149,7 @@ class LedgerStorage:
         except BookieError as error:
             logger.warning("closing after a failure: %s", error)
         finally:
+            self._timers.close()
             self._writer.cancel()
             await asyncio.wait([self._writer])
             self.followers.wake_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,8 @@ from tests.fixtures.storage import ManualClock, make_frame, small_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from bookie.config import StorageConfig
 
 PATHS = NamespacePaths("/dlog")
 HIGHEST = 2**63 - 1
@@ -52,10 +55,15 @@ class Counter:
 
 
 @asynccontextmanager
-async def opened(counter: Counter) -> AsyncIterator[LedgerStorage]:
+async def opened(
+    counter: Counter, config: StorageConfig | None = None
+) -> AsyncIterator[LedgerStorage]:
     """Open a storage that asks `counter`."""
     storage = await LedgerStorage.open(
-        MemoryDisk(), small_config(), clock=ManualClock(), given_ids=GivenIds(counter.read)
+        MemoryDisk(),
+        config or small_config(),
+        clock=ManualClock(),
+        given_ids=GivenIds(counter.read),
     )
     try:
         yield storage
@@ -203,6 +211,22 @@ def test_a_storage_that_closes_answers_who_waits() -> None:
                 with pytest.raises(BookieUnavailableError):
                     await each
         assert len(asyncio.all_tasks()) == 1
+
+    run(scenario())
+
+
+def test_a_storage_that_closes_makes_a_lac_durable_that_waited_for_its_id() -> None:
+    """Nothing else but the LAC's own timer would do it, and closing waits for it."""
+
+    async def scenario() -> None:
+        counter = Counter(16)
+        counter.next_id = 20
+        async with opened(counter, replace(small_config(), lac_delay_s=1.0)) as storage:
+            lac = storage.writes.write_lac(17, 3)
+            await until(lambda: 17 in storage.core.ledgers)
+            async with asyncio.timeout(20):
+                await storage.aclose()
+            await lac
 
     run(scenario())
 
