@@ -18,7 +18,7 @@ from unittest.mock import patch
 from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.log.staging import writer as staging
 from dlcore.remote import endpoint
-from dlcore.wire import messages
+from dlcore.wire import fields
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.logs import Logs
@@ -97,7 +97,7 @@ def _few_are_many() -> Iterator[None]:
     other up to a few bytes.
     """
     with (
-        patch.object(messages, "_RUN_FRAMES_MIN", 2),
+        patch.object(fields, "RUN_FRAMES_MIN", 2),
         patch.object(staging, "QUEUED_BYTES_MAX", 40),
     ):
         yield

@@ -262,7 +262,7 @@ def test_whoever_breaks_the_protocol_is_no_bookie(lie: list[Message | bytes]) ->
         (WELCOME._replace(incarnation="f" * 32), WrongIncarnationError),
         (WELCOME._replace(bookie_name="bookie-2"), WrongIncarnationError),
         (WELCOME._replace(version=2), BookieUnavailableError),
-        (WELCOME._replace(features=1), BookieUnavailableError),
+        (WELCOME._replace(features=2), BookieUnavailableError),
         (Lac(1, 5), BookieUnavailableError),
         (Durable([1]), BookieUnavailableError),
         (Failed(0, 2, "no such ledger"), BookieUnavailableError),
