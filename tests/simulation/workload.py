@@ -201,10 +201,8 @@ class Scenario:
                 await self.publish(writer)
 
     async def publish(self, writer: LedgerWriter) -> None:
-        """Publish the LAC: whoever reads it from now on must see it."""
-        lac = writer.last_add_confirmed
+        """Publish the LAC."""
         await writer.publish_lac()
-        self.world.checkers.on_published(writer.ledger_id, lac)
 
     def append(self, client: SimClient, writer: LedgerWriter) -> None:
         """Append one entry; what comes of it is judged."""
@@ -322,15 +320,15 @@ class Scenario:
                 return
 
     async def observe(self, client: SimClient, ledger_id: int) -> None:
-        """Read the ledger's LAC all the time."""
+        """Read the ledger's end all the time."""
         while True:
-            await asyncio.sleep(self._rng.uniform(0.05, 1.0))
-            floor = self.world.checkers.lac_floor(ledger_id)
+            await asyncio.sleep(self._rng.uniform(0.05, 1.0) * self._rng.choice((0.01, 0.1, 1.0)))
+            floor = self.world.checkers.read_floor(ledger_id)
             try:
                 reader = await client.ledgers.open_ledger(ledger_id)
-                lac = await reader.read_last_add_confirmed()
+                end = await reader.read_last_add_confirmed()
             except LedgerNotFoundError:
                 return
             except DLError:
                 continue
-            self.world.checkers.on_lac_read(ledger_id, lac, floor)
+            self.world.checkers.on_end_read(ledger_id, end, floor)
