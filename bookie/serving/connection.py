@@ -32,12 +32,14 @@ from dlcore.wire.messages import (
     Credit,
     Failed,
     Follow,
+    Held,
     Hello,
     Lac,
     Ping,
     Pong,
     ReadEntries,
     ReadEntry,
+    ReadHeld,
     ReadLac,
     WriteLac,
 )
@@ -311,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
                         self._add(request_id, frame, is_recovery=is_recovery)
             case WriteLac():
                 self._write_lac(event)
-            case ReadLac() | ReadEntry():
+            case ReadLac() | ReadHeld() | ReadEntry():
                 self._read(event)
             case ReadEntries() | Follow():
                 self._open_stream(event)
@@ -413,18 +415,21 @@ class Connection(asyncio.BufferedProtocol):
 
     # Reads
 
-    def _read(self, request: ReadLac | ReadEntry) -> None:
+    def _read(self, request: ReadLac | ReadHeld | ReadEntry) -> None:
         request_id = request.request_id
         task = self._loop.create_task(self._answer(request))
         self._reads[request_id] = task
         task.add_done_callback(partial(self._on_read, request_id))
 
-    async def _answer(self, request: ReadLac | ReadEntry) -> None:
+    async def _answer(self, request: ReadLac | ReadHeld | ReadEntry) -> None:
         try:
             if isinstance(request, ReadLac):
                 self._refuse_fence(is_fence=request.fence)
                 lac = await self._storage.reads.read_lac(request.ledger_id, fence=request.fence)
                 self._write(self._end.send(Lac(request.request_id, lac)))
+            elif isinstance(request, ReadHeld):
+                held = await self._storage.reads.read_held(request.ledger_id)
+                self._write(self._end.send(Held(request.request_id, *held)))
             else:
                 await self._send_entry(request)
         except DLError as error:
@@ -438,11 +443,12 @@ class Connection(asyncio.BufferedProtocol):
             held = budget.chunk_bytes(CHUNK_BYTES_MAX)
             await budget.take(held)
             try:
-                chunk = await self._read_entry(request)
-                size = len(chunk.frames[0])
-                budget.give(held - size)
-                held = size
-                self._write(self._end.send(chunk))
+                self._refuse_fence(is_fence=request.fence)
+                _, ledger_id, entry_id, fence = request
+                frame = await self._storage.reads.read_entry(ledger_id, entry_id, fence=fence)
+                budget.give(held - len(frame))
+                held = len(frame)
+                self._write(self._end.send(Chunk(request.request_id, [frame], is_last=True)))
                 if self._is_write_paused:
                     self._unsent_bytes += held
                     held = 0
@@ -454,13 +460,6 @@ class Connection(asyncio.BufferedProtocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             self._settle([request_id], error)
         self._read_on()
-
-    async def _read_entry(self, request: ReadEntry) -> Chunk:
-        self._refuse_fence(is_fence=request.fence)
-        frame = await self._storage.reads.read_entry(
-            request.ledger_id, request.entry_id, fence=request.fence
-        )
-        return Chunk(request.request_id, [frame], is_last=True)
 
     def _refuse_fence(self, *, is_fence: bool) -> None:
         if is_fence and self._is_draining:

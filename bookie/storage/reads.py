@@ -6,12 +6,14 @@ the fence is durable, whatever the answer is.
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from bookie.files.listed_ranges import ListedRanges
 from bookie.ledger_state import check_id
 from dlcore.errors import BadRequestError, NoSuchLedgerError
-from dlcore.ledger.port import FollowUpdate
+from dlcore.ledger.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
+from dlcore.wire.messages import HELD_RANGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
     from bookie.storage.writes import Writes
+
+
+_ABSENT_MAX = 64
+"""Entries that are proved absent for one answer about what is held, which ends before the rest."""
 
 
 class Reads:
@@ -45,6 +51,48 @@ class Reads:
         """
         await self._prepare(ledger_id, fence=fence)
         return self._known_ledger(ledger_id).last_add_confirmed
+
+    async def read_held(self, ledger_id: int) -> HeldEntries:
+        """Return the highest LAC known, and which entries above it are durable.
+
+        Raises:
+            NoSuchLedgerError: it knows nothing of the ledger.
+            BookieStorageError: what is absent cannot be proved to be.
+        """
+        check_id("ledger", ledger_id)
+        self._status.check_open()
+        while True:
+            lac = self._known_ledger(ledger_id).last_add_confirmed
+            firsts, lasts, next_entry_id = self._core.reader.durable_ranges(ledger_id, lac + 1)
+            told_to = ENTRY_ID_MAX if next_entry_id is None else next_entry_id - 1
+            ranges = list(zip(firsts, lasts, strict=True))
+            if len(ranges) > HELD_RANGES_MAX:
+                told_to = ranges[HELD_RANGES_MAX][0] - 1
+                del ranges[HELD_RANGES_MAX:]
+            proved_to = await self._prove_absent(ledger_id, lac, ranges)
+            if proved_to is not None:
+                return _told(lac, min(told_to, proved_to), ranges)
+
+    async def _prove_absent(
+        self, ledger_id: int, lac: int, ranges: Sequence[tuple[int, int]]
+    ) -> int | None:
+        """Prove that nothing is held beside `ranges`; return how far, None if something came.
+
+        What was accepted and is not durable yet is not held, and needs no proof.
+        """
+        reader = self._core.reader
+        self._core.log.commits.check()
+        end = max(self._known_ledger(ledger_id).last_entry_id, lac)  # nothing above was accepted
+        starts = [lac + 1, *(last + 1 for _, last in ranges)]
+        ends = [*(first for first, _ in ranges), max(end + 1, starts[-1] + 1)]
+        absent = chain.from_iterable(map(range, starts, ends))
+        for entry_id in islice(absent, _ABSENT_MAX):
+            if reader.find(ledger_id, entry_id) is None:
+                await reader.prove_absent(ledger_id, entry_id)
+                if reader.find(ledger_id, entry_id) is not None:
+                    return None
+        unproved = next(absent, None)
+        return ENTRY_ID_MAX if unproved is None else unproved - 1
 
     async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
         """Return one verified frame; with `fence`, any answer comes after the fence is durable.
@@ -156,6 +204,12 @@ class Reads:
             self._core.log.commits.check()
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state
+
+
+def _told(lac: int, told_to: int, ranges: Sequence[tuple[int, int]]) -> HeldEntries:
+    """Return what is said of entries up to `told_to`."""
+    told = [(first, min(last, told_to)) for first, last in ranges if first <= told_to]
+    return HeldEntries(lac, told_to, told)
 
 
 def check_range(first_entry_id: int, last_entry_id: int, *, stride: int, bytes_max: int) -> range:

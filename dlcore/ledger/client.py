@@ -144,7 +144,9 @@ class LedgerClient:
         )
         ops = extra_ops(place.ledger_id) if extra_ops is not None else ()
         versioned = await context.ledger_store.create(metadata, extra_ops=ops)
-        writer = LedgerWriter(versioned, context, on_end=self._writer_ended)
+        writer = LedgerWriter(
+            versioned, context, recover=self.recover_ledger, on_end=self._writer_ended
+        )
         self._writers.add(writer)
         return writer
 

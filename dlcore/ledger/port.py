@@ -26,6 +26,21 @@ class EntryRange:
     last_entry_id: int
 
 
+ENTRY_ID_MAX = 2**63 - 1
+
+
+class HeldEntries(NamedTuple):
+    """What a bookie holds of a ledger above the LAC that it knows.
+
+    Of the entries behind its LAC, up to `told_to`, those in `ranges` are durable there (first and
+    last, ascending and apart), and no others; what is behind `told_to` is not said.
+    """
+
+    last_add_confirmed: int
+    told_to: int
+    ranges: Sequence[tuple[int, int]]
+
+
 class FollowUpdate(NamedTuple):
     """What a followed bookie pushes: entries it holds up to its known LAC, in entry order.
 
@@ -76,6 +91,14 @@ class BookieClient(Protocol):
 
         Raises:
             NoSuchLedgerError: without `fence`, the bookie holds nothing of the ledger.
+        """
+        ...
+
+    async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
+        """Return the LAC that the bookie knows, and which entries above it are durable there.
+
+        Raises:
+            NoSuchLedgerError: the bookie holds nothing of the ledger.
         """
         ...
 

@@ -20,9 +20,11 @@ from dlcore.errors import (
     DigestMismatchError,
     EntryTooLargeError,
     MetadataError,
+    NoSuchEntryError,
 )
-from dlcore.ledger.port import FollowUpdate
+from dlcore.ledger.port import FollowUpdate, HeldEntries
 from dlcore.transport.connection import Connection
+from dlcore.wire.client_end import NotSpokenError
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ENTRY_BYTES_MIN,
@@ -31,9 +33,11 @@ from dlcore.wire.messages import (
     WINDOW_BYTES_MAX,
     Chunk,
     Follow,
+    Held,
     Hello,
     ReadEntries,
     ReadEntry,
+    ReadHeld,
     ReadLac,
     Update,
     cost_of,
@@ -62,6 +66,8 @@ if TYPE_CHECKING:
 _WINDOW_CHUNKS = 2
 """Chunks of a range read that a bookie sends ahead: one is used while the next one comes."""
 _FOLLOW_WINDOW_BYTES = 1024 * 1024
+_PROBED_MAX = 16
+"""Entries that a bookie of an earlier release is asked for one by one, to learn what it holds."""
 _RECONNECT_S = 0.05
 _RECONNECT_S_MAX = 1.0
 """Pauses before a bookie whose connection failed is tried again; none after an answer."""
@@ -142,6 +148,29 @@ class WireBookieClient:
             answer = await reading.next(self._config.read_timeout_s)
         assert isinstance(answer, int)
         return answer
+
+    async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
+        """Read what is held above the LAC; see the port."""
+        try:
+            with self._reading(bookie, Lane.NEWS, ReadHeld(0, ledger_id)) as reading:
+                answer = await reading.next(self._config.read_timeout_s)
+        except NotSpokenError:
+            return await self._probe(bookie, ledger_id)
+        assert isinstance(answer, Held)
+        return HeldEntries(*answer[1:])
+
+    async def _probe(self, bookie: BookieId, ledger_id: int) -> HeldEntries:
+        """Find out what a bookie of an earlier release holds: its next entries, one by one."""
+        lac = await self.read_lac(bookie, ledger_id=ledger_id, fence=False)
+        entry_id = lac + 1
+        ranges: list[tuple[int, int]] = []
+        for entry_id in range(lac + 1, lac + 1 + _PROBED_MAX):
+            try:
+                await self.read_entry(bookie, ledger_id=ledger_id, entry_id=entry_id, fence=False)
+            except NoSuchEntryError:
+                break
+            ranges = [(lac + 1, entry_id)]
+        return HeldEntries(lac, entry_id, ranges)
 
     async def read_entry(
         self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
@@ -262,7 +291,7 @@ class _Reading:
         self._incoming: Incoming = connection.read(request)
         self._taken = 0
 
-    async def next(self, timeout_s: float | None) -> int | Chunk | Update:
+    async def next(self, timeout_s: float | None) -> int | Held | Chunk | Update:
         """Return what comes next; what came before has been used by now."""
         if self._taken:
             self._connection.take(self._incoming, self._taken)
@@ -274,7 +303,7 @@ class _Reading:
                     answer = await self._incoming.get()
             except TimeoutError as error:
                 raise BookieUnavailableError(f"{self._bookie}: no answer in time") from error
-        self._taken = 0 if isinstance(answer, int) else cost_of(answer)
+        self._taken = 0 if isinstance(answer, int | Held) else cost_of(answer)
         return answer
 
     def __enter__(self) -> Self:

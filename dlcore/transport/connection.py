@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
     from dlcore.wire.client_end import ClientEvent, Read
     from dlcore.wire.memory import ReceiveMemory
-    from dlcore.wire.messages import Buffer, Chunk, Frame, Hello, Update
+    from dlcore.wire.messages import Buffer, Chunk, Frame, Held, Hello, Update
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +76,11 @@ class Incoming:
 
     def __init__(self) -> None:
         self.request_id = 0
-        self._items: deque[int | Chunk | Update] = deque()
+        self._items: deque[int | Held | Chunk | Update] = deque()
         self._error: DLError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, item: int | Chunk | Update) -> None:
+    def put(self, item: int | Held | Chunk | Update) -> None:
         """Take what came."""
         self._items.append(item)
         self._wake()
@@ -91,7 +91,7 @@ class Incoming:
             self._error = error
             self._wake()
 
-    async def get(self) -> int | Chunk | Update:
+    async def get(self) -> int | Held | Chunk | Update:
         """Return what came next, or raise the error that ended the read."""
         while not self._items:
             if self._error is not None:

@@ -24,7 +24,7 @@ from dlcore.errors import (
     NoSuchLedgerError,
     WrongIncarnationError,
 )
-from dlcore.ledger.port import EntryRange, FollowUpdate
+from dlcore.ledger.port import ENTRY_ID_MAX, EntryRange, FollowUpdate, HeldEntries
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
@@ -119,6 +119,16 @@ class MemoryBookie:
         if fence:
             self._fence(ledger_id)
         return self._require(ledger_id).last_add_confirmed
+
+    def read_held(self, ledger_id: int) -> HeldEntries:
+        """Return the LAC, and what is held above it."""
+        lac = self.read_lac(ledger_id, fence=False)
+        ranges = [
+            (max(each.first_entry_id, lac + 1), each.last_entry_id)
+            for each in self.list_entries(ledger_id)
+            if each.last_entry_id > lac
+        ]
+        return HeldEntries(lac, ENTRY_ID_MAX, ranges)
 
     def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> bytes:
         """Return a frame."""
@@ -232,6 +242,10 @@ class MemoryBookieClient:
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
         """Return the bookie's LAC."""
         return (await self._ask(bookie)).read_lac(ledger_id, fence=fence)
+
+    async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
+        """Return the bookie's LAC, and what it holds above it."""
+        return (await self._ask(bookie)).read_held(ledger_id)
 
     async def read_entry(
         self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool

@@ -23,6 +23,7 @@ from dlcore.wire.messages import (
     Durable,
     Failed,
     Follow,
+    Held,
     Hello,
     Kind,
     Lac,
@@ -30,6 +31,7 @@ from dlcore.wire.messages import (
     Pong,
     ReadEntries,
     ReadEntry,
+    ReadHeld,
     ReadLac,
     Update,
     Welcome,
@@ -51,6 +53,7 @@ BookieEvent: TypeAlias = (
     | Add
     | WriteLac
     | ReadLac
+    | ReadHeld
     | ReadEntry
     | ReadEntries
     | Follow
@@ -84,6 +87,7 @@ class BookieEnd:
         self.received = self._assembly.received
         self.is_open = False
         """Whether the handshake is over."""
+        self._features = 0
         self._last_id = 0
         self._windows: dict[int, int] = {}
 
@@ -106,7 +110,7 @@ class BookieEnd:
                 self._assembly.expected = _REQUESTS
             case Add():
                 self._take_ids(message.first_request_id, len(message.frames))
-            case WriteLac() | ReadLac() | ReadEntry():
+            case WriteLac() | ReadLac() | ReadHeld() | ReadEntry():
                 self._take_ids(message.request_id, 1)
             case ReadEntries() | Follow():
                 self._take_ids(message.request_id, 1)
@@ -121,13 +125,15 @@ class BookieEnd:
     def welcome(self) -> list[Buffer]:
         """Return the answer to a right HELLO."""
         name, incarnation = self._bookie.name, self._bookie.incarnation
-        return encode(Welcome(PROTOCOL_VERSION, FEATURES, name, incarnation))
+        return encode(Welcome(PROTOCOL_VERSION, self._features, name, incarnation))
 
     def window_of(self, request_id: int) -> int:
         """Return the bytes that a read may be sent; with one or more, a whole message may go."""
         return self._windows.get(request_id, 0)
 
-    def send(self, message: Durable | Failed | Lac | Chunk | Update | Ping | Pong) -> list[Buffer]:
+    def send(
+        self, message: Durable | Failed | Lac | Held | Chunk | Update | Ping | Pong
+    ) -> list[Buffer]:
         """Return a message's buffers; what it takes of a window is taken."""
         buffers = encode(message)
         if isinstance(message, (Chunk, Update)) and message.request_id in self._windows:
@@ -151,6 +157,7 @@ class BookieEnd:
                 f"this is {bookie.name}, incarnation {bookie.incarnation}; "
                 f"not {hello.bookie_name}, incarnation {hello.incarnation}"
             )
+        self._features = hello.features & FEATURES
         self.is_open = True
 
     def _take_ids(self, first: int, count: int) -> None:

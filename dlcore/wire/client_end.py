@@ -17,6 +17,7 @@ from dlcore.errors import (
 )
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.messages import (
+    FEATURE_HELD,
     FEATURES,
     PROTOCOL_VERSION,
     REQUEST_ID_MAX,
@@ -28,6 +29,7 @@ from dlcore.wire.messages import (
     Failed,
     Follow,
     Frame,
+    Held,
     Hello,
     Kind,
     Lac,
@@ -35,6 +37,7 @@ from dlcore.wire.messages import (
     Pong,
     ReadEntries,
     ReadEntry,
+    ReadHeld,
     ReadLac,
     Update,
     Welcome,
@@ -55,7 +58,11 @@ if TYPE_CHECKING:
 
 W = TypeVar("W")
 R = TypeVar("R")
-Read: TypeAlias = ReadLac | ReadEntry | ReadEntries | Follow
+Read: TypeAlias = ReadLac | ReadHeld | ReadEntry | ReadEntries | Follow
+
+
+class NotSpokenError(BadRequestError):
+    """The bookie is of an earlier release, which does not know the request; nothing was sent."""
 
 
 class Welcomed(NamedTuple):
@@ -83,10 +90,10 @@ class Told(NamedTuple, Generic[R]):
 
 
 class Brought(NamedTuple, Generic[R]):
-    """Event: entries of a read."""
+    """Event: entries of a read, or what is held."""
 
     read: R
-    message: Chunk | Update
+    message: Chunk | Update | Held
 
 
 class ReadRefused(NamedTuple, Generic[R]):
@@ -117,6 +124,7 @@ _GREETING = kinds(Kind.WELCOME, Kind.FAILED)
 _ALL_ELSE = kinds(*(kind for kind in Kind if kind >= Kind.PING and kind != Kind.WELCOME))
 _ANSWERS: dict[type, type] = {
     ReadLac: Lac,
+    ReadHeld: Held,
     ReadEntry: Chunk,
     ReadEntries: Chunk,
     Follow: Update,
@@ -137,6 +145,7 @@ class ClientEnd(Generic[W, R]):
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
         self._is_welcome = False
+        self._features = 0
         self._next_id = 1
         self.writes: dict[int, W] = {}
         """Adds and LACs that were sent and not answered, in the order of sending."""
@@ -166,7 +175,13 @@ class ClientEnd(Generic[W, R]):
         return encode(WriteLac(request_id, ledger_id, last_add_confirmed))
 
     def read(self, request: Read, read: R) -> tuple[int, list[Buffer]]:
-        """Return the id of a read, which `request` lacks, and its message."""
+        """Return the id of a read, which `request` lacks, and its message.
+
+        Raises:
+            NotSpokenError: the bookie does not know it.
+        """
+        if isinstance(request, ReadHeld) and not self._features & FEATURE_HELD:
+            raise NotSpokenError("it does not tell what it holds: it is of an earlier release")
         request_id = self._take_ids(1)
         window = request.window_bytes if isinstance(request, ReadEntries | Follow) else 1
         self._reads[request_id] = _OpenRead(read, _ANSWERS[type(request)], window)
@@ -213,7 +228,7 @@ class ClientEnd(Generic[W, R]):
                 return welcomed
             case Failed():
                 return self._refuse(message)
-            case Lac() | Chunk() | Update():
+            case Lac() | Held() | Chunk() | Update():
                 return self._bring(message)
             case _:
                 assert isinstance(message, (Ping, Pong))
@@ -237,6 +252,7 @@ class ClientEnd(Generic[W, R]):
                 f"{welcome.bookie_name}, incarnation {welcome.incarnation} answers"
             )
         self._is_welcome = True
+        self._features = welcome.features
         return Welcomed()
 
     def _store(self, request_ids: Sequence[int]) -> Stored[W]:
@@ -260,7 +276,7 @@ class ClientEnd(Generic[W, R]):
         read = self._reads.pop(failed.request_id, None)
         return None if read is None else ReadRefused(read.read, error)
 
-    def _bring(self, message: Lac | Chunk | Update) -> Told[R] | Brought[R] | None:
+    def _bring(self, message: Lac | Held | Chunk | Update) -> Told[R] | Brought[R] | None:
         request_id = message.request_id
         self._check_sent(request_id)
         read = self._reads.get(request_id)
@@ -273,6 +289,9 @@ class ClientEnd(Generic[W, R]):
         if isinstance(message, Lac):
             del self._reads[request_id]
             return Told(read.read, message.last_add_confirmed)
+        if isinstance(message, Held):
+            del self._reads[request_id]
+            return Brought(read.read, message)
         if read.window <= 0:
             raise WireError(f"read {request_id} has more bytes than its window")
         read.window -= cost_of(message)

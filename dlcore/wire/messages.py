@@ -12,24 +12,33 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 import crc32c
-import numpy as np
 
 from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.errors import BadRequestError
+from dlcore.wire.fields import (
+    SIZE_BYTES,
+    TEXT_BYTES_MAX,
+    Buffer as Buffer,
+    WireError as WireError,
+    blob,
+    blobs,
+    cut,
+    split,
+    text,
+)
 from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
-Buffer: TypeAlias = bytes | memoryview
 Frame: TypeAlias = Buffer | FrameParts
 """An entry frame that is sent."""
 
 PROTOCOL_VERSION = 1
-FEATURES = 0
-"""Bit set of optional features that this side speaks; none are defined yet."""
+FEATURE_HELD = 1
+"""READ_HELD and its answer."""
+FEATURES = FEATURE_HELD
+"""Bit set of optional features that this side speaks."""
 
 HEADER = struct.Struct(">HBBIIQI")
 _MAGIC = 0xD10B
@@ -47,14 +56,13 @@ CHUNK_BYTES_MAX = 4 * MIB
 """Most that a bookie puts into one CHUNK or UPDATE, unless a single entry is larger."""
 CHUNK_FRAMES_MAX = CHUNK_BYTES_MAX // ENTRY_BYTES_MIN
 DURABLE_IDS_MAX = 1024
+HELD_RANGES_MAX = 64
+"""Ranges in one HELD; what lies behind them it says nothing of."""
 WINDOW_BYTES_MAX = 16 * MIB
 """Most that a reader can let a bookie send ahead of it."""
 MESSAGE_BYTES = 64
 """What a CHUNK or UPDATE takes of its reader's window beside its payload."""
 REQUEST_ID_MAX = 2**63 - 1
-_TEXT_BYTES_MAX = 1024
-_RUN_FRAMES_MIN = 16
-"""So many frames or more are split without a step for each."""
 _CONNECTION_ID = 0
 """Stands for the connection itself where a message is about no request."""
 
@@ -71,6 +79,7 @@ class Kind(IntEnum):
     FOLLOW = 7
     CREDIT = 8
     CANCEL = 9
+    READ_HELD = 10
     PING = 16
     PONG = 17
     WELCOME = 32
@@ -79,6 +88,7 @@ class Kind(IntEnum):
     LAC = 35
     CHUNK = 36
     UPDATE = 37
+    HELD = 38
 
 
 class Hello(NamedTuple):
@@ -115,6 +125,13 @@ class ReadLac(NamedTuple):
     request_id: int
     ledger_id: int
     fence: bool
+
+
+class ReadHeld(NamedTuple):
+    """Tell what is held of a ledger above the last add confirmed; needs `FEATURE_HELD`."""
+
+    request_id: int
+    ledger_id: int
 
 
 class ReadEntry(NamedTuple):
@@ -202,6 +219,15 @@ class Lac(NamedTuple):
     last_add_confirmed: int
 
 
+class Held(NamedTuple):
+    """The answer to READ_HELD: the LAC, and ranges of durable entries above it, up to `told_to`."""
+
+    request_id: int
+    last_add_confirmed: int
+    told_to: int
+    ranges: Sequence[tuple[int, int]]
+
+
 class Chunk(NamedTuple):
     """Entries that were asked for; `is_last`: there are no more."""
 
@@ -219,20 +245,16 @@ class Update(NamedTuple):
     fenced: bool
 
 
-Request: TypeAlias = WriteLac | ReadLac | ReadEntry | ReadEntries | Follow
+Request: TypeAlias = WriteLac | ReadLac | ReadHeld | ReadEntry | ReadEntries | Follow
 _WithoutPayload: TypeAlias = (
     Hello | Request | Credit | Cancel | Ping | Pong | Welcome | Failed | Lac
 )
-Message: TypeAlias = _WithoutPayload | Add | Durable | Chunk | Update
+Message: TypeAlias = _WithoutPayload | Held | Add | Durable | Chunk | Update
 
 
 def cost_of(message: Chunk | Update) -> int:
     """Return what a message takes of its reader's window."""
     return MESSAGE_BYTES + total_bytes(message.frames)
-
-
-class WireError(BadRequestError):
-    """The other side broke the protocol; the connection ends."""
 
 
 class Header(NamedTuple):
@@ -262,9 +284,7 @@ _RANGE = struct.Struct(">qqqqII")
 _FOLLOW = struct.Struct(">qqI")
 _SIZE = struct.Struct(">I")
 _STATUS = struct.Struct(">B")
-_TEXT = struct.Struct(">H")
 _NONE = struct.Struct("")
-_SIZE_BYTES = _SIZE.size
 _ID_BYTES = 8
 _FRAMES_BYTES_MAX = CHUNK_BYTES_MAX + ENTRY_SIZE_BYTES_MAX
 
@@ -278,10 +298,11 @@ Expected: TypeAlias = dict[int, _Shape]
 ANYTHING: Expected = {
     shape.kind: shape
     for shape in (
-        _Shape(Kind.HELLO, _HELLO.size + 8, _HELLO.size + 4 * (_TEXT_BYTES_MAX + 2), 0, 0),
-        _Shape(Kind.ADD, _SIZE_BYTES, _SIZE_BYTES * ADD_FRAMES_MAX, ADD_BYTES_MAX, 1),
+        _Shape(Kind.HELLO, _HELLO.size + 8, _HELLO.size + 4 * (TEXT_BYTES_MAX + 2), 0, 0),
+        _Shape(Kind.ADD, SIZE_BYTES, SIZE_BYTES * ADD_FRAMES_MAX, ADD_BYTES_MAX, 1),
         _fixed(Kind.WRITE_LAC, _TWO_IDS),
         _fixed(Kind.READ_LAC, _ONE_ID, flags=1),
+        _fixed(Kind.READ_HELD, _ONE_ID),
         _fixed(Kind.READ_ENTRY, _TWO_IDS, flags=1),
         _fixed(Kind.READ_ENTRIES, _RANGE),
         _fixed(Kind.FOLLOW, _FOLLOW),
@@ -289,12 +310,13 @@ ANYTHING: Expected = {
         _fixed(Kind.CANCEL, _NONE),
         _fixed(Kind.PING, _NONE),
         _fixed(Kind.PONG, _NONE),
-        _Shape(Kind.WELCOME, _HELLO.size + 4, _HELLO.size + 2 * (_TEXT_BYTES_MAX + 2), 0, 0),
+        _Shape(Kind.WELCOME, _HELLO.size + 4, _HELLO.size + 2 * (TEXT_BYTES_MAX + 2), 0, 0),
         _Shape(Kind.DURABLE, _ID_BYTES, _ID_BYTES * DURABLE_IDS_MAX, 0, 0),
-        _Shape(Kind.FAILED, _STATUS.size, _STATUS.size + _TEXT_BYTES_MAX, 0, 0),
+        _Shape(Kind.FAILED, _STATUS.size, _STATUS.size + TEXT_BYTES_MAX, 0, 0),
         _fixed(Kind.LAC, _ONE_ID),
-        _Shape(Kind.CHUNK, 0, _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
-        _Shape(Kind.UPDATE, 8, 8 + _SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
+        _Shape(Kind.HELD, _TWO_IDS.size, _TWO_IDS.size * (1 + HELD_RANGES_MAX), 0, 0),
+        _Shape(Kind.CHUNK, 0, SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
+        _Shape(Kind.UPDATE, 8, 8 + SIZE_BYTES * CHUNK_FRAMES_MAX, _FRAMES_BYTES_MAX, 1),
     )
 }
 
@@ -346,6 +368,10 @@ def _encode(message: Message) -> list[Buffer]:
             )
         case Durable():
             return [encode_durable(message.request_ids)]
+        case Held(id_, lac, told_to, ranges):
+            fields = _TWO_IDS.pack(lac, told_to)
+            fields += b"".join(_TWO_IDS.pack(first, last) for first, last in ranges)
+            return [_head(Kind.HELD, 0, id_, fields)]
         case _:
             return [_encode_small(message)]
 
@@ -360,6 +386,8 @@ def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case f
             return _head(Kind.CREDIT, 0, id_, _SIZE.pack(size))
         case ReadLac(id_, ledger_id, fence):
             return _head(Kind.READ_LAC, fence, id_, _ONE_ID.pack(ledger_id))
+        case ReadHeld(id_, ledger_id):
+            return _head(Kind.READ_HELD, 0, id_, _ONE_ID.pack(ledger_id))
         case ReadEntry(id_, ledger_id, entry_id, fence):
             return _head(Kind.READ_ENTRY, fence, id_, _TWO_IDS.pack(ledger_id, entry_id))
         case ReadEntries():
@@ -373,15 +401,15 @@ def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case f
         case Pong(token):
             return _head(Kind.PONG, 0, token, b"")
         case Failed(id_, status, detail):
-            return _head(Kind.FAILED, 0, id_, _STATUS.pack(status) + _cut(detail))
+            return _head(Kind.FAILED, 0, id_, _STATUS.pack(status) + cut(detail))
         case Hello():
             fields = _HELLO.pack(message.version, message.features)
             texts = [message.cluster_id, message.bookie_name, message.incarnation]
-            fields += b"".join(map(_text, texts)) + _blob(message.token)
+            fields += b"".join(map(text, texts)) + blob(message.token)
             return _head(Kind.HELLO, 0, _CONNECTION_ID, fields)
         case Welcome():
             fields = _HELLO.pack(message.version, message.features)
-            fields += _text(message.bookie_name) + _text(message.incarnation)
+            fields += text(message.bookie_name) + text(message.incarnation)
             return _head(Kind.WELCOME, 0, _CONNECTION_ID, fields)
         case _:
             assert_never(message)
@@ -411,22 +439,6 @@ def _with_frames(
         else:
             buffers.append(frame)
     return buffers
-
-
-def _cut(detail: str) -> bytes:
-    """Return text that fits a frame; what was cut off is not half a character."""
-    text = detail.encode(errors="replace")
-    return text[:_TEXT_BYTES_MAX].decode(errors="ignore").encode()
-
-
-def _text(text: str) -> bytes:
-    return _blob(text.encode())
-
-
-def _blob(data: bytes) -> bytes:
-    if len(data) > _TEXT_BYTES_MAX:
-        raise BadRequestError(f"{data[:40]!r}… has {len(data)} bytes, at most {_TEXT_BYTES_MAX}")
-    return _TEXT.pack(len(data)) + data
 
 
 def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
@@ -498,49 +510,31 @@ def decode(header: Header, fields: Buffer, payload: memoryview) -> Message:
         raise WireError(f"{header.kind.name} with wrong fields: {error}") from error
 
 
-def _split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> Sequence[memoryview]:
-    """Return the entry frames in a payload, whose sizes the fields tell."""
-    if len(sizes) % _SIZE_BYTES:
-        raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {_SIZE_BYTES}")
-    if len(sizes) >= _SIZE_BYTES * _RUN_FRAMES_MIN:
-        return _split_run(np.frombuffer(sizes, ">u4"), payload, bytes_min=bytes_min)
-    frames: list[memoryview] = []
-    start = 0
-    for size in struct.unpack(f">{len(sizes) // _SIZE_BYTES}I", sizes):
-        if size < bytes_min:
-            raise WireError(f"an entry of {size} bytes: expected at least {bytes_min}")
-        end = start + size
-        frames.append(payload[start:end])
-        start = end
-    if start != len(payload):
-        raise WireError(f"entries of {start} bytes in a payload of {len(payload)} bytes")
-    return frames
-
-
-def _split_run(
-    sizes: NDArray[np.uint32], payload: memoryview, *, bytes_min: int
-) -> Sequence[memoryview]:
-    smallest, total = int(sizes.min()), int(sizes.sum(dtype=np.int64))
-    if smallest < bytes_min:
-        raise WireError(f"an entry of {smallest} bytes: expected at least {bytes_min}")
-    if total != len(payload):
-        raise WireError(f"entries of {total} bytes in a payload of {len(payload)} bytes")
-    return FrameRun.of_sizes(payload, sizes)
-
-
 def _decode_add(header: Header, fields: Buffer, payload: memoryview) -> Message:
-    frames = _split(fields, payload, bytes_min=ENTRY_BYTES_MIN)
+    frames = split(fields, payload, bytes_min=ENTRY_BYTES_MIN)
     return Add(header.request_id, bool(header.flags), frames)
 
 
 def _decode_chunk(header: Header, fields: Buffer, payload: memoryview) -> Message:
-    return Chunk(header.request_id, _split(fields, payload, bytes_min=0), bool(header.flags))
+    return Chunk(header.request_id, split(fields, payload, bytes_min=0), bool(header.flags))
 
 
 def _decode_update(header: Header, fields: Buffer, payload: memoryview) -> Message:
     (lac,) = _ONE_ID.unpack_from(fields)
-    frames = _split(fields[_ONE_ID.size :], payload, bytes_min=0)
+    frames = split(fields[_ONE_ID.size :], payload, bytes_min=0)
     return Update(header.request_id, frames, lac, bool(header.flags))
+
+
+def _decode_held(header: Header, fields: Buffer, _payload: memoryview) -> Message:
+    (lac, told_to), *ranges = _TWO_IDS.iter_unpack(fields)
+    end = lac
+    for first, last in ranges:
+        if not end < first <= last <= told_to:
+            raise WireError(
+                f"entries {first} to {last} behind {end}: expected them up to {told_to}"
+            )
+        end = last
+    return Held(header.request_id, lac, told_to, ranges)
 
 
 def _decode_durable(_header: Header, fields: Buffer, _payload: memoryview) -> Message:
@@ -553,28 +547,14 @@ def _decode_failed(header: Header, fields: Buffer, _payload: memoryview) -> Mess
 
 def _decode_hello(_header: Header, fields: Buffer, _payload: memoryview) -> Message:
     version, features = _HELLO.unpack_from(fields)
-    cluster, name, incarnation, token = _blobs(fields[_HELLO.size :], count=4)
+    cluster, name, incarnation, token = blobs(fields[_HELLO.size :], count=4)
     return Hello(version, features, cluster.decode(), name.decode(), incarnation.decode(), token)
 
 
 def _decode_welcome(_header: Header, fields: Buffer, _payload: memoryview) -> Message:
     version, features = _HELLO.unpack_from(fields)
-    name, incarnation = _blobs(fields[_HELLO.size :], count=2)
+    name, incarnation = blobs(fields[_HELLO.size :], count=2)
     return Welcome(version, features, name.decode(), incarnation.decode())
-
-
-def _blobs(data: Buffer, *, count: int) -> list[bytes]:
-    found: list[bytes] = []
-    for _ in range(count):
-        (size,) = _TEXT.unpack_from(data)
-        data = data[_TEXT.size :]
-        if size > len(data):
-            raise WireError(f"a text of {size} bytes where {len(data)} are left")
-        found.append(bytes(data[:size]))
-        data = data[size:]
-    if data:
-        raise WireError(f"{len(data)} bytes too many")
-    return found
 
 
 _DECODERS: dict[Kind, Callable[[Header, Buffer, memoryview], Message]] = {
@@ -582,6 +562,7 @@ _DECODERS: dict[Kind, Callable[[Header, Buffer, memoryview], Message]] = {
     Kind.ADD: _decode_add,
     Kind.WRITE_LAC: lambda h, f, _: WriteLac(h.request_id, *_TWO_IDS.unpack(f)),
     Kind.READ_LAC: lambda h, f, _: ReadLac(h.request_id, _ONE_ID.unpack(f)[0], bool(h.flags)),
+    Kind.READ_HELD: lambda h, f, _: ReadHeld(h.request_id, *_ONE_ID.unpack(f)),
     Kind.READ_ENTRY: lambda h, f, _: ReadEntry._make(
         (h.request_id, *_TWO_IDS.unpack(f), bool(h.flags))
     ),
@@ -595,6 +576,7 @@ _DECODERS: dict[Kind, Callable[[Header, Buffer, memoryview], Message]] = {
     Kind.DURABLE: _decode_durable,
     Kind.FAILED: _decode_failed,
     Kind.LAC: lambda h, f, _: Lac(h.request_id, *_ONE_ID.unpack(f)),
+    Kind.HELD: _decode_held,
     Kind.CHUNK: _decode_chunk,
     Kind.UPDATE: _decode_update,
 }

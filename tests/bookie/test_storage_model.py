@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
@@ -18,6 +19,7 @@ from dlcore.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
 )
+from dlcore.ledger.port import ENTRY_ID_MAX
 from tests.fixtures.lengths import amount
 from tests.fixtures.storage import ManualClock, make_frame, read_all, small_config
 
@@ -31,6 +33,7 @@ requests = st.one_of(
     st.tuples(st.just("range"), LEDGERS, ENTRIES, ENTRIES, st.integers(1, 3)),
     st.tuples(st.just("lac"), LEDGERS, st.integers(-1, 14)),
     st.tuples(st.just("read_lac"), LEDGERS, st.booleans()),
+    st.tuples(st.just("read_held"), LEDGERS),
     st.tuples(st.just("list"), LEDGERS),
     st.tuples(st.just("restart")),
     st.tuples(st.just("compact"), st.booleans()),
@@ -97,6 +100,13 @@ class DumbStorage:
             return NoSuchLedgerError
         return self.ledgers[ledger_id].last_add_confirmed
 
+    def read_held(self, ledger_id: int) -> Any:
+        """Tell the LAC and the entries above it, one by one."""
+        if ledger_id not in self.ledgers:
+            return NoSuchLedgerError
+        lac = self.ledgers[ledger_id].last_add_confirmed
+        return lac, sorted(each for each in self.ledgers[ledger_id].entries if each > lac)
+
     def list(self, ledger_id: int) -> Any:
         """List the entries one by one."""
         if ledger_id not in self.ledgers:
@@ -130,6 +140,11 @@ async def ask(storage: LedgerStorage, request: tuple[Any, ...]) -> Any:
                 return await storage.writes.write_lac(ledger_id, last_add_confirmed)
             case ("read_lac", ledger_id, fence):
                 return await storage.reads.read_lac(ledger_id, fence=fence)
+            case ("read_held", ledger_id):
+                held = await storage.reads.read_held(ledger_id)
+                assert held.told_to == ENTRY_ID_MAX
+                ids = (range(first, last + 1) for first, last in held.ranges)
+                return held.last_add_confirmed, [*chain.from_iterable(ids)]
             case ("list", ledger_id):
                 return [
                     entry_id

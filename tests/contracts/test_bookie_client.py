@@ -22,7 +22,7 @@ from dlcore.errors import (
     WrongIncarnationError,
 )
 from dlcore.ids import BookieId
-from dlcore.ledger.port import BookieClient, EntryRange, FollowUpdate
+from dlcore.ledger.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
 from dlcore.transport.client import WireBookieClient
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from tests.fixtures.certificates import Tls, make_tls
@@ -291,6 +291,28 @@ def test_the_lac_comes_with_entries_and_by_itself(open_cluster: Open) -> None:
         assert await client.read_lac(bookie, ledger_id=LEDGER, fence=False) == 1
         await client.write_lac(bookie, ledger_id=LEDGER, last_add_confirmed=0)  # late: no harm
         assert await client.read_lac(bookie, ledger_id=LEDGER, fence=False) == 1
+
+    run(open_cluster, scenario)
+
+
+def test_what_is_held_above_the_lac_is_told_before_anybody_says_that_it_is_confirmed(
+    open_cluster: Open,
+) -> None:
+    """Gaps are told, and what is confirmed is not told again."""
+
+    async def scenario(cluster: Cluster) -> None:
+        client, bookie = cluster.client, cluster.bookie
+        with pytest.raises(NoSuchLedgerError):
+            await client.read_held(bookie, ledger_id=LEDGER)
+        for entry_id in (0, 1, 2, 4, 5):
+            await client.add_entry(bookie, frame_of(LEDGER, entry_id))
+        held = await client.read_held(bookie, ledger_id=LEDGER)
+        assert held == (-1, ENTRY_ID_MAX, [(0, 2), (4, 5)])
+        await client.write_lac(bookie, ledger_id=LEDGER, last_add_confirmed=1)
+        held = await client.read_held(bookie, ledger_id=LEDGER)
+        assert held == (1, ENTRY_ID_MAX, [(2, 2), (4, 5)])
+        await client.write_lac(bookie, ledger_id=LEDGER, last_add_confirmed=9)
+        assert await client.read_held(bookie, ledger_id=LEDGER) == (9, ENTRY_ID_MAX, [])
 
     run(open_cluster, scenario)
 

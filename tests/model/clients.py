@@ -19,7 +19,6 @@ from dlcore.errors import (
     LedgerFencedError,
     MetadataConnectionError,
     MetadataVersionError,
-    NotEnoughBookiesError,
 )
 from dlcore.ids import BookieId
 from dlcore.ledger.metadata.store import VersionedLedger
@@ -181,10 +180,14 @@ class _Client:
             or self.appender.error is not None
         ):
             return []
+        joining = self.appender._joining
         return [
             Do("time out", add.entry_id, position, _NUMBERS[bookie])
             for add in self.appender._adds.values()
-            for position, bookie in sorted(add.waiting.items())
+            for position, bookie in (
+                *sorted(add.waiting.items()),
+                *((p, joining[p]) for p in sorted(add.owed) if p in joining),
+            )
         ]
 
     @property
@@ -339,9 +342,7 @@ class Writer(_Client):
         has_more = self.appender.last_add_pushed + 1 < self.entry_count
         if error is None and not self.is_closing and has_more:
             offers.append(Do("append"))
-        may_close = (error is None and self.appender.is_idle) or isinstance(
-            error, NotEnoughBookiesError
-        )
+        may_close = error is None and self.appender.is_idle  # else it leaves it to a recovery
         if self.closes and may_close and not (self.is_closing or self.appender.is_changing):
             offers.append(Do("close"))
         return offers

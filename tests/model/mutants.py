@@ -15,6 +15,7 @@ from tests.model.bookie import Bookie, Message
 from tests.model.clients import Recoverer
 from tests.model.system import Protocol, Scope
 from tests.simulation.mutants import MUTANTS as SIMULATED
+from tests.simulation.mutants_tested import TESTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -136,6 +137,10 @@ MUTANTS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[None]], 
     "answers_are_known_by_position_only": (
         answers_are_known_by_position_only,
         Scope(recoverers=0, spares=1, time_outs=1),
+    ),
+    "a_change_names_bookies_before_they_have_copies": (
+        TESTED["a_change_names_bookies_before_they_have_copies"].apply,
+        Scope(spares=1, time_outs=1),
     ),
     "acks_before_earlier_entries": (
         SIMULATED["acks_before_earlier_entries"],

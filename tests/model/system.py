@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.config import QuorumConfig
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
+from dlcore.ledger.reading.confirmed import judge_end
 from tests.model.bookie import LEDGER_ID, Bookie, Crash, Deliver, Message
 from tests.model.clients import (
     BOOKIES,
@@ -74,6 +76,8 @@ class State(NamedTuple):
     """Crashes, time-outs, recovery's time-outs and lost replies that may still happen."""
     unlucky: int = 0
     """So many bookies have crashed or been given up; the others are still all alike."""
+    shown: int = -1
+    """The highest entry that readers were shown: one reads in every state."""
 
 
 class Step(NamedTuple):
@@ -117,6 +121,7 @@ class Protocol:
         self._needed: dict[tuple[int, int, int], bool] = {}
         self._bits: dict[Message, int] = {}
         self._judged: set[tuple[int, ...]] = set()
+        self._reads: dict[tuple[int, tuple[int, ...]], int] = {}
         self._ends: dict[tuple[int, tuple[int, ...]], int] = {}
         self._metadata = LedgerMetadata(
             ledger_id=LEDGER_ID,
@@ -153,11 +158,26 @@ class Protocol:
         """Yield every step from `state`; none once nothing can change what was promised."""
         if self._is_settled(state):
             return
+        for step, after in self._all_steps(state):
+            shown = max(state.shown, self._read(after))
+            yield step, after if after.shown == shown else after._replace(shown=shown)
+
+    def _all_steps(self, state: State) -> Iterator[tuple[Step, State]]:
         yield from self._arrivals(state)
         yield from self._crashes(state)
         for client in range(len(state.clients)):
             yield from self._own_steps(state, client)
             yield from self._metadata_steps(state, client)
+
+    def _read(self, state: State) -> int:
+        """Return what a reader may be shown that gets all answers in this state."""
+        key = (state.register, state.bookies)
+        end = self._reads.get(key)
+        if end is None:
+            metadata: LedgerMetadata = self.parts.content(state.register).metadata.value
+            bookies = [self.parts.content(each) for each in state.bookies]
+            end = self._reads[key] = _read_end(metadata, bookies, self.scope.entries)
+        return end
 
     def _is_settled(self, state: State) -> bool:
         """Whether the ledger is closed and all its clients have ended."""
@@ -378,7 +398,7 @@ class Protocol:
         Raises:
             InvariantBrokenError: a promise is broken.
         """
-        key = (state.register, *state.clients, -1, *state.bookies)
+        key = (state.register, *state.clients, -1, *state.bookies, state.shown)
         if key in self._judged:
             return
         self._judged.add(key)
@@ -393,6 +413,14 @@ class Protocol:
                 acked <= metadata.last_entry_id,
                 f"closed at {metadata.last_entry_id}, acknowledged up to {acked}",
             )
+            _require(
+                "WhatWasShownStays",
+                state.shown <= metadata.last_entry_id,
+                f"closed at {metadata.last_entry_id}, shown up to {state.shown}",
+            )
+        elif metadata.state is LedgerState.OPEN:
+            end = self._read(state)
+            _require("LinearizableReads", acked <= end, f"{acked} is acknowledged, {end} is read")
         for client in state.clients:
             told = self.parts.content(client).told
             stored = (metadata.last_entry_id, metadata.length_bytes)
@@ -401,22 +429,22 @@ class Protocol:
                 told is None or (metadata.state is LedgerState.CLOSED and told == stored),
                 f"{told} was told, stored is {metadata.state.name} at {stored}",
             )
-        _check_holders(metadata, bookies, acked)
+        _check_holders(metadata, bookies, max(acked, state.shown))
         for place, bookie in enumerate(bookies):
             _require(
                 "NoDirtyConfirm",
                 bookie.state.last_add_confirmed <= acked,
                 f"bookie-{place} says {bookie.state.last_add_confirmed} is confirmed, not {acked}",
             )
-        self._check_healing(state, acked)
+        self._check_healing(state, max(acked, state.shown))
 
-    def _check_healing(self, state: State, acked: int) -> None:
+    def _check_healing(self, state: State, kept: int) -> None:
         """With all bookies up and nobody else at work a recoverer closes the ledger, well."""
         end = self._heal(state.register, state.bookies)
         _require(
             "AllAckedEntriesAreReadable",
-            acked <= end,
-            f"a recovery from here closes at {end}, acknowledged up to {acked}",
+            kept <= end,
+            f"a recovery from here closes at {end}, acknowledged or shown up to {kept}",
         )
 
     def _heal(self, register: int, bookies: tuple[int, ...]) -> int:
@@ -455,6 +483,22 @@ class Protocol:
         _check_holders(metadata, contents, metadata.last_entry_id)
         self._ends[start] = metadata.last_entry_id
         return metadata.last_entry_id
+
+
+def _read_end(metadata: LedgerMetadata, bookies: Sequence[Bookie], entry_count: int) -> int:
+    """Return the end of an open ledger as the product's rule finds it; -1 of another."""
+    if metadata.state is not LedgerState.OPEN:
+        return -1
+    answers: dict[int, HeldEntries] = {}
+    for position, member in enumerate(metadata.last_ensemble.bookies):
+        bookie = bookies[BOOKIES.index(member)]
+        lac = bookie.state.last_add_confirmed
+        held = [(each, each) for each in range(lac + 1, entry_count) if bookie.holds(each)]
+        answers[position] = HeldEntries(lac, ENTRY_ID_MAX, held)
+    end = judge_end(metadata.quorum, metadata.last_ensemble.first_entry_id, answers)
+    assert end is not None
+    assert end.is_decided
+    return end.held
 
 
 def _check_holders(metadata: LedgerMetadata, bookies: Sequence[Bookie], acked: int) -> None:

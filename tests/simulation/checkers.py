@@ -38,7 +38,7 @@ NAMED = "I6 EnsemblesNameHolders"
 NO_FALSE_NO = "I7 NoFalseNo"
 LIVE = "I8 LiveAfterHealing"
 BOUNDED = "I9 ResourcesAreBounded"
-LAC_SEEN = "PublishedLacIsSeen"
+LINEAR = "I10 LinearizableReads"
 INVARIANTS = (
     READABLE,
     SAME_END,
@@ -50,7 +50,7 @@ INVARIANTS = (
     NO_FALSE_NO,
     LIVE,
     BOUNDED,
-    LAC_SEEN,
+    LINEAR,
     *LOG_INVARIANTS,
     *PROXY_INVARIANTS,
 )
@@ -66,7 +66,8 @@ class _History:
     metadata: StoredLedger | None = None
     appended_at_coverage: int | None = None
     delivered: list[list[bytes]] = field(default_factory=list)
-    published: int = -1
+    shown: int = -1
+    """The last entry that any reader was shown, or was told that it may read."""
     is_deleted: bool = False
 
 
@@ -188,11 +189,6 @@ class Checkers:
         self._check_quorum(metadata, entry_id)
         self._check_end(metadata)
 
-    def on_published(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """The writer was told that readers see this LAC."""
-        history = self._ledgers[ledger_id]
-        history.published = max(history.published, last_add_confirmed)
-
     # Metadata and bookies
 
     def on_metadata(self, op: Op) -> None:
@@ -310,6 +306,13 @@ class Checkers:
             ),
             ledger_id=ledger_id,
         )
+        self._require(
+            LINEAR,
+            holds=history.shown <= last_entry_id,
+            message=f"ledger {ledger_id} ends at {last_entry_id}, and {history.shown} was shown",
+            ledger_id=ledger_id,
+            entry_id=history.shown,
+        )
         length = sum(map(len, history.bodies[: last_entry_id + 1]))
         self._require(
             SAME_END,
@@ -334,24 +337,28 @@ class Checkers:
             ledger_id=ledger_id,
         )
 
-    def lac_floor(self, ledger_id: int) -> int:
-        """Return the LAC that a read starting now must see."""
-        return self._ledgers[ledger_id].published
+    def read_floor(self, ledger_id: int) -> int:
+        """Return the entry that a read starting now must see: acknowledged, or shown to anybody."""
+        history = self._ledgers[ledger_id]
+        return max(history.acked, history.shown)
 
-    def on_lac_read(self, ledger_id: int, last_add_confirmed: int, floor: int) -> None:
-        """A reader was told a LAC; `floor` is from before it asked."""
+    def on_end_read(self, ledger_id: int, last_entry_id: int, floor: int) -> None:
+        """A reader was told up to where it may read; `floor` is from before it asked."""
         history = self._ledgers[ledger_id]
         self._require(
-            LAC_SEEN,
-            holds=floor <= last_add_confirmed,
-            message=f"ledger {ledger_id}: LAC {floor} was published, {last_add_confirmed} read",
+            LINEAR,
+            holds=floor <= last_entry_id,
+            message=f"ledger {ledger_id}: {floor} was acknowledged or shown, and the end was read "
+            f"as {last_entry_id}",
             ledger_id=ledger_id,
+            entry_id=floor,
         )
+        history.shown = max(history.shown, last_entry_id)
         end = len(history.bodies) if history.end is None else history.end[0] + 1
         self._require(
             CLEAN_READS,
-            holds=last_add_confirmed < end,
-            message=f"ledger {ledger_id}: LAC {last_add_confirmed} of {end} entries",
+            holds=last_entry_id < end,
+            message=f"ledger {ledger_id}: entry {last_entry_id} of {end} may be read",
             ledger_id=ledger_id,
         )
 
@@ -384,6 +391,7 @@ class Checkers:
                 entry_id=entry_id,
             )
             delivered.append(body)
+            history.shown = max(history.shown, entry_id)
 
     # The end
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.errors import BookieUnavailableError, DLError
+from dlcore.ledger.port import HeldEntries
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
@@ -134,6 +135,19 @@ class SimBookieClient:
         )
         return result
 
+    async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
+        """Return what is held above the LAC."""
+        result: HeldEntries = await self._request(
+            bookie,
+            lambda b, reply: b.serve(
+                self.name,
+                lambda s: s.reads.read_held(ledger_id),
+                reply,
+                watch=partial(watch_held, ledger_id),
+            ),
+        )
+        return result
+
     async def read_entry(
         self, bookie: BookieId, *, ledger_id: int, entry_id: int, fence: bool
     ) -> bytes | memoryview:
@@ -246,6 +260,25 @@ def watch_lac(ledger_id: int, fence: bool, record: BookieRecord) -> Judge:
             record.on_ledger_denied(ledger_id, held)
         elif isinstance(answer, int):
             record.on_lac(ledger_id, answer, known)
+
+    return judge
+
+
+def watch_held(ledger_id: int, record: BookieRecord) -> Judge:
+    """Return the judge of what is told to be held above the LAC."""
+    held = sorted(record.held(ledger_id))
+    known = record.lacs.get(ledger_id, -1)
+
+    def judge(answer: Any) -> None:
+        if is_no(answer):
+            record.on_ledger_denied(ledger_id, held)
+        elif isinstance(answer, HeldEntries):
+            lac, told_to, told = answer
+            record.on_lac(ledger_id, lac, known)
+            ranges = [range(first, last + 1) for first, last in told]
+            record.on_listed(ledger_id, [e for e in held if lac < e <= told_to], ranges)
+            for each in ranges:
+                record.on_shown(ledger_id, each)
 
     return judge
 

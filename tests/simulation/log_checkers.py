@@ -219,6 +219,8 @@ class LogCheckers:
             message=f"log {log.name}: {payload!r} is at {place[0]}, and was acknowledged at "
             f"{log.acknowledged.get(payload)}",
         )
+        # Who was shown a record, and begins to read later, is shown it again.
+        log.committed_end = max(log.committed_end, DLSN(place[0].lssn, place[0].entry_id + 1, 0))
         there = log.payloads.setdefault(place[0], payload)
         require(
             ONCE,
@@ -234,15 +236,17 @@ class LogCheckers:
         there = {payload.rstrip(b" ") for payloads in found.values() for payload in payloads}
         for log_id in found:
             log = self._log(log_id, "")
+            shown = {payload: place[0] for payload, place in log.places.items()}
             lost = [
                 payload
-                for payload, dlsn in log.acknowledged.items()
+                for payload, dlsn in (shown | log.acknowledged).items()
                 if dlsn >= log.truncated and payload not in there
             ]
             require(
                 WHOLE,
                 holds=not lost,
-                message=f"log {log.name}: {lost[:3]} were acknowledged, and are not readable",
+                message=f"log {log.name}: {lost[:3]} were acknowledged or shown, and are not "
+                "readable",
             )
         for append_id, append in self._appends.items():
             rows = [
@@ -513,6 +517,7 @@ class Writing:
             f"acknowledged at {dlsn}",
         )
         self._log.acknowledged[payloads[-1]] = dlsn
+        self.on_visible(dlsn)
 
     def on_never_sent(self, payloads: Sequence[bytes]) -> None:
         """L1: nobody may read them."""

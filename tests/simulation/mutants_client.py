@@ -24,6 +24,8 @@ from dlcore.errors import (
 )
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.reading import reader as reader_module
+from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.ledger.recovering import (
     recovery as recovery_module,
@@ -33,18 +35,39 @@ from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing import append as append_module
 from dlcore.ledger.writing.append import CompleteAdds, Effect, LedgerAppender
-from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.wire.digest import encode_frame, frame_parts
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.ledger.port import HeldEntries
     from dlcore.wire.digest import EntryFrame
+
+
+@contextlib.contextmanager
+def changes_at_once() -> Iterator[None]:
+    """Put new bookies into the metadata before they have copies, as others do; then more can break.
+
+    With copies the next two bugs lose nothing.
+    """
+    listed = LedgerAppender.bookies_listed
+
+    def at_once(self: LedgerAppender, *arguments: Any, **more: Any) -> list[Effect]:
+        effects = listed(self, *arguments, **more)
+        if not self._joining or self._planned is not None:
+            return effects
+        for add in self._adds.values():
+            add.owed.clear()
+        self._copies_left = 0
+        return self._plan_if_copied()
+
+    with patch.object(LedgerAppender, "bookies_listed", at_once):
+        yield
 
 
 @contextlib.contextmanager
@@ -54,11 +77,12 @@ def acks_during_an_ensemble_change() -> Iterator[None]:
 
     def hasty(self: LedgerAppender) -> list[Effect]:
         planned, self._planned = self._planned, None
+        joining, self._joining = self._joining, {}
         effects = confirm(self)
-        self._planned = planned
+        self._planned, self._joining = planned, joining
         return effects
 
-    with patch.object(LedgerAppender, "_confirm", hasty):
+    with changes_at_once(), patch.object(LedgerAppender, "_confirm", hasty):
         yield
 
 
@@ -232,7 +256,7 @@ def replaced_bookies_get_nothing_again() -> Iterator[None]:
         return effects + self._confirm()
 
     assert send is LedgerAppender._send
-    with patch.object(LedgerAppender, "change_stored", forgetful):
+    with changes_at_once(), patch.object(LedgerAppender, "change_stored", forgetful):
         yield
 
 
@@ -349,21 +373,16 @@ def adds_carry_what_is_not_confirmed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def a_lac_is_published_by_one_bookie() -> Iterator[None]:
-    """Section 1.4: `publish_lac` returns when any bookie has the LAC."""
+def a_read_relies_on_the_lac() -> Iterator[None]:
+    """Section 1.4: what bookies hold and were not told to be confirmed is not looked at."""
 
-    def is_published(self: LedgerWriter, lac: int) -> bool:
-        members = self._appender.metadata.last_ensemble.bookies
-        return any(self._lac.has_accepted(each, lac) for each in members)
+    def told(
+        quorum: QuorumConfig, first_entry_id: int, answers: Mapping[int, HeldEntries]
+    ) -> LedgerEnd | None:
+        end = judge_end(quorum, first_entry_id, answers)
+        return None if end is None else end._replace(held=end.told, is_decided=True)
 
-    with patch.object(LedgerWriter, "_is_published", is_published):
-        yield
-
-
-@contextlib.contextmanager
-def a_lac_read_asks_one_bookie() -> Iterator[None]:
-    """Section 1.4: the first answer to a LAC read is believed."""
-    with patch("dlcore.ledger.reading.reader.is_covered", lambda _, known: len(known) > 0):
+    with patch.object(reader_module, "judge_end", told):
         yield
 
 
@@ -395,29 +414,13 @@ def chunks_are_passed_on_as_they_come() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def coverage_ignores_striping() -> Iterator[None]:
-    """Section 1.2: Qw - Qa + 1 bookies of the whole ensemble count as coverage."""
-
-    def by_number(quorum: QuorumConfig, known: Collection[int]) -> bool:
-        return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
-
-    with (
-        patch("dlcore.ledger.reading.reader.is_covered", by_number),
-        patch("dlcore.ledger.recovering.recovery.is_covered", by_number),
-    ):
-        yield
-
-
 MUTANTS = (
     acks_during_an_ensemble_change,
     acks_before_earlier_entries,
     adds_carry_what_is_not_confirmed,
-    a_lac_is_published_by_one_bookie,
-    a_lac_read_asks_one_bookie,
     a_read_gives_up_after_one_replica,
+    a_read_relies_on_the_lac,
     chunks_are_passed_on_as_they_come,
-    coverage_ignores_striping,
     new_ensembles_start_at_the_lac,
     one_no_ends_the_ledger,
     recovery_asks_the_bookies_it_added,

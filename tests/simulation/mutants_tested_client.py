@@ -16,6 +16,7 @@ from dlcore.ledger.placing import health as health_module, placement as placemen
 from dlcore.ledger.placing.health import Conduct
 from dlcore.ledger.placing.placement import Topology, _Filling
 from dlcore.ledger.placing.placer import Placer
+from dlcore.ledger.port import HeldEntries
 from dlcore.ledger.reading.follower import LedgerFollower
 from dlcore.ledger.reading.range_read import ReadLane
 from dlcore.ledger.reading.range_read_driver import RangeRead
@@ -29,6 +30,7 @@ from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.stored import encode
 from dlcore.wire.digest import EntryFrame
+from tests.simulation.mutants_client import changes_at_once
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -36,9 +38,34 @@ if TYPE_CHECKING:
 
     from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
 
 _LEDGER = "dlcore/ledger"
+
+
+@caught_by(f"{_LEDGER}/test_confirmed.py::test_too_few_answers_say_nothing")
+def the_end_is_asked_of_one_bookie() -> Iterator[None]:
+    """Section 1.4: the first answer counts as enough.
+
+    Not for the simulation: what is decided is decided by noes, which no single bookie has enough
+    of; a reader would wait where it can say at once that too few answer.
+    """
+    with patch("dlcore.ledger.reading.confirmed.is_covered", lambda _, known: len(known) > 0):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_confirmed.py::test_by_chance")
+def coverage_ignores_striping() -> Iterator[None]:
+    """Section 1.2: Qw - Qa + 1 bookies of the whole ensemble count as coverage; likewise."""
+
+    def by_number(quorum: QuorumConfig, known: Collection[int]) -> bool:
+        return len(known) > quorum.write_quorum_size - quorum.ack_quorum_size
+
+    with (
+        patch("dlcore.ledger.reading.confirmed.is_covered", by_number),
+        patch("dlcore.ledger.recovering.recovery.is_covered", by_number),
+    ):
+        yield
 
 
 @caught_by(f"{_LEDGER}/test_quorum.py::test_covered_means_that_no_entry_can_be_acked_unseen")
@@ -248,12 +275,49 @@ def what_the_followed_bookie_pushes_is_all_it_knows() -> Iterator[None]:
     """Section 1.4: a push that never came is never missed where nobody else knows the LAC."""
     ask = LedgerFollower._ask
 
-    async def ask_others(self: LedgerFollower, bookie: BookieId) -> int:
-        lac = await ask(self, bookie)
+    async def ask_others(self: LedgerFollower, bookie: BookieId) -> HeldEntries:
+        held = await ask(self, bookie)
         is_followed = self._subscription is not None and self._subscription.bookie == bookie
-        return self._last_add_confirmed if is_followed else lac
+        return HeldEntries(self._last_add_confirmed, held.told_to, ()) if is_followed else held
 
     with patch.object(LedgerFollower, "_ask", ask_others):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_lac.py::test_publishing_waits_for_enough_bookies")
+def a_lac_is_published_by_one_bookie() -> Iterator[None]:
+    """Section 1.4: `publish_lac` returns when any bookie has the LAC."""
+
+    def is_published(self: LedgerWriter, lac: int) -> bool:
+        members = self._appender.metadata.last_ensemble.bookies
+        return any(self._lac.has_accepted(each, lac) for each in members)
+
+    with patch.object(LedgerWriter, "_is_published", is_published):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_append.py::test_what_is_confirmed_meanwhile_needs_no_copy")
+def a_change_names_bookies_before_they_have_copies() -> Iterator[None]:
+    """What readers were shown is held by fewer than Qa of the next ensemble."""
+    with changes_at_once():
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_read_end.py::test_what_recoveries_write_back_is_shown_once_one_ends")
+def what_recoveries_write_back_is_shown() -> Iterator[None]:
+    """One that found too few copies before may close the ledger without it."""
+
+    async def stays(self: LedgerReader, _: Ensemble) -> bool:
+        return True
+
+    with patch.object(LedgerReader, "_stays", stays):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_client.py::test_a_metadata_store_that_stays_away_ends_a_writer")
+def a_failed_writer_closes_at_its_lac() -> Iterator[None]:
+    """What readers were shown behind it is gone."""
+    with patch.object(LedgerAppender, "is_idle", property(lambda _: True)):
         yield
 
 

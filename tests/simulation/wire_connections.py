@@ -20,6 +20,7 @@ from tests.simulation.connections import (
     watch_entries,
     watch_entry,
     watch_follow,
+    watch_held,
     watch_lac,
 )
 from tests.simulation.transport import couple
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from bookie.serving.connection import Connection
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate
+    from dlcore.ledger.port import EntryRange, FollowUpdate, HeldEntries
     from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun
     from tests.simulation.connections import Judge
@@ -276,6 +277,12 @@ class JudgedReads:
         judge = watch_lac(ledger_id, fence, self._record)
         work = self._storage.reads.read_lac(ledger_id, fence=fence)
         result: int = await self._judged(work, judge, fence=fence)
+        return result
+
+    async def read_held(self, ledger_id: int) -> HeldEntries:
+        """Read what is held above the LAC."""
+        judge = watch_held(ledger_id, self._record)
+        result: HeldEntries = await self._judged(self._storage.reads.read_held(ledger_id), judge)
         return result
 
     async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:

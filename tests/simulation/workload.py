@@ -18,7 +18,7 @@ from unittest.mock import patch
 from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.log.staging import writer as staging
 from dlcore.remote import endpoint
-from dlcore.wire import messages
+from dlcore.wire import fields
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.logs import Logs
@@ -97,7 +97,7 @@ def _few_are_many() -> Iterator[None]:
     other up to a few bytes.
     """
     with (
-        patch.object(messages, "_RUN_FRAMES_MIN", 2),
+        patch.object(fields, "RUN_FRAMES_MIN", 2),
         patch.object(staging, "QUEUED_BYTES_MAX", 40),
     ):
         yield
@@ -201,10 +201,8 @@ class Scenario:
                 await self.publish(writer)
 
     async def publish(self, writer: LedgerWriter) -> None:
-        """Publish the LAC: whoever reads it from now on must see it."""
-        lac = writer.last_add_confirmed
+        """Publish the LAC."""
         await writer.publish_lac()
-        self.world.checkers.on_published(writer.ledger_id, lac)
 
     def append(self, client: SimClient, writer: LedgerWriter) -> None:
         """Append one entry; what comes of it is judged."""
@@ -322,15 +320,15 @@ class Scenario:
                 return
 
     async def observe(self, client: SimClient, ledger_id: int) -> None:
-        """Read the ledger's LAC all the time."""
+        """Read the ledger's end all the time."""
         while True:
-            await asyncio.sleep(self._rng.uniform(0.05, 1.0))
-            floor = self.world.checkers.lac_floor(ledger_id)
+            await asyncio.sleep(self._rng.uniform(0.05, 1.0) * self._rng.choice((0.01, 0.1, 1.0)))
+            floor = self.world.checkers.read_floor(ledger_id)
             try:
                 reader = await client.ledgers.open_ledger(ledger_id)
-                lac = await reader.read_last_add_confirmed()
+                end = await reader.read_last_add_confirmed()
             except LedgerNotFoundError:
                 return
             except DLError:
                 continue
-            self.world.checkers.on_lac_read(ledger_id, lac, floor)
+            self.world.checkers.on_end_read(ledger_id, end, floor)

@@ -22,6 +22,7 @@ from dlcore.errors import (
 )
 from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.port import HeldEntries
 from dlcore.wire.digest import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _SILENCE_S = 1.0
 """After this long without news all bookies are asked whether they know more."""
+_FIRST_SILENCE_S = 0.02
+"""Likewise at first: a writer that lives tells its LAC sooner, and one that died never does."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 1.0
 
@@ -121,6 +124,7 @@ class LedgerFollower:
         first: int,
         bookies: BookieClient,
         ledger_store: LedgerStore | None,
+        followers: set[LedgerFollower],
         on_answer: Callable[[], None],
         on_entry: Callable[[EntryFrame], bool],
     ) -> None:
@@ -129,10 +133,12 @@ class LedgerFollower:
         self._on_answer = on_answer
         self._on_entry = on_entry
         self._ledger_store = ledger_store
+        self._followers = followers
         self._ledger_id = reader.metadata.ledger_id
         self._loop = asyncio.get_running_loop()
         self._next = first
         self._last_add_confirmed = -1
+        self._told_end = -1  # by a read of the ledger's end, not by the followed bookie
         self._subscription: _Subscription | None = None
         self._asking: asyncio.Task[tuple[int, BookieId | None]] | None = None
         # Whom to follow next, modulo the ensemble's size.
@@ -144,6 +150,7 @@ class LedgerFollower:
         self._is_waiting = False  # for news: all that is known was handed out
         self._is_stale = False  # the metadata is to be read again
         self._is_silent = False
+        self._silence_s = _FIRST_SILENCE_S
         self._heard_s = self._loop.time()
         self._ticker: asyncio.TimerHandle | None = None
         self._is_fenced = False
@@ -159,6 +166,7 @@ class LedgerFollower:
         )
         self._heard_s = self._loop.time()
         self._listen()
+        self._followers.add(self)
         try:
             while not self._reader.is_closed:
                 entries = await self._next_entries()
@@ -182,10 +190,17 @@ class LedgerFollower:
                 unsubscribe()
             assert self._ticker is not None
             self._ticker.cancel()
+            self._followers.discard(self)
             try:
                 await self._stop_asking()
             finally:
                 await self._unsubscribe()
+
+    def tell_end(self, last_entry_id: int) -> None:
+        """Deliver up to this entry, which may be read, without waiting to be told by a bookie."""
+        if last_entry_id > max(self._told_end, self._last_add_confirmed):
+            self._told_end = last_entry_id
+            self._news.set()
 
     def _metadata_changed(self) -> None:
         self._is_stale = True
@@ -221,12 +236,15 @@ class LedgerFollower:
         asking = self._asking
         is_answered = asking is not None and asking.done()
         if subscription.has_news:
-            if is_answered:
+            if is_answered or self._told_end > self._last_add_confirmed:
                 self._news.set()  # its turn comes next
             return await self._take_update(subscription)
         if is_answered:
             assert asking is not None
-            return await self._take_answers(asking)
+            await self._take_answers(asking)
+        if self._told_end > self._last_add_confirmed:
+            self._last_add_confirmed = self._told_end
+            return ()
         if is_silent and asking is None:
             self._asking = self._loop.create_task(self._ask_members())
             self._asking.add_done_callback(lambda _: self._news.set())
@@ -235,11 +253,12 @@ class LedgerFollower:
     def _listen(self) -> None:
         """Take note when there is no news for long."""
         now_s = self._loop.time()
-        if now_s >= self._heard_s + _SILENCE_S:
+        if now_s >= self._heard_s + self._silence_s:
             self._heard_s = now_s
+            self._silence_s = _SILENCE_S
             self._is_silent = True
             self._news.set()
-        self._ticker = self._loop.call_at(self._heard_s + _SILENCE_S, self._listen)
+        self._ticker = self._loop.call_at(self._heard_s + self._silence_s, self._listen)
 
     def _subscribe(self) -> None:
         members = self._reader.metadata.last_ensemble.bookies
@@ -318,7 +337,7 @@ class LedgerFollower:
             await self._refresh()
 
     async def _ask_members(self) -> tuple[int, BookieId | None]:
-        """Return the highest LAC above ours that a bookie knows, and which one.
+        """Return up to where entries may be read, and which bookie was told so, if one was.
 
         The followed one is asked, too: what it pushed may never have come.
         """
@@ -326,35 +345,41 @@ class LedgerFollower:
             await self._refresh()
         members = self._reader.metadata.last_ensemble.bookies
         answers = await asyncio.gather(*map(self._ask, members), return_exceptions=True)
-        best, best_bookie = self._last_add_confirmed, None
+        best, best_bookie, is_more_held = self._last_add_confirmed, None, False
         for bookie, answer in zip(members, answers, strict=True):
-            if isinstance(answer, int):
-                if answer > best and bookie not in self._distrusted:
-                    best, best_bookie = answer, bookie
+            if isinstance(answer, HeldEntries):
+                if answer.last_add_confirmed > best and bookie not in self._distrusted:
+                    best, best_bookie = answer.last_add_confirmed, bookie
+                is_more_held |= any(last > best for _, last in answer.ranges)
             elif not isinstance(answer, DLError):
                 raise answer
+        if best_bookie is None and is_more_held:
+            best = await self._read_end(best)
         return best, best_bookie
 
-    async def _ask(self, bookie: BookieId) -> int:
-        lac = await self._reader.ask_lac_of(bookie)
+    async def _ask(self, bookie: BookieId) -> HeldEntries:
+        held = await self._reader.ask_held_by(bookie)
         self._on_answer()
-        return lac
+        return held
 
-    async def _take_answers(
-        self, asking: asyncio.Task[tuple[int, BookieId | None]]
-    ) -> Sequence[EntryFrame] | None:
+    async def _read_end(self, known: int) -> int:
+        """Return up to where entries may be read, though no bookie was told: its writer is gone."""
+        try:
+            return await self._reader.read_last_add_confirmed()
+        except (LedgerReadError, MetadataError) as error:
+            logger.info("end not known ledger=%d: %s", self._ledger_id, error)
+            return known
+
+    async def _take_answers(self, asking: asyncio.Task[tuple[int, BookieId | None]]) -> None:
         """Follow the bookie that knows more than the followed one told, if there is one."""
         self._asking = None
-        last_add_confirmed, bookie = asking.result()
+        last_entry_id, bookie = asking.result()
         members = self._reader.metadata.last_ensemble.bookies
-        if bookie is None or last_add_confirmed <= self._last_add_confirmed:
-            return None
-        if bookie in members:
+        if bookie in members and last_entry_id > self._last_add_confirmed:
             self._position = members.index(bookie)
             await self._unsubscribe()
-        self._last_add_confirmed = last_add_confirmed
-        self._told_by = bookie
-        return ()
+        if last_entry_id > self._told_end:
+            self._told_end, self._told_by = last_entry_id, bookie
 
     async def _stop_asking(self) -> None:
         if self._asking is not None:
@@ -409,6 +434,7 @@ class LedgerFollower:
         if confirmed >= lac:
             return False
         self._last_add_confirmed = confirmed
+        self._told_end = min(self._told_end, confirmed)
         if self._told_by is not None:
             self._distrusted.add(self._told_by)
         if self._distrusted.issuperset(metadata.last_ensemble.bookies):

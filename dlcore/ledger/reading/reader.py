@@ -14,25 +14,31 @@ from dlcore.errors import (
     MetadataError,
     NoSuchLedgerError,
 )
-from dlcore.ledger.metadata.quorum import is_covered
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.ledger.reading.claims import confirmed_of, vouched_and_claimed
+from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
+from dlcore.ledger.reading.claims import confirmed_of
+from dlcore.ledger.reading.confirmed import judge_end
 from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from dlcore.config import LedgerClientConfig
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import BookieClient, EntryRange
+    from dlcore.ledger.reading.confirmed import LedgerEnd
     from dlcore.wire.digest import EntryFrame
 
 __all__ = ["FollowStep", "LedgerReader"]
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.005
+"""So long answers are waited for that could decide a ledger's end, at first; then twice as long."""
+_PATIENCE_S_MAX = 1.0
 
 
 class LedgerReader:
@@ -52,6 +58,7 @@ class LedgerReader:
         self._ledger_store = ledger_store
         self._config = config
         self._health = health
+        self._followers: set[LedgerFollower] = set()
 
     def __repr__(self) -> str:
         return f"<LedgerReader {self._metadata.ledger_id} {self._metadata.state.name}>"
@@ -77,70 +84,109 @@ class LedgerReader:
         return self._metadata
 
     async def read_last_add_confirmed(self) -> int:
-        """Return the last entry of a closed ledger, else the LAC that the bookies know; -1: none.
+        """Return the last entry that may be read now; -1: none.
 
-        Sees at least every LAC whose `LedgerWriter.publish_lac` returned before this was called.
-        One that a bookie tells alone counts as far as no quorum proves that it cannot be true.
+        It is at or above every entry that anybody was told to be durable before this was called,
+        and whatever it is at or above stays in the ledger.  Where too few bookies tell what they
+        hold, and their LAC does not suffice, they are asked again, for `read_timeout_s` at most.
+        A LAC that one bookie tells alone counts as far as no quorum proves that it is false.
 
         Raises:
-            LedgerReadError: too few bookies answered.
+            LedgerReadError: too few bookies answered, or whether an entry is acknowledged could not
+                be found out.
             LedgerNotFoundError: the ledger was deleted.
             MetadataError: the store did not answer.
         """
-        if self.is_closed:
-            return self._metadata.last_entry_id
-        while True:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.read_timeout_s
+        patience_s = _PATIENCE_S
+        while not self.is_closed:
             ensemble = self._metadata.last_ensemble
             # At once: what bookies say counts if the ensemble is theirs still, as read after the
             # call.  Those that were replaced answer too, without what came after them.
-            asked = asyncio.create_task(self._ask_lac(ensemble))
+            asked = asyncio.create_task(self._ask_end(ensemble, patience_s))
             try:
                 metadata = await self.refresh(fresh=True)
-                if metadata.state is LedgerState.CLOSED:
-                    return metadata.last_entry_id
-                if metadata.last_ensemble == ensemble:
-                    # Entries of earlier ensembles are confirmed, whatever these bookies know.
-                    floor = ensemble.first_entry_id - 1
-                    return await self._confirmed_of(ensemble, await asked, floor=floor)
+                if metadata.state is LedgerState.CLOSED or metadata.last_ensemble != ensemble:
+                    continue
+                end = await asked
             finally:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
+            if not end.is_vouched:
+                confirmed = await self.disprove(ensemble, vouched=end.vouched, claimed=end.told)
+                if confirmed < end.told:
+                    return confirmed
+            if end.is_decided and (end.held == end.told or await self._stays(ensemble)):
+                return end.held
+            if self._ledger_store is None:
+                return end.told  # who holds what counts by the metadata of this moment alone
+            if loop.time() >= deadline:
+                raise self._undecided(end)
+            await asyncio.sleep(patience_s)
+            patience_s = min(2 * patience_s, _PATIENCE_S_MAX)
+        return self._metadata.last_entry_id
 
-    async def _ask_lac(self, ensemble: Ensemble) -> dict[int, int]:
-        """Return LACs by position, of so many bookies that they know every published one."""
+    def tell_end(self, last_entry_id: int) -> None:
+        """Tell who follows the ledger by this reader that entries may be read up to this one."""
+        for follower in tuple(self._followers):
+            follower.tell_end(last_entry_id)
+
+    async def _stays(self, ensemble: Ensemble) -> bool:
+        """Return whether what these bookies were found to hold is sure to stay."""
+        if self._ledger_store is None:
+            return False
+        metadata = await self.refresh(fresh=True)
+        return metadata.state is LedgerState.OPEN and metadata.last_ensemble == ensemble
+
+    def _undecided(self, end: LedgerEnd) -> LedgerReadError:
+        state = self._metadata.state.name
+        return LedgerReadError(
+            f"ledger {self._metadata.ledger_id} ({state}): whether entries behind {end.told} are "
+            f"acknowledged could not be found out within {self._config.read_timeout_s} s: too few "
+            "of its bookies answer, or its recovery does not end, and its writer tells nothing; "
+            "recovering the log decides it"
+        )
+
+    async def _ask_end(self, ensemble: Ensemble, patience_s: float) -> LedgerEnd:
+        """Return the ledger's end by so many bookies that they know of every acknowledgement.
+
+        If these do not decide it, others have so much longer to answer.
+        """
         tasks = {
-            asyncio.create_task(self.ask_lac_of(bookie)): position
+            asyncio.create_task(self.ask_held_by(bookie)): position
             for position, bookie in enumerate(ensemble.bookies)
         }
-        lacs: dict[int, int] = {}
-        answers: list[str] = []
+        held: dict[int, HeldEntries] = {}
+        errors: list[str] = []
+        end: LedgerEnd | None = None
         try:
             pending = set(tasks)
             while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                done, pending = await asyncio.wait(
+                    pending,
+                    timeout=None if end is None else patience_s,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
                 for task in sorted(done, key=tasks.__getitem__):  # so that a seed is one trace
                     position = tasks[task]
                     try:
-                        lacs[position] = task.result()
+                        held[position] = task.result()
                     except DLError as error:
-                        answers.append(f"{ensemble.bookies[position]}: {error}")
-                if is_covered(self._metadata.quorum, lacs.keys()):
-                    return lacs
+                        errors.append(f"{ensemble.bookies[position]}: {error}")
+                end = judge_end(self._metadata.quorum, ensemble.first_entry_id, held)
+                if end is not None and (end.is_decided or not done):
+                    break
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        raise LedgerReadError(
-            f"ledger {self._metadata.ledger_id}: too few bookies told its LAC: {'; '.join(answers)}"
-        )
-
-    async def _confirmed_of(
-        self, ensemble: Ensemble, lacs: Mapping[int, int], *, floor: int
-    ) -> int:
-        vouched, claimed = vouched_and_claimed(lacs.values(), floor=floor)
-        if claimed == vouched:
-            return claimed
-        return await self.disprove(ensemble, vouched=vouched, claimed=claimed)
+        if end is None:
+            raise LedgerReadError(
+                f"ledger {self._metadata.ledger_id}: too few bookies told its LAC: "
+                f"{'; '.join(errors)}"
+            )
+        return end
 
     async def disprove(self, ensemble: Ensemble, *, vouched: int, claimed: int) -> int:
         """Return up to where a LAC stands that is a claim, by what the bookies prove to hold."""
@@ -169,18 +215,16 @@ class LedgerReader:
         except DLError:
             return None
 
-    async def ask_lac_of(self, bookie: BookieId) -> int:
-        """Return the LAC that one bookie knows, -1 if it knows nothing of the ledger.
+    async def ask_held_by(self, bookie: BookieId) -> HeldEntries:
+        """Return what one bookie was told, and holds above that.
 
         Raises:
             BookieError: it did not say.
         """
         try:
-            return await self._bookies.read_lac(
-                bookie, ledger_id=self._metadata.ledger_id, fence=False
-            )
+            return await self._bookies.read_held(bookie, ledger_id=self._metadata.ledger_id)
         except NoSuchLedgerError:
-            return -1
+            return HeldEntries(-1, ENTRY_ID_MAX, ())
 
     async def read(self, first: int, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
         """Yield verified entries `first` to `last`, both included, in order, many at a time.
@@ -275,6 +319,7 @@ class LedgerReader:
             first=first,
             bookies=self._bookies,
             ledger_store=self._ledger_store,
+            followers=self._followers,
             on_answer=on_answer,
             on_entry=on_entry,
         ).steps()

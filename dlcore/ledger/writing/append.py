@@ -4,9 +4,9 @@ Theory of operation.  Every entry goes to its write set in the last ensemble and
 Qa bookies hold it and all entries before it are confirmed; confirmation is what callers see,
 strictly in entry order.  A bookie that fails an add is *failed* until it is replaced:
 
-    steady --a bookie fails--> looking --found--> changing --stored--> steady
-                               |     ^                |
-                               +none-+ (later)        +--somebody else took over--> failed for good
+    steady --a bookie fails--> looking --found--> copying --held--> changing --stored--> steady
+                               |     ^  <--it fails--+                 |
+                               +none-+ (later)                         +--taken over--> failed
 
 Invariants:
 
@@ -14,13 +14,16 @@ Invariants:
   confirmed.  The change starts at LAC + 1, so no confirmed entry ever belongs to an ensemble that
   does not hold it (BookKeeper's #1591 and #4651 were violations).
 * Planning and confirming happen in this one serial machine, never interleaved.
+* Before a change is planned the new bookies hold every unconfirmed entry that was sent to those
+  whom they replace.  So an entry that Qa bookies hold, acknowledged or not, is held by Qa of the
+  next ensemble, too: readers show it (`reading/confirmed.py`), and recovery keeps it.
 * Acknowledgements are kept after an entry has Qa of them, because a change can take some away
   again.
 * A refusal because of fencing ends the machine: another client decides from now on.
 
-While replacements are looked for confirmation goes on: the ensemble in the metadata is still the
-one that the entries were sent to.  A failed position gets no new entries until it is replaced or,
-when nobody can replace it, re-admitted.
+While replacements are looked for and get copies confirmation goes on: the ensemble in the metadata
+is still the one that the entries were sent to.  A failed position gets no new entries until it is
+replaced or, when nobody can replace it, re-admitted.
 
 Recovery writes entries back through the same machine with ``persist=False``: its ensemble changes
 take effect at once and in memory only.  They reach the metadata with the closing write.
@@ -106,7 +109,7 @@ Effect: TypeAlias = (
 
 
 class _Add:
-    __slots__ = ("acks", "entry_id", "frame", "ledger_bytes", "waiting")
+    __slots__ = ("acks", "copied", "entry_id", "frame", "ledger_bytes", "owed", "waiting")
 
     def __init__(self, entry_id: int, frame: bytes | FrameParts, ledger_bytes: int) -> None:
         self.entry_id = entry_id
@@ -114,6 +117,8 @@ class _Add:
         self.ledger_bytes = ledger_bytes
         self.acks: set[int] = set()  # positions whose bookie made it durable
         self.waiting: dict[int, BookieId] = {}  # positions whose bookie has not answered yet
+        self.owed: set[int] = set()  # positions that a bookie takes once it made it durable
+        self.copied: set[int] = set()  # positions whose next bookie did
 
 
 class LedgerAppender:
@@ -142,6 +147,8 @@ class LedgerAppender:
         self._failed: dict[int, BookieId] = {}  # positions whose bookie failed
         self._reasons: dict[BookieId, DLError] = {}  # why it failed last
         self._is_looking = False
+        self._joining: dict[int, BookieId] = {}  # who takes which place, once it has its copies
+        self._copies_left = 0  # that they have yet to make durable
         self._planned: LedgerMetadata | None = None
         self._is_sealed = False
         quorum = metadata.quorum
@@ -236,7 +243,14 @@ class LedgerAppender:
     def awaits(self, entry_id: int, position: int, bookie: BookieId) -> bool:
         """Return whether the bookie's answer about the entry still matters."""
         add = self._adds.get(entry_id)
-        return add is not None and add.waiting.get(position) == bookie
+        return add is not None and (
+            add.waiting.get(position) == bookie or self._owes(add, position, bookie)
+        )
+
+    def _owes(self, add: _Add | None, position: int, bookie: BookieId) -> bool:
+        """Return whether `bookie`, which will take `position`, has yet to hold the entry."""
+        is_owed = add is not None and position in add.owed
+        return is_owed and self._joining.get(position) == bookie
 
     def frame_of(self, entry_id: int) -> bytes | FrameParts:
         """Return the frame of an entry that some answer is awaited about."""
@@ -244,6 +258,12 @@ class LedgerAppender:
 
     def add_succeeded(self, entry_id: int, position: int, bookie: BookieId) -> list[Effect]:
         """Record that `bookie` made the entry durable; late and repeated answers are harmless."""
+        add = self._adds.get(entry_id)
+        if add is not None and self._owes(add, position, bookie):
+            add.owed.discard(position)
+            add.copied.add(position)
+            self._copies_left -= 1
+            return self._plan_if_copied()
         add = self._take_answer(entry_id, position, bookie)
         if add is None:
             return []
@@ -257,6 +277,9 @@ class LedgerAppender:
         """Record a refusal or a missing answer."""
         if isinstance(error, LedgerFencedError):
             return self.fail(error)
+        if self._owes(self._adds.get(entry_id), position, bookie):
+            self._joining = {}
+            return self._look()
         add = self._take_answer(entry_id, position, bookie)
         if add is None:
             return []
@@ -293,13 +316,15 @@ class LedgerAppender:
         add = self._adds.get(first)
         while add is not None and len(add.acks) >= needed:
             self.last_add_confirmed = add.entry_id
+            self._copies_left -= len(add.owed)
+            add.owed.clear()
             self.confirmed_bytes = add.ledger_bytes
             self._release(add)
             add = self._adds.get(add.entry_id + 1)
         assert self.last_add_confirmed <= self.last_add_pushed
         if self.last_add_confirmed < first:
             return []
-        return [CompleteAdds(first, self.last_add_confirmed)]
+        return [CompleteAdds(first, self.last_add_confirmed), *self._plan_if_copied()]
 
     def _can_confirm(self, add: _Add) -> bool:
         """Whether Qa bookies hold the entry or may still answer that they do."""
@@ -308,7 +333,7 @@ class LedgerAppender:
 
     def _look(self) -> list[Effect]:
         """Ask for replacements, unless that or a change is under way: its end looks again."""
-        if self._is_looking or self._planned is not None or self._is_sealed:
+        if self._is_looking or self._joining or self._planned is not None or self._is_sealed:
             return []
         self._is_looking = True
         return [FindReplacements()]
@@ -345,8 +370,23 @@ class LedgerAppender:
         )
         if not chosen:
             return self._go_on_without(readmitted)
-        bookies = list(ensemble.bookies)
-        for position, bookie in chosen.items():
+        self._joining, self._copies_left = chosen, 0
+        effects: list[Effect] = []
+        for add in self._unconfirmed() if self._persist else ():
+            add.copied.clear()
+            add.owed = {p for p in self._positions(add.entry_id) if p in chosen}
+            self._copies_left += len(add.owed)
+            if add.owed:
+                targets = [(p, chosen[p]) for p in sorted(add.owed)]
+                effects.append(SendAdd(add.entry_id, add.frame, targets))
+        return effects + self._plan_if_copied()
+
+    def _plan_if_copied(self) -> list[Effect]:
+        """Plan the change to those that join, once they hold what must not be lost by it."""
+        if not self._joining or self._copies_left or self._planned is not None or self._is_sealed:
+            return []
+        bookies = list(self.metadata.last_ensemble.bookies)
+        for position, bookie in self._joining.items():
             bookies[position] = bookie
         return self._plan(self.metadata, tuple(bookies))
 
@@ -413,9 +453,11 @@ class LedgerAppender:
                 add.waiting.pop(position, None)
             if add.entry_id > self.last_add_confirmed:
                 add.acks -= changed
+                add.acks |= {p for p in add.copied if new.bookies[p] == self._joining.get(p)}
                 positions = [p for p in self._positions(add.entry_id) if p in changed]
                 effects += self._send(add, positions)
             self._release(add)
+        self._joining = {}
         effects += self._confirm()
         if self._failed:
             effects += self._look()
@@ -449,6 +491,7 @@ class LedgerAppender:
             return []
         self.error = error
         self._adds.clear()
+        self._joining = {}
         self.pending_bytes = 0
         return [FailAdds(error=error)]
 

@@ -30,7 +30,7 @@ from dlcore.ledger.writing.lac import LacPublisher
 from dlcore.wire.digest import FRAME_BYTES, BytesLike
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from dlcore.ledger.context import LedgerContext
     from dlcore.metadata.port import Op
@@ -49,7 +49,8 @@ class LedgerWriter:
     """Appends entries; made by `LedgerClient.create_ledger`, used on one event loop.
 
     After any failure the writer is over: every later call raises that error again, and `close`
-    still closes the ledger at its LAC unless somebody else took it over.
+    still closes the ledger unless somebody else took it over: by a recovery, if entries were not
+    acknowledged, since readers may have been shown what an ack quorum holds of them.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class LedgerWriter:
         versioned: VersionedLedger,
         context: LedgerContext,
         *,
+        recover: Callable[[int], Awaitable[LedgerMetadata]],
         on_end: Callable[[LedgerWriter], None],
     ) -> None:
         self._context = context
+        self._recover = recover
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._driver = AppendDriver(
@@ -204,9 +207,10 @@ class LedgerWriter:
             self._raise_if_failed()
 
     async def publish_lac(self) -> None:
-        """Make every LAC read that starts from now on see the present LAC.
+        """Tell the bookies the present LAC, so that followers are sent all entries up to it.
 
         Waits until so many bookies accepted it that no read can reach coverage without one of them.
+        Reads that begin see acknowledged entries without it.
         A bookie accepts a LAC once it is durable there, so killed bookies do not forget it.
 
         Raises:
@@ -245,10 +249,11 @@ class LedgerWriter:
     async def close(self) -> LedgerMetadata:
         """Wait for what was appended, close the ledger at its LAC, and return the metadata.
 
-        If appends failed for want of bookies or metadata, the ledger is closed without them.
-        Calling again after an error is fine.
+        If appends failed for want of bookies or metadata, a recovery finds out what the ledger
+        holds of them, and closes it.  Calling again after an error is fine.
 
         Raises:
+            LedgerRecoveryError: that could not be found out.
             LedgerFencedError: a recoverer took the ledger over and decides about its end.
             LedgerClosedError: somebody else closed it, at another entry.
             LedgerNotFoundError: it was deleted.
@@ -259,7 +264,10 @@ class LedgerWriter:
             if self._closed is None:
                 async with self._stopped_if_taken():
                     await self._settle()
-                    closed = await self._store_end()
+                    if self._appender.is_idle:
+                        closed = await self._store_end()
+                    else:
+                        closed = await self._recover(self.ledger_id)
                 await self.was_closed(closed)
             assert self._closed is not None
             return self._closed
@@ -272,10 +280,13 @@ class LedgerWriter:
 
         Raises:
             LedgerFencedError, LedgerClosedError: somebody else took it over.
+            DLError: what ended the writer with entries that were not acknowledged.
         """
         self._is_closing = True
         async with self._close_lock, self._stopped_if_taken():
             await self._settle()
+            if not self._appender.is_idle:
+                self._raise_if_failed()
             closed = self._appender.metadata.closed(
                 last_entry_id=self._appender.last_add_confirmed,
                 length_bytes=self._appender.confirmed_bytes,

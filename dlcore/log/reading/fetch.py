@@ -103,6 +103,7 @@ class Fetcher:
         self._alarm: asyncio.TimerHandle | None = None  # wakes who waits, at the latest then
         self._alarm_s = math.inf
         self._followed: FollowExtent | None = None  # what takes entries as they come
+        self._followed_ledger: LedgerReader | None = None
         self._times_idle = 0
         self.error: DLError | None = None
         self.has_ended = False
@@ -253,6 +254,9 @@ class Fetcher:
         try:
             reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
             confirmed = await reader.read_last_add_confirmed()
+            followed = self._followed_ledger
+            if followed is not None and followed.metadata.ledger_id == step.extent.ledger_id:
+                followed.tell_end(confirmed)  # its bookies may never be told: the writer is gone
         except LedgerNotFoundError:
             return bool(self._entries)  # recovered as empty in this moment
         return confirmed >= step.first_entry_id or bool(self._entries)
@@ -432,6 +436,7 @@ class Fetcher:
         )
         self._bookie_answered()  # from here on they have to
         self._news.set()
+        self._followed_ledger = reader
         try:
             async with aclosing(updates):
                 async for update in updates:
@@ -439,6 +444,7 @@ class Fetcher:
                     if update.closed:
                         return
         finally:
+            self._followed_ledger = None
             self._bookies_heard_at = None
 
     async def _deliver_all(

@@ -257,9 +257,10 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
                 return self.last_dlsn if self._machine.end else last
 
     async def commit(self) -> DLSN | None:
-        """Flush, and make everything visible to readers; return the log's last position.
+        """Flush, and tell those who follow the log; return the log's last position.
 
-        Records become visible shortly after they are durable in any case; this waits for it.
+        Reads that begin see what is durable without it; followers hear of it soon after in any
+        case, and this waits until their bookies have.
 
         Returns: the position of the log's last record, whoever wrote it; None if it holds none.
 

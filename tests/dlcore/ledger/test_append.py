@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +10,6 @@ from msgspec.structs import replace
 from dlcore.errors import (
     BadRequestError,
     BookieReadOnlyError,
-    BookieUnavailableError,
     CorruptMetadataError,
     DLError,
     EntryTooLargeError,
@@ -31,89 +29,8 @@ from dlcore.ledger.writing.append import (
     StoreMetadata,
 )
 from dlcore.wire.digest import decode_frame
+from tests.fixtures.append_bench import UNAVAILABLE, Bench, complete, targets
 from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
-
-if TYPE_CHECKING:
-    from dlcore.config import QuorumConfig
-
-UNAVAILABLE = BookieUnavailableError("no answer")
-
-
-class Bench:
-    """A machine and short words for what happens to it."""
-
-    def __init__(
-        self,
-        ensemble: str = "ABC",
-        *,
-        quorum: QuorumConfig | None = None,
-        persist: bool = True,
-    ) -> None:
-        self.machine = LedgerAppender(metadata_of((0, ensemble), quorum=quorum), persist=persist)
-
-    def append(self, count: int = 1) -> list[Effect]:
-        """Append bodies of ten bytes."""
-        return [effect for _ in range(count) for effect in self.machine.append([b"0123456789"])]
-
-    def ok(self, entry_id: int, name: str) -> list[Effect]:
-        """A bookie stored an entry."""
-        return self.machine.add_succeeded(
-            entry_id=entry_id, position=self.position(name), bookie=bookie(name)
-        )
-
-    def fail(self, entry_id: int, name: str, error: DLError = UNAVAILABLE) -> list[Effect]:
-        """A bookie failed an add."""
-        return self.machine.add_failed(
-            entry_id=entry_id, position=self.position(name), bookie=bookie(name), error=error
-        )
-
-    def is_idle(self) -> bool:
-        """Whether all is confirmed."""
-        return self.machine.is_idle
-
-    def has_news(self) -> bool:
-        """Whether no add took the LAC along."""
-        return self.machine.has_news
-
-    def is_changing(self) -> bool:
-        """Whether a change is un-stored."""
-        return self.machine.is_changing
-
-    def is_stuck(self) -> bool:
-        """Whether an entry waits for a replacement."""
-        return self.machine.is_stuck
-
-    def position(self, name: str) -> int:
-        """Return where a bookie is (or was) in the ensemble."""
-        members = self.machine.metadata.last_ensemble.bookies
-        return members.index(bookie(name)) if bookie(name) in members else 0
-
-    def listed(self, names: str, readmitted: str = "") -> list[Effect]:
-        """The registry was read."""
-        return self.machine.bookies_listed(
-            bookies(names), readmitted=bookies(readmitted), rng=random.Random(1)
-        )
-
-    def planned(self, effects: list[Effect]) -> LedgerMetadata:
-        """Return the metadata that is to be stored."""
-        (effect,) = effects
-        assert isinstance(effect, StoreMetadata)
-        return effect.metadata
-
-
-def complete(first: int, last: int) -> CompleteAdds:
-    """Return the effect that confirms a range."""
-    return CompleteAdds(first_entry_id=first, last_entry_id=last)
-
-
-def targets(effects: list[Effect]) -> list[tuple[int, str]]:
-    """Return (entry, bookie) of all sends."""
-    return [
-        (effect.entry_id, target.name)
-        for effect in effects
-        if isinstance(effect, SendAdd)
-        for _, target in effect.targets
-    ]
 
 
 def test_an_entry_goes_to_its_write_set_with_the_lac_of_the_moment() -> None:
@@ -182,12 +99,15 @@ def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
     assert bench.is_changing()
     assert bench.ok(1, "B") == []  # at Qa, and not told
     assert bench.machine.last_add_confirmed == 0
+    sent = bench.append()
+    assert sorted(targets(sent)) == [(3, "A"), (3, "B")]
     effects = bench.machine.change_stored(planned)
-    assert targets(effects) == [(1, "D"), (2, "D")]
+    assert targets(effects) == [(3, "D")]
     assert not bench.machine.awaits(1, 2, bookie("C"))  # its answers are for nobody
-    assert bench.machine.awaits(1, 2, bookie("D"))
-    assert bench.machine.frame_of(1) == effects[0].frame  # type: ignore[union-attr]
+    assert bench.machine.awaits(3, 2, bookie("D"))
+    assert bench.machine.frame_of(3) == sent[0].frame  # type: ignore[union-attr]
     assert effects[-1] == complete(1, 1)
+    assert bench.ok(2, "A") == [complete(2, 2)]  # the copy counts
     assert bench.machine.metadata == planned
     assert not bench.is_changing()
     assert bench.machine.failed_bookies == frozenset()
@@ -201,9 +121,10 @@ def test_a_change_takes_acks_of_the_replaced_bookie_away() -> None:
     bench.fail(1, "A")
     planned = bench.planned(bench.listed("D"))
     assert planned == metadata_of((0, "DBC"))  # in place: it starts at the same entry
+    bench.machine._adds[0].copied.clear()  # as if it had none
     assert bench.ok(0, "B") == []
     effects = bench.machine.change_stored(planned)
-    assert targets(effects) == [(0, "D"), (1, "D")]
+    assert targets(effects) == [(0, "D")]
     assert complete(0, 0) not in effects
     assert bench.ok(0, "D") == [complete(0, 0)]
 
@@ -227,7 +148,7 @@ def test_confirmed_entries_are_not_sent_again_and_are_given_up() -> None:
     bench.fail(1, "C")
     planned = bench.planned(bench.listed("D"))
     effects = bench.machine.change_stored(planned)
-    assert targets(effects) == [(1, "D")]
+    assert targets(effects) == []
     assert bench.machine.pending_count == 1
     assert bench.ok(0, "C") == []  # of a replaced bookie
 
@@ -237,11 +158,13 @@ def test_failures_during_a_change_start_the_next_one() -> None:
     bench = Bench()
     bench.append(1)
     bench.fail(0, "A")
-    planned = bench.planned(bench.listed("DE"))
+    effects = bench.listed("DE")
+    assert bench.fail(0, "C") == []
+    planned = bench.planned(effects)
     assert bench.fail(0, "B") == []
     effects = bench.machine.change_stored(planned)
     assert effects[-1] == FindReplacements()
-    assert bench.machine.failed_bookies == frozenset(bookies("B"))
+    assert bench.machine.failed_bookies == frozenset(bookies("BC"))
 
 
 def test_two_failures_are_one_change() -> None:
@@ -315,7 +238,7 @@ def test_an_append_that_cannot_reach_qa_asks_for_replacements_at_once() -> None:
     bench.listed("")
     bench.append(1)
     bench.fail(1, "B")
-    bench.listed("D")
+    bench.copy(bench.listed("D"))
     assert bench.is_changing()
 
 
@@ -329,7 +252,74 @@ def test_all_failed_at_once_sends_nothing() -> None:
     assert bench.append() == []  # nobody left to send to; already looking
     planned = bench.planned(bench.listed("B"))
     effects = bench.machine.change_stored(planned)
-    assert targets(effects) == [(1, "B"), (2, "B")]
+    assert effects == [complete(1, 2)]
+
+
+def test_a_change_waits_until_those_who_join_hold_what_readers_may_have_been_shown() -> None:
+    """B may hold entry 1, with A, so that a reader shows it: in the next ensemble A and D do."""
+    bench = Bench()
+    bench.append(3)
+    for name in "AB":
+        bench.ok(0, name)
+    bench.ok(1, "A")
+    bench.fail(1, "B")
+    effects = bench.listed("D")
+    assert targets(effects) == [(1, "D"), (2, "D")]
+    assert not bench.is_changing()
+    assert bench.machine.awaits(1, 1, bookie("D"))
+    assert bench.machine.add_succeeded(1, 1, bookie("D")) == []
+    assert not bench.machine.awaits(1, 1, bookie("D"))
+    assert bench.machine.add_succeeded(1, 1, bookie("D")) == []  # repeated
+    assert sorted(targets(bench.append())) == [
+        (3, "A"),
+        (3, "C"),
+    ]  # B never gets it: no copy is needed
+    planned = bench.planned(bench.machine.add_succeeded(2, 1, bookie("D")))
+    assert planned == metadata_of((0, "ABC"), (1, "ADC"))
+    assert bench.machine.change_stored(planned)[-1] == complete(1, 1)
+
+
+def test_what_is_confirmed_meanwhile_needs_no_copy() -> None:
+    """It stays in the ensemble that has it."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "B")
+    assert targets(bench.listed("D")) == [(0, "D")]
+    bench.ok(0, "A")
+    confirmed, change = bench.ok(0, "C")
+    assert confirmed == complete(0, 0)
+    assert bench.planned([change]) == metadata_of((0, "ABC"), (1, "ADC"))
+    assert bench.machine.add_succeeded(0, 1, bookie("D")) == []  # late
+
+
+def test_one_who_joins_and_fails_is_replaced_before_it_is_named() -> None:
+    """Nothing of it reaches the metadata; whoever comes next gets all copies."""
+    bench = Bench()
+    bench.append(2)
+    bench.fail(0, "B")
+    assert targets(bench.listed("D")) == [(0, "D"), (1, "D")]
+    bench.machine.add_succeeded(0, 1, bookie("D"))
+
+    def fail() -> list[Effect]:
+        return bench.machine.add_failed(
+            entry_id=1, position=1, bookie=bookie("D"), error=UNAVAILABLE
+        )
+
+    assert fail() == [FindReplacements()]
+    assert fail() == []  # it is out already
+    effects = bench.listed("E")
+    assert targets(effects) == [(0, "E"), (1, "E")]
+    assert bench.planned(effects) == metadata_of((0, "AEC"))
+
+
+def test_a_sealed_writer_changes_nothing_more_when_the_copies_are_there() -> None:
+    """Its ledger is about to be closed."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "B")
+    effects = bench.listed("D")
+    bench.machine.seal()
+    assert bench.copy(effects) == []
 
 
 def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:
@@ -416,7 +406,7 @@ def test_a_change_whose_reply_was_lost_is_recognised() -> None:
     """Only this writer changes the last ensemble."""
     bench, planned = planned_bench()
     effects = bench.machine.metadata_reread(planned)
-    assert targets(effects) == [(0, "D")]
+    assert effects == []
     assert bench.machine.metadata == planned
 
 

@@ -113,7 +113,7 @@ def test_only_what_a_read_is_sent_takes_of_its_window() -> None:
     ("welcome", "error", "message"),
     [
         (WELCOME._replace(version=3), WireError, "protocol version 3 with features 0x0"),
-        (WELCOME._replace(features=1), WireError, "features 0x1: expected 1 and 0x0"),
+        (WELCOME._replace(features=2), WireError, "features 0x2: expected 1 and 0x1"),
         (WELCOME._replace(bookie_name="b2"), WrongIncarnationError, "b2, incarnation 1"),
         (WELCOME._replace(incarnation="3" * 32), WrongIncarnationError, "incarnation 33"),
         (Failed(0, Status.WRONG_INCARNATION, "no"), WrongIncarnationError, "no"),

@@ -21,6 +21,7 @@ from dlcore.wire.messages import (
     Durable,
     Failed,
     Follow,
+    Held,
     Hello,
     Kind,
     Lac,
@@ -29,6 +30,7 @@ from dlcore.wire.messages import (
     Pong,
     ReadEntries,
     ReadEntry,
+    ReadHeld,
     ReadLac,
     Update,
     Welcome,
@@ -65,6 +67,9 @@ MESSAGES: list[Message] = [
     Chunk(8, [], is_last=True),
     Update(9, ENTRIES, 13, fenced=False),
     Update(9, [], 13, fenced=True),
+    ReadHeld(10, 7),
+    Held(10, -1, 2**63 - 1, []),
+    Held(10, 4, 90, [(5, 5), (7, 12)]),
 ]
 
 
