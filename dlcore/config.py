@@ -191,6 +191,28 @@ class QuorumConfig(
     def __str__(self) -> str:
         return f"{self.ensemble_size}/{self.write_quorum_size}/{self.ack_quorum_size}"
 
+    def reduced_to(self, bookies: int) -> QuorumConfig:
+        """Return the quorum of a ledger that so many bookies begin, if they are fewer than E.
+
+        Each of them stores every entry, also where E is above Qw: so another bookie can join a
+        closed ledger by a copy of all entries, and no entry of the others changes its place.  Qa
+        stays, and with it the number of bookies whose loss acknowledged entries survive.
+        """
+        if bookies >= self.ensemble_size:
+            return self
+        size = min(bookies, self.write_quorum_size)
+        return QuorumConfig(
+            ensemble_size=size, write_quorum_size=size, ack_quorum_size=self.ack_quorum_size
+        )
+
+    def enlarged(self) -> QuorumConfig:
+        """Return the quorum with one more bookie, which stores every entry as the others do."""
+        assert self.ensemble_size == self.write_quorum_size
+        size = self.ensemble_size + 1
+        return QuorumConfig(
+            ensemble_size=size, write_quorum_size=size, ack_quorum_size=self.ack_quorum_size
+        )
+
     @classmethod
     def of_replication_factor(cls, replication_factor: int) -> QuorumConfig:
         """Return N/N/N: nothing acknowledged is lost while any one of the N bookies lives."""
@@ -216,6 +238,9 @@ class PlacementConfig(ShownFields):
     """Racks that the Qw bookies of each entry span, where that many have writable bookies."""
     enforce_racks: bool = False
     """Whether to fail rather than to do with fewer racks, or with one for all."""
+    enforce_ensemble_size: bool = False
+    """Whether to fail rather than to begin a ledger with fewer bookies than its ensemble is to
+    have, where fewer are writable; never with fewer than Qa."""
 
     def __post_init__(self) -> None:
         require(
@@ -276,7 +301,10 @@ class LedgerClientConfig(ShownFields):
     """Size of one message of a range read, as a hint to the bookie: six full entries of a log, with
     their headers, or many small ones."""
     placement: PlacementConfig = PlacementConfig()
-    """How ensembles are spread over racks."""
+    """How ensembles are spread over racks, and how small they may be."""
+    bookies_wait_s: float = 20.0
+    """How long a new ledger waits where too few bookies are writable, as while they start; 0: it
+    fails at once."""
     quarantine: QuarantineConfig = QuarantineConfig()
     """When a bookie that fails is not chosen any more, and for how long."""
 
@@ -290,6 +318,7 @@ class LedgerClientConfig(ShownFields):
             "pending_entries_max",
             "read_chunk_bytes",
         )
+        require_not_negative(self, "bookies_wait_s")
 
 
 @checked

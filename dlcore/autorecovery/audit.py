@@ -11,6 +11,8 @@ While nobody at all is registered nobody is lost: then the metadata store was re
 network or the whole cluster is down.  Whoever is still absent after that has the whole delay again,
 as when an auditor begins: it may be a cluster that starts.  A bookie that is registered again is
 not lost any more.
+
+A closed ledger that began with fewer bookies than were wanted lacks replicas, too.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcore.config import DEFAULT_QUORUM
+from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dlcore.ids import BookieId
-    from dlcore.ledger.metadata.values import LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,34 @@ class BookieAudit:
             absent=tuple(absent),
             look_again_s=min(waits, default=None),
         )
+
+
+class Shortage:
+    """Whether there were too few writable bookies for new ledgers, and are enough again.
+
+    Ledgers that began smaller meanwhile are found by the next look at all ledgers, which is worth
+    its price at once when bookies are back, and only then.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = DEFAULT_QUORUM.write_quorum_size
+        """Bookies that store an entry, of the ledger that wants the most."""
+        self._writable: int | None = None  # at the last call
+
+    def has_eased(self, writable: int) -> bool:
+        """Note how many bookies are writable; whether a shortage lessened since the last call."""
+        before, self._writable = self._writable, writable
+        return before is not None and before < min(writable, self.wanted)
+
+
+def wanted_copies(metadata: LedgerMetadata) -> int:
+    """Return how many bookies are to store each entry of a ledger."""
+    return metadata.quorum.write_quorum_size + metadata.copies_lacking
+
+
+def lacks_copies(metadata: LedgerMetadata) -> bool:
+    """Whether a ledger is closed and has fewer bookies than were wanted: more can join it now."""
+    return metadata.state is LedgerState.CLOSED and metadata.copies_lacking > 0
 
 
 def lost_members(metadata: LedgerMetadata, lost: Collection[BookieId]) -> tuple[BookieId, ...]:

@@ -9,11 +9,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.autorecovery.audit import BookieAudit, lost_members
+from dlcore.autorecovery.audit import (
+    BookieAudit,
+    Shortage,
+    lacks_copies,
+    lost_members,
+    wanted_copies,
+)
 from dlcore.autorecovery.check import check_ledger
 from dlcore.autorecovery.listing import CheckProgress
 from dlcore.autorecovery.replicas import ask_replicas, members_of, read_cookies
 from dlcore.autorecovery.runner import run_together
+from dlcore.config import DEFAULT_QUORUM
 from dlcore.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.isolating import Troubles
 from dlcore.ledger.metadata.values import LedgerState
@@ -54,6 +61,7 @@ class Auditor:
         self._on_publish = on_publish
         self._loop = asyncio.get_running_loop()
         self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
+        self._shortage = Shortage()
         self._members: set[BookieId] = set()  # of any ledger, at the last scan
         self._published: set[BookieId] = set()  # the lost ones whose ledgers are on the list
         self._scan_due = 0.0
@@ -103,7 +111,10 @@ class Auditor:
         return max(due_s, _LOOK_S_MIN)
 
     async def _look(self) -> tuple[tuple[BookieId, ...], float | None]:
-        registered = [info.bookie for info in await self._context.registry.get_bookies()]
+        infos = await self._context.registry.get_bookies()
+        registered = [info.bookie for info in infos]
+        if self._shortage.has_eased(sum(not info.read_only for info in infos)):
+            self._scan_due = self._loop.time()
         known = {each.bookie for each in await read_cookies(self._context)}
         result = self._audit.look(
             known=known | self._members, registered=registered, now=self._loop.time()
@@ -112,21 +123,26 @@ class Auditor:
 
     async def _scan(self, lost: tuple[BookieId, ...]) -> None:
         members: set[BookieId] = set()
-        count = 0
+        count = small = wanted = 0
         troubles = Troubles()
         async for metadata in self._ledgers(troubles):
             with troubles.isolated(f"auditing ledger {metadata.ledger_id}"):
                 members |= members_of(metadata)
+                wanted = max(wanted, wanted_copies(metadata))
                 missing = lost_members(metadata, lost)
-                if missing:
+                if missing or lacks_copies(metadata):
                     await self._repairs.publish(metadata.ledger_id, missing=missing)
-                    count += 1
+                    count += bool(missing)
+                    small += not missing
         await self._repairs.tell("audit", troubles)
         self._members = members
+        self._shortage.wanted = max(wanted, DEFAULT_QUORUM.write_quorum_size)
         self._published = set(lost)
         if lost:
             logger.info("lost bookies=%s ledgers=%d", ",".join(map(str, lost)), count)
-        if count:
+        if small:
+            logger.info("closed ledgers with fewer bookies than wanted: %d", small)
+        if count or small:
             self._on_publish()
 
     async def _ledgers(
@@ -211,6 +227,6 @@ class Auditor:
         final = [each for each in check_ledger(metadata, answers) if each.fragment.is_final]
         is_abandoned = metadata.state is LedgerState.IN_RECOVERY
         return (
-            is_abandoned or any(each.missing for each in final),
+            is_abandoned or lacks_copies(metadata) or any(each.missing for each in final),
             any(each.unknown is not None for each in final),
         )

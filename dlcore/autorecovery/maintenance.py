@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcore.autorecovery.audit import lacks_copies
 from dlcore.autorecovery.check import ReplicaCheck, check_ledger
 from dlcore.autorecovery.listing import RepairList
 from dlcore.autorecovery.replicas import ask_replicas, members_of
@@ -310,7 +311,8 @@ class Maintenance:
 def is_replicated(metadata: LedgerMetadata, checks: list[ReplicaCheck]) -> bool:
     """Whether every bookie is proven to hold what it should, and the ledger has an end or a writer.
 
-    A ledger that is IN_RECOVERY has neither.
+    A ledger that is IN_RECOVERY has neither.  One that is closed and has fewer bookies than were
+    wanted is not replicated as it should be.
     """
-    is_sound = metadata.state is not LedgerState.IN_RECOVERY
+    is_sound = metadata.state is not LedgerState.IN_RECOVERY and not lacks_copies(metadata)
     return is_sound and all(check.is_complete for check in checks)

@@ -6,6 +6,8 @@ Rules:
 * An entry that a living bookie proved not to hold is added there again; its place stays.
 * The last ensemble of a ledger that is not CLOSED is left to its writer or recoverer; if that takes
   too long the ledger is recovered first.
+* A closed ledger that began with fewer bookies than were wanted gets one more, once its members are
+  whole: in each of its ensembles at once, for how many there are is told of the whole ledger.
 * A member that gave no answer is neither: the ledger stays on the list.
 """
 
@@ -14,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.check import Answer, Fragment, Held, check_ledger
+from dlcore.autorecovery.audit import lacks_copies
+from dlcore.autorecovery.check import Answer, Fragment, Held, check_ledger, fragments_of
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
@@ -46,15 +49,25 @@ class Refill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A new place behind the others of one ensemble, for a bookie that is to hold all of it."""
+
+    fragment: Fragment
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
     """What one ledger needs; nothing at all means that it has all its replicas.
 
     `lost_in_tail` are lost members of the last ensemble of a ledger that is not CLOSED, and
-    `is_in_recovery` says that somebody began to recover it.
+    `is_in_recovery` says that somebody began to recover it.  `lacks_copies` says that one more
+    bookie is to store every entry; see `joins_of`.
     """
 
     replaces: tuple[Replace, ...]
     refills: tuple[Refill, ...]
+    lacks_copies: bool
     lost_in_tail: tuple[BookieId, ...]
     is_in_recovery: bool
     unknown: tuple[str, ...]
@@ -65,10 +78,21 @@ class RepairPlan:
         return not (
             self.replaces
             or self.refills
+            or self.lacks_copies
             or self.lost_in_tail
             or self.is_in_recovery
             or self.unknown
         )
+
+
+def joins_of(metadata: LedgerMetadata) -> list[Join]:
+    """Return the places of the bookies that join a closed ledger, one for each ensemble.
+
+    All members of such a ledger hold all entries of their ensemble, and so will they; see
+    `LedgerMetadata.with_joined`.
+    """
+    size = metadata.quorum.ensemble_size
+    return [Join(fragment=each, position=size) for each in fragments_of(metadata)]
 
 
 def plan_repair(
@@ -101,6 +125,7 @@ def plan_repair(
     return RepairPlan(
         replaces=tuple(replaces),
         refills=tuple(refills),
+        lacks_copies=lacks_copies(metadata),
         lost_in_tail=tuple(each for each in tail if each in lost),
         is_in_recovery=metadata.state is LedgerState.IN_RECOVERY,
         unknown=tuple(dict.fromkeys(unknown)),

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from dlcore.autorecovery.check import Fragment, Held, fragments_of, missing_ranges
 from dlcore.autorecovery.copying import EntryCopier
 from dlcore.autorecovery.listing import LOCK_VERSION
-from dlcore.autorecovery.plan import Refill, RepairPlan, Replace, copy_lanes, plan_repair
+from dlcore.autorecovery.plan import (
+    Join,
+    Refill,
+    RepairPlan,
+    Replace,
+    copy_lanes,
+    joins_of,
+    plan_repair,
+)
 from dlcore.autorecovery.replicas import ask_replica, ask_replicas
 from dlcore.errors import (
     BookieError,
@@ -96,7 +104,8 @@ class LedgerRepairer:
         self._copier = EntryCopier(context, config)
         self._loop = asyncio.get_running_loop()
         self._graces: dict[int, _Grace] = {}  # by ledger
-        self._chosen: dict[tuple[int, int, BookieId], BookieId] = {}  # whom a copy was begun for
+        # Whom a copy was begun for, by ledger, ensemble and whose place it is (None: a new one).
+        self._chosen: dict[tuple[int, int, BookieId | None], BookieId] = {}
 
     async def repair(self, listed: ListedLedger, *, lock: str = "") -> Outcome:
         """Do what can be done for a ledger.
@@ -156,7 +165,12 @@ class LedgerRepairer:
         if not registered:
             current.problems.append("no bookie is registered")
             return current, RepairPlan(
-                replaces=(), refills=(), lost_in_tail=(), is_in_recovery=False, unknown=()
+                replaces=(),
+                refills=(),
+                lacks_copies=False,
+                lost_in_tail=(),
+                is_in_recovery=False,
+                unknown=(),
             )
         return current, plan
 
@@ -166,6 +180,8 @@ class LedgerRepairer:
             await self._attempt(current, self._refill(current, refill))
         for replace in plan.replaces:
             await self._attempt(current, self._replace(current, replace))
+        if plan.lacks_copies and not (plan.refills or plan.replaces):
+            await self._attempt(current, self._join(current))
         if plan.lost_in_tail or plan.is_in_recovery:
             await self._attempt(current, self._end_tail(current, plan))
         else:
@@ -195,38 +211,65 @@ class LedgerRepairer:
 
     async def _replace(self, current: _Round, replace: Replace) -> bool:
         """Copy a lost bookie's part to another one and put that in its place."""
-        key = (current.metadata.ledger_id, replace.fragment.first_entry_id, replace.old)
-        new = self._choose(current, replace, begun=self._chosen.get(key))
+        new = await self._bring(current, replace, replace.old)
+        if await self._swap(current.metadata.ledger_id, replace, new, current.lock):
+            self._chosen.pop(_key(current, replace, replace.old), None)
+        return True  # also if somebody else changed it: then the next round decides anew
+
+    async def _join(self, current: _Round) -> bool:
+        """Copy a closed ledger to one more bookie for each ensemble, and let all of them join.
+
+        How many bookies an ensemble has is told once, of the whole ledger: so they join in one
+        change, after each of them has proved that it holds its whole ensemble.
+        """
+        joined: dict[int, BookieId] = {}
+        joins = joins_of(current.metadata)
+        for join in joins:
+            new = await self._bring(current, join, None)
+            joined[join.fragment.first_entry_id] = new
+        if await self._enlarge(current.metadata, joined, current.lock):
+            for join in joins:
+                self._chosen.pop(_key(current, join, None), None)
+        return True  # likewise
+
+    async def _bring(
+        self, current: _Round, place: Replace | Join, old: BookieId | None
+    ) -> BookieId:
+        """Return who takes a place once it has proved to hold all that belongs there."""
+        key = _key(current, place, old)
+        new = self._choose(current, place, old, begun=self._chosen.get(key))
         self._chosen[key] = new
         try:
-            await self._bring(current, replace, new)
+            await self._bring_to(current, place, new)
         except LedgerReadError:
             raise  # a matter of the sources
         except (BookieError, LedgerError):
             self._chosen.pop(key, None)  # another one may do better
             raise
-        if await self._swap(current.metadata.ledger_id, replace, new, current.lock):
-            self._chosen.pop(key, None)
-        return True  # also if somebody else changed it: then the next round decides anew
+        return new
 
-    async def _bring(self, current: _Round, replace: Replace, new: BookieId) -> None:
-        """Return when `new` has proved to hold all that belongs to the place."""
+    async def _bring_to(self, current: _Round, place: Replace | Join, new: BookieId) -> None:
         # What an earlier attempt brought there need not be copied again.
-        missing = await self._missing_on(new, current.metadata, replace.fragment, replace.position)
+        missing = await self._missing_on(new, current.metadata, place.fragment, place.position)
         if missing:
-            await self._copy(current, replace.fragment, ranges=missing, target=new)
-            missing = await self._missing_on(
-                new, current.metadata, replace.fragment, replace.position
-            )
+            await self._copy(current, place.fragment, ranges=missing, target=new)
+            missing = await self._missing_on(new, current.metadata, place.fragment, place.position)
         if missing:
             raise NotEnoughBookiesError(
-                f"{new} acknowledged the entries of {replace.old} but does not hold entry "
+                f"{new} acknowledged the entries of place {place.position} but does not hold entry "
                 f"{missing[0].first_entry_id}"
             )
 
-    def _choose(self, current: _Round, replace: Replace, *, begun: BookieId | None) -> BookieId:
+    def _choose(
+        self,
+        current: _Round,
+        place: Replace | Join,
+        old: BookieId | None,
+        *,
+        begun: BookieId | None,
+    ) -> BookieId:
         """Return who takes the place: the one that a copy was begun for, if it still can."""
-        members = replace.fragment.ensemble.bookies
+        members = place.fragment.ensemble.bookies
         candidates = [
             info.bookie
             for info in current.infos
@@ -234,15 +277,16 @@ class LedgerRepairer:
         ]
         if begun is not None and begun in candidates:
             return begun
+        quorum = current.metadata.quorum
+        places: tuple[BookieId | None, ...] = members
+        if old is None:
+            places, quorum = (*members, None), quorum.enlarged()
         chosen = self._context.ledgers.placer.choose_replacements(
-            current.infos,
-            ensemble=members,
-            positions=[replace.position],
-            quorum=current.metadata.quorum,
+            current.infos, ensemble=places, positions=[place.position], quorum=quorum
         )
         if not chosen:
-            raise _nobody(current, replace.old, members)
-        return chosen[replace.position]
+            raise _nobody(current, old, members)
+        return chosen[place.position]
 
     async def _missing_on(
         self, bookie: BookieId, metadata: LedgerMetadata, fragment: Fragment, position: int
@@ -304,6 +348,26 @@ class LedgerRepairer:
                 new,
             )
             return True
+
+    async def _enlarge(
+        self, planned: LedgerMetadata, joined: Mapping[int, BookieId], lock: str
+    ) -> bool:
+        """Compare-and-set the ledger with who joined; False if it is not as it was copied."""
+        ledger_id = planned.ledger_id
+        stored = await self._context.ledger_store.read(ledger_id, fresh=True)
+        if stored.metadata != planned:
+            return False
+        changed = planned.with_joined(joined)
+        guards = [Check(lock, LOCK_VERSION)] if lock else []
+        try:
+            await self._context.ledger_store.write(changed, version=stored.version, guards=guards)
+        except (MetadataVersionError, LedgerNotFoundError):
+            if lock:
+                await self._check_lock(lock)
+            return False
+        new = ",".join(map(str, joined.values()))
+        logger.info("enlarged ledger=%d to %s new=%s", ledger_id, changed.quorum, new)
+        return True
 
     async def _check_lock(self, lock: str) -> None:
         """Raise if the lock is not a repair's any more."""
@@ -371,14 +435,26 @@ class LedgerRepairer:
             raise _nobody(current, lost[0], members)
 
 
-def _nobody(current: _Round, lost: BookieId, members: Sequence[BookieId]) -> DLError:
+def _key(
+    current: _Round, place: Replace | Join, old: BookieId | None
+) -> tuple[int, int, BookieId | None]:
+    return current.metadata.ledger_id, place.fragment.first_entry_id, old
+
+
+def _nobody(current: _Round, lost: BookieId | None, members: Sequence[BookieId]) -> DLError:
     writable = [info.bookie for info in current.infos if not info.read_only]
     where = (
         "all of them in the ensemble; start another one"
         if set(members).issuperset(writable)
         else "none of them in a rack that is needed (enforce_racks is set); start one there"
     )
+    metadata = current.metadata
+    what = (
+        f"join the {metadata.quorum.ensemble_size} that hold the ledger, where {metadata.wanted} "
+        "is wanted"
+        if lost is None
+        else f"take the place of {lost}"
+    )
     return NotEnoughBookiesError(
-        f"no bookie can take the place of {lost}: {len(writable)} are registered and writable, "
-        f"{where}"
+        f"no bookie can {what}: {len(writable)} are registered and writable, {where}"
     )

@@ -9,7 +9,7 @@ from dlcore.metadata.stored import LAYOUT, Count
 
 
 class UnderReplicatedLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger on the list: which members are lost (none: entries are missing), since when.
+    """A ledger on the list: which members are lost (none: entries or copies are), since when.
 
     `findings` counts how often it was found (each writes the node, so no deletion overlooks one),
     `attempts` how often its repair did not finish, and `reason` says why the last one did not

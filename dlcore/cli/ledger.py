@@ -230,7 +230,11 @@ async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> No
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @common_options
 def show_ledger(ledger_id: int) -> None:
-    """Show one ledger: state, quorums, length, and which bookies hold which entries."""
+    """Show one ledger: state, quorums, length, and which bookies hold which entries.
+
+    Wanted is the quorum of one that had to begin with fewer bookies than that, and lacking is how
+    many more bookies are to store each entry.
+    """
     metadata = run_async(lambda namespace: namespace.get_ledger(ledger_id))
     quorum = metadata.quorum
     closed = metadata.state.name == "CLOSED"
@@ -247,6 +251,8 @@ def show_ledger(ledger_id: int) -> None:
         "ensemble_size": quorum.ensemble_size,
         "write_quorum": quorum.write_quorum_size,
         "ack_quorum": quorum.ack_quorum_size,
+        "wanted": None if metadata.wanted is None else str(metadata.wanted),
+        "lacking": metadata.copies_lacking,
         "created": time_text(metadata.created_ms),
         "log": metadata.custom.get("log"),
         # Until a ledger is closed only its bookies know its end.

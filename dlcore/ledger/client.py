@@ -38,9 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """Where a ledger can be created: an id that nobody else gets, and bookies of one moment."""
+    """Where a ledger can be created: an id that nobody else gets, and bookies of one moment.
+
+    `quorum` is the one that was wanted, or a smaller one if too few bookies were writable.
+    """
 
     ledger_id: int
+    quorum: QuorumConfig
     bookies: tuple[BookieId, ...]
 
 
@@ -82,6 +86,7 @@ class LedgerClient:
         )
         self._entries_written = self._bytes_written = 0  # by writers that have ended
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
+        self._is_short = False  # of bookies, when the last ledger was created
         self._is_closed = False
 
     @property
@@ -93,22 +98,24 @@ class LedgerClient:
         """
         return self._context().placer
 
-    async def find_place(self, quorum: QuorumConfig) -> LedgerPlace:
+    async def find_place(self, quorum: QuorumConfig, *, wait_s: float = 0.0) -> LedgerPlace:
         """Return an id and an ensemble for a ledger that is created soon, or never.
+
+        It waits up to `wait_s` for bookies where too few are writable.
 
         Raises: as `create_ledger`.
         """
         context = self._context()
-        bookies, ledger_id = await asyncio.gather(
-            context.placer.choose_ensemble(quorum),
+        chosen, ledger_id = await asyncio.gather(
+            context.placer.choose_ensemble(quorum, wait_s=wait_s),
             context.ledger_store.new_ledger_id(),
             return_exceptions=True,  # a failure leaves none of the two at work
         )
-        if isinstance(bookies, BaseException):
-            raise bookies
+        if isinstance(chosen, BaseException):
+            raise chosen
         if isinstance(ledger_id, BaseException):
             raise ledger_id
-        return LedgerPlace(ledger_id, bookies)
+        return LedgerPlace(ledger_id, *chosen)
 
     async def create_ledger(
         self,
@@ -120,28 +127,34 @@ class LedgerClient:
     ) -> LedgerWriter:
         """Create a ledger on writable bookies that the placer chooses, and return its writer.
 
-        With a `place` that was found before, that is one transaction and nothing else.
+        With a `place` that was found before, that is one transaction and nothing else.  With fewer
+        bookies than `quorum` asks for it begins smaller, unless the client is told to enforce the
+        size of ensembles: auto-recovery brings it to `quorum` once it is closed and bookies are
+        back.  Where not even Qa are writable it waits, up to `bookies_wait_s`.
 
         The operations that `extra_ops` returns for the new ledger's id join the creating
         transaction.
 
         Raises:
-            NotEnoughBookiesError: fewer writable bookies are registered than the ensemble needs, or
-                in fewer racks than the client is told to enforce.
+            NotEnoughBookiesError: fewer writable bookies are registered than Qa, or than the
+                ensemble needs if the client is told to enforce that, or in fewer racks than it is
+                told to enforce.
             MetadataError: of the store, or of the first of the extra operations that failed.
         """
         context = self._context()
         if place is None:
-            place = await self.find_place(quorum)
+            place = await self.find_place(quorum, wait_s=self._config.bookies_wait_s)
         metadata = LedgerMetadata(
             ledger_id=place.ledger_id,
-            quorum=quorum,
+            quorum=place.quorum,
             state=LedgerState.OPEN,
             ensembles=(Ensemble(0, place.bookies),),
             token=self._clock.new_token(),
             created_ms=self._clock.now_ms(),
             custom=dict(custom),
+            wanted=None if place.quorum == quorum else quorum,
         )
+        self._tell_of_shortage(metadata)
         ops = extra_ops(place.ledger_id) if extra_ops is not None else ()
         versioned = await context.ledger_store.create(metadata, extra_ops=ops)
         writer = LedgerWriter(
@@ -149,6 +162,18 @@ class LedgerClient:
         )
         self._writers.add(writer)
         return writer
+
+    def _tell_of_shortage(self, metadata: LedgerMetadata) -> None:
+        """Warn once while there are too few bookies: many ledgers may begin meanwhile."""
+        was_short, self._is_short = self._is_short, metadata.wanted is not None
+        if self._is_short:
+            logger.log(
+                logging.INFO if was_short else logging.WARNING,
+                "ledger %d begins with bookies for %s where %s is wanted",
+                metadata.ledger_id,
+                metadata.quorum,
+                metadata.wanted,
+            )
 
     def _writer_ended(self, writer: LedgerWriter) -> None:
         if writer in self._writers:

@@ -236,10 +236,13 @@ async def _check_ledgers(context: LogContext, state: LogState, report: Report) -
         some = extents[start : start + _AT_ONCE]
         stored = await context.ledger_store.read_many([extent.ledger_id for _, extent in some])
         for lssn, extent in some:
-            if problem := ledger_problem(extent, stored.get(extent.ledger_id)):
-                findings.append(
-                    Finding(log=state.name, kind="ledger", detail=f"segment {lssn}: {problem}")
-                )
+            ledger = stored.get(extent.ledger_id)
+            problems = {"ledger": ledger_problem(extent, ledger), "copies": copies_problem(ledger)}
+            findings += [
+                Finding(log=state.name, kind=kind, detail=f"segment {lssn}: {problem}")
+                for kind, problem in problems.items()
+                if problem
+            ]
     return findings
 
 
@@ -257,6 +260,21 @@ def ledger_problem(extent: Extent, ledger: LedgerMetadata | CorruptMetadataError
             f"{extent.last_entry_id} is needed"
         )
     return ""
+
+
+def copies_problem(ledger: LedgerMetadata | CorruptMetadataError | None) -> str:
+    """Return how much a ledger lacks that began with fewer bookies than wanted, "" if nothing."""
+    if ledger is None or isinstance(ledger, CorruptMetadataError) or not ledger.copies_lacking:
+        return ""
+    end = (
+        "auto-recovery adds some when bookies are there"
+        if ledger.state is LedgerState.CLOSED
+        else "auto-recovery adds some once it is closed"
+    )
+    return (
+        f"its ledger {ledger.ledger_id} has bookies for {ledger.quorum} where {ledger.wanted} is "
+        f"wanted: {end}"
+    )
 
 
 async def _check_work(context: LogContext, log: LogKey, state: LogState) -> list[Finding]:

@@ -253,14 +253,16 @@ class Checkers:
                 if entry_id >= growing_from and before.state != CLOSED:
                     continue  # its writer or its recovery may still change it
                 old = before.bookies_of(entry_id)
+                others = len(after.bookies_of(entry_id)) - len(old)  # who joined the ledger
+                names = [each.name for each in old] + others * ["nobody"]
                 for position in after.positions_of(entry_id):
                     bookie = ensemble.bookies[position]
                     self._require(
                         NAMED,
-                        holds=bookie == old[position]
+                        holds=bookie in old[position : position + 1]
                         or self._ever_held(bookie, (after.ledger_id, entry_id)),
                         message=(
-                            f"{bookie.name} replaced {old[position].name} without "
+                            f"{bookie.name} replaced {names[position]} without "
                             f"{after.ledger_id}:{entry_id}"
                         ),
                         ledger_id=after.ledger_id,

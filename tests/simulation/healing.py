@@ -69,6 +69,7 @@ class Judgement:
 
     async def _bring_back(self, bookie: SimBookie) -> None:
         """Start a bookie; one that refuses to start with what it has starts anew and empty."""
+        bookie.is_kept_down = False
         while bookie.storage is None:
             if bookie.refusal and not bookie.is_without_its_disk:
                 bookie.replace_disk()
@@ -128,6 +129,9 @@ class Judgement:
         live = {each.bookie: each for each in world.bookies if each.storage is not None}
         for ledger_id in world.checkers.live_ledgers():
             metadata = world.checkers.stored(ledger_id)
+            if metadata.write_quorum_size < metadata.wanted_copies:
+                self._miss(f"{ledger_id} has {metadata.write_quorum_size} copies")
+                return False
             for entry_id in range(metadata.last_entry_id + 1):
                 for member in metadata.members_of(entry_id):
                     bookie = live.get(member)

@@ -35,7 +35,7 @@ from tests.simulation import (
     mutants_wire,
     mutants_writing,
 )
-from tests.simulation.plan import Plan, draw_plan, with_logs, with_proxies
+from tests.simulation.plan import Plan, draw_usual_plan, with_logs, with_proxies
 
 if TYPE_CHECKING:
     import random
@@ -451,7 +451,7 @@ def focused(focus: str) -> Iterator[None]:
     """Draw plans of this focus."""
 
     def draw(rng: random.Random) -> Plan:
-        plan = replace(draw_plan(rng), has_wire=False, has_logs=False)
+        plan = replace(draw_usual_plan(rng), has_wire=False, has_logs=False)
         plan = replace(plan, has_life=False, has_types=False)
         plan = replace(plan, has_proxies=False, has_consumers=False)
         return FOCUSES[focus](plan)

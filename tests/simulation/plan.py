@@ -104,6 +104,8 @@ class Plan:
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
     """How many writers compete with those who append to logs at once; None: left to chance."""
+    kept_down: int = 0
+    """How many bookies are down from the beginning until everything heals."""
     scene: str = ""
     """What is played in place of the usual writers; see `scenes.py`."""
 
@@ -119,11 +121,22 @@ _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
 _PROXIES_SHARE = 0.4
 _CONSUMERS_SHARE = 0.5
+_KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
 def draw_plan(rng: random.Random) -> Plan:
-    """Draw a plan."""
+    """Draw a plan, also one in which a bookie is down all the time."""
+    plan = draw_usual_plan(rng)
+    fate = copy(rng)  # as in `draw_usual_plan`
+    fate.seed(fate.random())  # else it would draw the same again
+    if fate.random() < _KEPT_DOWN_SHARE:
+        plan = with_one_kept_down(plan, has_logs=fate.random() < 0.5)
+    return plan
+
+
+def draw_usual_plan(rng: random.Random) -> Plan:
+    """Draw a plan in which bookies that are down come back soon, unless they are lost."""
     ensemble, write, ack = rng.choice(QUORUMS)
     # Half of the runs are about the protocol between processes, the others about everything.
     kinds = CLASSIC_FAULTS if rng.random() < 0.5 else ALL_FAULTS
@@ -165,6 +178,21 @@ def draw_plan(rng: random.Random) -> Plan:
         if own.random() < _PROXIES_SHARE:
             plan = with_proxies(plan, has_consumers=own.random() < _CONSUMERS_SHARE)
     return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
+
+
+def with_one_kept_down(plan: Plan, *, has_logs: bool) -> Plan:
+    """Return a plan of exactly E bookies, of which one is down until everything heals.
+
+    New ledgers begin smaller than they are wanted, and auto-recovery brings them up in the end.
+    """
+    plan = replace(
+        plan,
+        quorum=QuorumConfig(),
+        spare_bookies=0,
+        kept_down=1,
+        auto_recoveries=max(plan.auto_recoveries, 1),
+    )
+    return with_logs(plan) if has_logs else plan
 
 
 def with_logs(plan: Plan) -> Plan:

@@ -95,6 +95,8 @@ class SimBookie:
         """Whether something durable on its disk was damaged: then it may refuse to start."""
         self.is_without_its_disk = False
         """Whether its disk was replaced and nobody has told the cluster yet."""
+        self.is_kept_down = False
+        """Whether it does not start before everything heals."""
         self.is_spent = False
         """Whether it has lost a disk already: its next identity counts as another bookie."""
         self.session: GatedStore | None = None
@@ -150,6 +152,8 @@ class SimBookie:
 
     async def start(self) -> None:
         """Replay the disk and register; one that dies at it is started again by who asks again."""
+        if self.is_kept_down:
+            return
         self._is_wanted = True
         if self._is_starting:
             return

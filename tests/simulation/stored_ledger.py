@@ -41,6 +41,8 @@ class StoredLedger:
     ensembles: tuple[StoredEnsemble, ...]
     last_entry_id: int
     length_bytes: int
+    wanted_copies: int
+    """How many bookies are to store each entry."""
 
     @property
     def end(self) -> tuple[int, int]:
@@ -75,7 +77,9 @@ class StoredLedger:
 @lru_cache(maxsize=1024)
 def read_ledger(value: bytes) -> StoredLedger:
     """Read the value of a ledger's node."""
-    _, ledger_id, sizes, state, ensembles, _, _, last_entry_id, length_bytes, _ = unpackb(value)
+    _, ledger_id, sizes, state, ensembles, _, _, last_entry_id, length_bytes, _, wanted = unpackb(
+        value
+    )
     ensemble_size, write_quorum_size, ack_quorum_size = sizes
     return StoredLedger(
         ledger_id=ledger_id,
@@ -89,4 +93,5 @@ def read_ledger(value: bytes) -> StoredLedger:
         ),
         last_entry_id=last_entry_id,
         length_bytes=length_bytes,
+        wanted_copies=max((wanted or sizes)[1], write_quorum_size),
     )

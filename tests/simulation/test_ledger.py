@@ -16,15 +16,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.autorecovery.repair import LedgerRepairer
 from tests.fixtures.lengths import amount
+from tests.simulation import workload
 from tests.simulation.loop import LivenessLostError, run
+from tests.simulation.plan import draw_plan, with_one_kept_down
 from tests.simulation.workload import run_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import random
+    from collections.abc import Iterator, Mapping
+
+    from dlcore.ids import BookieId
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from tests.simulation.plan import Plan
 
 SEED_COUNT = amount(400, sampled=10)
 SEEDS_PER_TEST = 10
+KEPT_DOWN_SEEDS = amount(40, sampled=4)
 TRACED_SEEDS = amount(5, sampled=1)
 
 
@@ -45,6 +54,35 @@ def test_promises_hold_under_every_schedule(first: int) -> None:
         assert result.failure is None, result.explain()
         acks += result.acks
     assert acks > 0, "nothing was acknowledged, so nothing was tested"
+
+
+@pytest.mark.parametrize("has_logs", [False, True])
+def test_one_of_three_bookies_may_be_down(
+    monkeypatch: pytest.MonkeyPatch, *, has_logs: bool
+) -> None:
+    """What begins meanwhile is acknowledged, and gets its third bookie once all are back."""
+    joined: list[int] = []
+    enlarge = LedgerRepairer._enlarge
+
+    async def noting(
+        self: LedgerRepairer, planned: LedgerMetadata, new: Mapping[int, BookieId], lock: str
+    ) -> bool:
+        has_joined = await enlarge(self, planned, new, lock)
+        joined.extend([planned.ledger_id] * has_joined)
+        return has_joined
+
+    def plan(rng: random.Random) -> Plan:
+        return with_one_kept_down(draw_plan(rng), has_logs=has_logs)
+
+    monkeypatch.setattr(LedgerRepairer, "_enlarge", noting)
+    monkeypatch.setattr(workload, "draw_plan", plan)
+    acks = 0
+    for seed in range(KEPT_DOWN_SEEDS):
+        result = run_seed(seed)
+        assert result.failure is None, result.explain()
+        acks += result.acks
+    assert acks > 0 or has_logs  # there each acknowledgement is counted by its log
+    assert joined
 
 
 def test_a_seed_is_one_trace() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from dlcore.config import QuorumConfig
 from dlcore.ids import BookieId
@@ -28,6 +29,8 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
     firsts = [0, *sorted(draw(st.sets(st.integers(1, 400), max_size=4)))]
     state = draw(st.sampled_from(LedgerState))
     is_closed = state is LedgerState.CLOSED
+    lacking = draw(st.integers(0, 3)) if write == size else 0
+    wanted = replace(quorum, ensemble_size=size + lacking, write_quorum_size=write + lacking)
     return LedgerMetadata(
         ledger_id=draw(IDS),
         quorum=quorum,
@@ -40,6 +43,7 @@ def ledgers(draw: st.DrawFn) -> LedgerMetadata:
         last_entry_id=draw(st.integers(-1, 2**62)) if is_closed else -1,
         length_bytes=draw(IDS) if is_closed else 0,
         custom={"name": "value"},
+        wanted=wanted if lacking else draw(st.sampled_from((None, quorum))),
     )
 
 
@@ -55,6 +59,8 @@ def test_checkers_and_product_agree(
     assert [(each.first_entry_id, each.bookies) for each in stored.ensembles] == [
         (each.first_entry_id, each.bookies) for each in metadata.ensembles
     ]
+    lacking = stored.wanted_copies - quorum.write_quorum_size
+    assert lacking == metadata.copies_lacking
     assert stored.bookies_of(entry_id) == metadata.ensemble_of(entry_id).bookies
     assert set(stored.positions_of(entry_id)) == set(write_set(quorum, entry_id))
     fenced = data.draw(st.sets(st.integers(0, quorum.ensemble_size - 1)))

@@ -159,6 +159,9 @@ class World:
         await asyncio.gather(*(bookie.start() for bookie in self.bookies))
         for bookie in self.bookies:
             await bookie.registered.wait()
+        for bookie in self.bookies[: plan.kept_down]:
+            bookie.is_kept_down = True
+            bookie.crash(keep_cache=True)
 
     def new_client(self, name: str, *, timeout_s: float = CONNECTION_TIMEOUT_S) -> SimClient:
         """Start a client process, whose connections give up after `timeout_s`."""

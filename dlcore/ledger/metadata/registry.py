@@ -41,6 +41,7 @@ class BookieRegistry:
         self._known: dict[BookieId, BookieRegistration] = {}
         self._fresh: set[BookieId] = set()  # those read since the list last changed
         self._changes = 0
+        self._changed = asyncio.Event()  # a new one for each change
         self._all: dict[BookieId, str] | None = None  # while the list has not changed
         self._reading: asyncio.Task[dict[BookieId, str]] | None = None
         self._reads = BackgroundTasks(told_to_callers)  # who may have left
@@ -156,7 +157,14 @@ class BookieRegistry:
             for path in (self._paths.bookies_available, self._paths.bookies_readonly):
                 self._unsubscribes.append(self._store.watch(path, self._on_change))
 
+    def watch_changes(self) -> asyncio.Event:
+        """Return an event that is set once the list of bookies may differ from now."""
+        self._watch()
+        return self._changed
+
     def _on_change(self) -> None:
         self._changes += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
         self._all = None
         self._fresh.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,9 @@ from dlcore.errors import CorruptMetadataError
 from dlcore.html_tables import ShownFields
 from dlcore.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class LedgerState(enum.Enum):
@@ -39,6 +42,8 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
 
     `last_entry_id` and `length_bytes` are meaningful when CLOSED (-1 and 0 before).  `token` is the
     creation token: it tells a creator whose reply was lost whether the ledger is its own.
+    `wanted` is the quorum of a ledger that had to begin with fewer bookies than that (None: it
+    began as it was wanted).
     """
 
     layout: int = LAYOUT
@@ -51,6 +56,7 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
     last_entry_id: Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] = -1
     length_bytes: Count = 0
     custom: dict[str, str] = msgspec.field(default_factory=dict)
+    wanted: QuorumConfig | None = None
 
     def __post_init__(self) -> None:
         ended = (self.last_entry_id, self.length_bytes) != (-1, 0)
@@ -58,6 +64,11 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
             raise CorruptMetadataError(
                 f"ledger {self.ledger_id}: last entry {self.last_entry_id} and length "
                 f"{self.length_bytes} in state {self.state.name}, expected -1 and 0 before CLOSED"
+            )
+        if self.copies_lacking and self.quorum.ensemble_size != self.quorum.write_quorum_size:
+            raise CorruptMetadataError(
+                f"ledger {self.ledger_id}: {self.wanted} was wanted and {self.quorum} is smaller, "
+                "expected one whose bookies store every entry (E = Qw)"
             )
         firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
         if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
@@ -75,6 +86,13 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
                     f"ledger {self.ledger_id}: one bookie twice in the ensemble at entry "
                     f"{ensemble.first_entry_id}"
                 )
+
+    @property
+    def copies_lacking(self) -> int:
+        """How many more bookies are to store each entry than do; of an open ledger, too."""
+        if self.wanted is None:
+            return 0
+        return max(self.wanted.write_quorum_size - self.quorum.write_quorum_size, 0)
 
     def ensemble_of(self, entry_id: int) -> Ensemble:
         """Return the ensemble that stores `entry_id`."""
@@ -115,6 +133,24 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
             for each in self.ensembles
         )
         return replace(self, ensembles=changed)
+
+    def with_joined(self, joined: Mapping[int, BookieId]) -> LedgerMetadata:
+        """Return a copy in which one more bookie stores every entry, in each ensemble.
+
+        `joined` is who joins, by the first entry of each ensemble.  Sound where all members of an
+        ensemble store all of its entries (E = Qw) and the ledger is CLOSED: nobody writes or
+        recovers it, and a write set by the new quorum is again the whole ensemble, of which each
+        member holds the entry.  A reader by the metadata of before finds its bookies as they were.
+        """
+        assert self.state is LedgerState.CLOSED
+        return replace(
+            self,
+            quorum=self.quorum.enlarged(),
+            ensembles=tuple(
+                replace(each, bookies=(*each.bookies, joined[each.first_entry_id]))
+                for each in self.ensembles
+            ),
+        )
 
     def closed(self, *, last_entry_id: int, length_bytes: int) -> LedgerMetadata:
         """Return a copy in state CLOSED, ending with `last_entry_id` (-1: empty)."""

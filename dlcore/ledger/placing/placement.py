@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
 
 WEIGHT_MEDIANS_MAX = 3
@@ -70,6 +71,22 @@ UNKNOWN_TOPOLOGY = Topology()
 """All bookies are alike."""
 
 
+def choose_quorum(wanted: QuorumConfig, writable: int, config: PlacementConfig) -> QuorumConfig:
+    """Return the quorum of a new ledger where so many bookies are writable.
+
+    With fewer than E it begins with as many as there are, up to Qw, from Qa up, unless the
+    configuration refuses that: acknowledged entries survive the loss of Qa - 1 bookies as ever.
+    With still fewer, or fewer than an enforced rack rule needs, the least that would do comes back.
+    """
+    if config.enforce_ensemble_size:
+        return wanted
+    needed = wanted.ack_quorum_size
+    if config.enforce_racks:
+        racks = min(config.racks_per_write_quorum_min, wanted.write_quorum_size)
+        needed = max(needed, racks)
+    return wanted.reduced_to(max(writable, needed))
+
+
 def choose_ensemble(
     candidates: Iterable[BookieId],
     *,
@@ -109,7 +126,7 @@ def choose_ensemble(
 def choose_replacements(
     candidates: Iterable[BookieId],
     *,
-    ensemble: Sequence[BookieId],
+    ensemble: Sequence[BookieId | None],
     positions: Sequence[int],
     rng: random.Random,
     write_quorum_size: int | None = None,
@@ -117,10 +134,12 @@ def choose_replacements(
 ) -> dict[int, BookieId]:
     """Return new bookies for some of the `positions` of an ensemble, none that is in it already.
 
+    A place of the ensemble that nobody has had yet is None.
+
     For all of them if there are enough, else for the first ones.  An enforced rack rule leaves a
     position unfilled rather than have the ensemble miss more racks than it does now.
     """
-    known = sorted(set(candidates).difference(ensemble))
+    known = sorted(set(candidates).difference(each for each in ensemble if each is not None))
     order = _draw_order(known, topology, rng)
     for count in range(min(len(positions), len(known)), 0, -1):
         open_positions = sorted(positions)[:count]
@@ -131,7 +150,7 @@ def choose_replacements(
             write_quorum_size=write_quorum_size or len(ensemble),
             topology=topology,
         )
-        racks_now = [topology.rack_of(each) for each in ensemble]
+        racks_now = [None if each is None else topology.rack_of(each) for each in ensemble]
         chosen = filling.find(shortfall_max=filling.shortfall_of(racks_now))
         if chosen is not None:
             return dict(zip(open_positions, chosen, strict=True))

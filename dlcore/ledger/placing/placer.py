@@ -11,10 +11,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.errors import NotEnoughBookiesError
 from dlcore.ledger.placing.placement import (
     BookieSite,
     Topology,
     choose_ensemble,
+    choose_quorum,
     choose_replacements,
 )
 
@@ -90,30 +92,59 @@ class Placer:
             config=self._config,
         )
 
-    async def choose_ensemble(self, quorum: QuorumConfig) -> tuple[BookieId, ...]:
-        """Return bookies for a new ensemble.
+    async def choose_ensemble(
+        self, quorum: QuorumConfig, *, wait_s: float = 0.0
+    ) -> tuple[QuorumConfig, tuple[BookieId, ...]]:
+        """Return bookies for a new ensemble, and the quorum that they can make.
+
+        That is another quorum than the one wanted where too few bookies are writable for that; see
+        `choose_quorum`.  Where not even those suffice it waits up to `wait_s` for others.
 
         Raises:
             NotEnoughBookiesError: too few are registered and writable, or in too few racks.
             MetadataError: of the store.
         """
-        return choose_ensemble(
-            await self.list_writable(),
+        deadline = asyncio.get_running_loop().time() + wait_s
+        is_told = False
+        while True:
+            changed = self._registry.watch_changes()
+            try:
+                return self._choose_ensemble(quorum, await self.list_writable())
+            except NotEnoughBookiesError as error:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        if not is_told:
+                            logger.warning("a new ledger waits up to %.1f s: %s", wait_s, error)
+                            is_told = True
+                        await changed.wait()
+                except TimeoutError:
+                    raise error from None
+
+    def _choose_ensemble(
+        self, wanted: QuorumConfig, writable: Sequence[BookieId]
+    ) -> tuple[QuorumConfig, tuple[BookieId, ...]]:
+        quorum = choose_quorum(wanted, len(writable), self._config)
+        bookies = choose_ensemble(
+            writable,
             size=quorum.ensemble_size,
             write_quorum_size=quorum.write_quorum_size,
             topology=self.topology(),
             rng=self._rng,
         )
+        return quorum, bookies
 
     def choose_replacements(
         self,
         infos: Iterable[BookieRegistration],
         *,
-        ensemble: Sequence[BookieId],
+        ensemble: Sequence[BookieId | None],
         positions: Sequence[int],
         quorum: QuorumConfig,
     ) -> dict[int, BookieId]:
-        """Return writable bookies of `infos` for positions of an ensemble, as far as there are."""
+        """Return writable bookies of `infos` for positions of an ensemble, as far as there are.
+
+        A place of the ensemble that nobody has had yet is None.
+        """
         return choose_replacements(
             self.take_note(infos),
             ensemble=ensemble,

@@ -146,7 +146,12 @@ def test_a_ledger_that_was_closed_meanwhile_is_not_recovered() -> None:
 
         def plan(*bookies: BookieId) -> RepairPlan:
             return RepairPlan(
-                replaces=(), refills=(), lost_in_tail=bookies, is_in_recovery=False, unknown=()
+                replaces=(),
+                refills=(),
+                lacks_copies=False,
+                lost_in_tail=bookies,
+                is_in_recovery=False,
+                unknown=(),
             )
 
         assert not await repairer._is_still_kept(plan(lost.bookie), before)  # it is back

@@ -14,6 +14,7 @@ from dlcore.errors import (
     WriteError,
 )
 from dlcore.ledger.metadata.values import LedgerState
+from dlcore.log.inspection import inspect_log
 from dlcore.log.metadata.segment import SegmentState
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
@@ -109,16 +110,18 @@ def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
     on_log(body)
 
 
-async def without_bookies(cluster: MemoryCluster, namespace: Namespace) -> dict[str, bytes]:
-    """Let two of four bookies seem gone; return what brings them back."""
-    paths = [cluster.paths.bookie_available(each.bookie.name) for each in cluster.bookies[:2]]
+async def without_bookies(
+    cluster: MemoryCluster, namespace: Namespace, count: int = 3
+) -> dict[str, bytes]:
+    """Let some of four bookies seem gone; return what brings them back."""
+    paths = [cluster.paths.bookie_available(each.bookie.name) for each in cluster.bookies[:count]]
     nodes = {}
     for path in paths:
         node = await cluster.stores["a"].get(path)
         assert node is not None
         nodes[path] = node.value
         await cluster.stores["a"].delete(path)
-    assert len(await namespace.get_bookies()) == 2
+    assert len(await namespace.get_bookies()) == 4 - count
     return nodes
 
 
@@ -189,6 +192,29 @@ def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
             store.before_each("multi", recover)
             await writer.write(record(2))
         assert [each.payload for each in await read_all(log)] == [b"x", b"c", b"x"]
+
+    on_log(body)
+
+
+def test_a_segment_begins_with_two_of_three_bookies_and_that_is_told() -> None:
+    """While it is written, and after; a segment with all three has nothing to be told."""
+
+    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+        namespace = await cluster.open("b", config=SMALL)
+        log = await namespace.open_log("clicks")
+        async with await log.open_writer() as writer:
+            await writer.write(record(1))
+            assert await inspect_log(namespace.log_context, "clicks") == []
+            await without_bookies(cluster, namespace, 2)
+            cluster.clocks["b"].current_ms += 31_000  # what was chosen before is old
+            await writer.write(record(2))
+            (open_one,) = await inspect_log(namespace.log_context, "clicks")
+            assert "has bookies for 2/2/2 where 3/3/2 is wanted" in open_one.detail
+            assert open_one.detail.endswith("adds some once it is closed")
+        (finding,) = await inspect_log(namespace.log_context, "clicks")
+        assert (finding.kind, finding.repair) == ("copies", "")
+        assert finding.detail.endswith("adds some when bookies are there")
+        assert [each.txid for each in await read_all(log)] == [1, 2]
 
     on_log(body)
 
