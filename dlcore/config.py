@@ -121,7 +121,7 @@ class _CheckedStruct(type(msgspec.Struct)):  # type: ignore[misc]
     """The same for a struct; what is decoded is checked by msgspec."""
 
     def __call__(cls, *arguments: object, **values: object) -> Any:
-        check_values(cls, values)
+        check_values(cls, {**dict(zip(cls.__struct_fields__, arguments, strict=False)), **values})
         return super().__call__(*arguments, **values)
 
 
@@ -130,10 +130,9 @@ class QuorumConfig(
     msgspec.Struct,
     metaclass=_CheckedStruct,
     frozen=True,
-    kw_only=True,
     array_like=True,
 ):
-    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Stored in this order.
+    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Given, and stored, in this order.
 
     Acknowledged entries survive the loss of Qa - 1 bookies.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -53,3 +54,16 @@ def test_a_number_that_cannot_be_stored_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"entry_bytes.*65536.*Expected `int"):
         LogSettings.of({"entry_bytes": np.int64(65536)})
     assert LogSettings.of({"entry_bytes": 65536}).entry_bytes == 65536
+
+
+def test_a_quorum_takes_its_sizes_in_order() -> None:
+    """As E, Qw and Qa are told everywhere; a wrong one is refused as one with a name."""
+    assert QuorumConfig(5, 3, 2) == QuorumConfig(
+        ensemble_size=5, write_quorum_size=3, ack_quorum_size=2
+    )
+    assert msgspec.msgpack.encode(QuorumConfig(5, 3, 2)) == msgspec.msgpack.encode([5, 3, 2])
+    with pytest.raises(ConfigurationError, match="expected E >= Qw >= Qa"):
+        QuorumConfig(2, 3, 2)
+    wrong: Any = "3"
+    with pytest.raises(ConfigurationError, match="write_quorum_size='3'"):
+        QuorumConfig(3, wrong, 2)
