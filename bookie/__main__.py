@@ -102,8 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     for key, option in bookie_options().items():
         default = "required" if option.default is None else f"default: {option.default!r}"
+        names = [f"--{key.replace('_', '-')}"]
+        if key == "metadata_uri":
+            names.append("--uri")  # as every other command has it
         parser.add_argument(
-            f"--{key.replace('_', '-')}",
+            *names,
             dest=key,
             metavar=option.kind.__name__.upper(),
             default=argparse.SUPPRESS,

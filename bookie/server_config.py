@@ -189,9 +189,14 @@ class BookieConfig:
                     f"unknown option {key!r}: expected one of {', '.join(sorted(known))}"
                 )
         values = {key: parse_value(value, known[key], key) for key, value in options.items()}
-        for key in ("name", "metadata_uri", "data_dir"):
-            if key not in values:
-                raise ConfigurationError(f"option {key!r} is missing")
+        missing = [key for key in ("name", "metadata_uri", "data_dir") if key not in values]
+        if missing:
+            spelled = [f"--{key.replace('_', '-')}" for key in missing]
+            if "metadata_uri" in missing:
+                spelled[missing.index("metadata_uri")] += " (or --uri, or $DLOG_URI)"
+            raise ConfigurationError(
+                f"missing: {', '.join(spelled)}; in a file, in its table [bookie], with underscores"
+            )
         own = {
             each.name: values[each.name] for each in dataclasses.fields(cls) if each.name in values
         }

@@ -36,6 +36,9 @@ NUMBER_MAX = 2**53
 RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024
 """Largest payload of one record, DistributedLog's own limit (distributedlog.md section 3.2)."""
 
+FLUSH_INTERVAL_S = 0.005
+"""How long a blocking writer keeps a record before it sends it in the background."""
+
 ENTRY_SIZE_BYTES_MAX = 4 * MIB
 """Largest frame a bookie accepts; a full 1 MiB entry and its Arrow overhead stay well below."""
 
@@ -156,7 +159,7 @@ class _CheckedStruct(type(msgspec.Struct)):  # type: ignore[misc]
     """The same for a struct; what is decoded is checked by msgspec."""
 
     def __call__(cls, *arguments: object, **values: object) -> Any:
-        check_values(cls, values)
+        check_values(cls, {**dict(zip(cls.__struct_fields__, arguments, strict=False)), **values})
         return super().__call__(*arguments, **values)
 
 
@@ -165,10 +168,9 @@ class QuorumConfig(
     msgspec.Struct,
     metaclass=_CheckedStruct,
     frozen=True,
-    kw_only=True,
     array_like=True,
 ):
-    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Stored in this order.
+    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Given, and stored, in this order.
 
     Acknowledged entries survive the loss of Qa - 1 bookies.
     """
@@ -354,9 +356,9 @@ class LogConfig(ShownFields):
     them until then."""
     buffer_bytes: int = MIB
     """The blocking writer hands records over when it holds so much; 0: each at once."""
-    flush_interval_s: float = 0.0
-    """The blocking writer hands over what it holds after this time; 0: when it is full or flushed.
-    What was handed over leaves at once, unless an entry is on its way."""
+    flush_interval_s: float = FLUSH_INTERVAL_S
+    """The blocking writer hands over in the background what it has held for so long; 0: not before
+    it is full or flushed.  What was handed over leaves at once, unless an entry is on its way."""
     read_ahead_bytes: int = 8 * MIB
     """Bytes a reader keeps fetched ahead of its caller.  With a few MiB left of a segment it also
     asks for the first ones of the next, once that is complete."""

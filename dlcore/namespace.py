@@ -172,7 +172,7 @@ class Namespace(AsyncClosing):
         schema: Any = None,
         log_id: str | None = None,
     ) -> None:
-        """Create a log.
+        """Create a log, and warn if it is to have more bookies than are registered.
 
         Args:
             name: the log.
@@ -193,6 +193,7 @@ class Namespace(AsyncClosing):
             typed=schema is not None,
         )
         await self._context.logs.create(metadata, settings or LogSettings(), first_schema(schema))
+        await self._registry.warn_of_few(f"log {name!r}", metadata.quorum)
 
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
         """Delete a log and its data.

@@ -19,10 +19,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from dlcore.errors import DLError
+from dlcore.errors import DLError, LogNotFoundError
 from dlspark.options import MetadataOptions, MetadataTable
 from dlspark.reading import list_selected
-from dlspark.sessions import open_shared_namespace
+from dlspark.sessions import describe_missing, open_shared_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,11 +152,22 @@ class MetadataReader(DataSourceReader):
                     MetadataTable.SEGMENTS: _segments,
                     MetadataTable.EXTENTS: _extents,
                 }[table]
+                found: set[str] = set()
                 for name, snapshot in self._snapshots(namespace):
+                    found.add(name)
                     if isinstance(snapshot, DLError):
                         yield {"log": name, "error": str(snapshot)}
                     else:
                         yield from rows_of(snapshot)
+                self._require_named(found)
+
+    def _require_named(self, found: set[str]) -> None:
+        """Raise if a log that was given by its name is not there: no rows would say that it is."""
+        logs = self._options.logs
+        names = () if logs is None or logs.pattern is not None else logs.names
+        for name in names:
+            if name not in found:
+                raise LogNotFoundError(describe_missing(name, self._options.address))
 
     def _snapshots(self, namespace: Namespace) -> Iterator[tuple[str, LogSnapshot | DLError]]:
         address, logs = self._options.address, self._options.logs

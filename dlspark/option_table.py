@@ -90,7 +90,8 @@ OPTIONS = (
         values="`logs`, `segments`, `extents`, `ledgers`, `bookies` or `commits`",
         default="",
         meaning="Read a table about the system instead of records, see below. `log`, `logs` and "
-        "`logsPattern` choose the logs of the first three.",
+        "`logsPattern` choose the logs of the first three; a log that is named and does not exist "
+        "is an error.",
     ),
     Option(
         name="columns",

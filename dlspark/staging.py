@@ -124,7 +124,7 @@ def commit_staged(
     replaced = [options.log] if replaces and options.log is not None else []
     assert len(replaced) == replaces, "only a log that is named is overwritten"
     with (
-        _advice_on_txids(replaces=replaces),
+        _advice_on_txids(replaces=replaces, is_sorted=not replaces and _are_in_order(extents)),
         _advice_on_duplicates(append),
         _advice_on_checkpoints(append),
         _advice_on_locks(),
@@ -204,16 +204,29 @@ def abort_staged(
     logger.info("append=%s version=%d aborted", append.identity, append.version)
 
 
+def _are_in_order(extents: Iterable[StagedExtent]) -> bool:
+    """Return whether what is written is in order by itself, in each log."""
+    last: dict[str, int] = {}
+    for extent in extents:
+        if extent.has_txids and extent.first_txid < last.get(extent.log, 0):
+            return False
+        last[extent.log] = extent.last_txid
+    return True
+
+
 @contextlib.contextmanager
-def _advice_on_txids(*, replaces: bool = False) -> Iterator[None]:
+def _advice_on_txids(*, replaces: bool = False, is_sorted: bool = False) -> Iterator[None]:
     try:
         yield
     except TransactionIdOutOfOrderError as error:
-        way_out = (
-            "also those that replace what it held: write higher ones"
-            if replaces
-            else 'sort with orderBy("txid") before the write'
-        )
+        way_out = 'sort with orderBy("txid") before the write'
+        if replaces:
+            way_out = "also those that replace what it held: write higher ones"
+        elif is_sorted:
+            way_out = (
+                "if this repeats a write, give each write a txnAppId and a txnVersion, with which "
+                "a repetition adds nothing; else write higher ones"
+            )
         raise TransactionIdOutOfOrderError(
             f"{error}. A log takes transaction ids in order only: {way_out}, or leave the column "
             "txid out to have them assigned"

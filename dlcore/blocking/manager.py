@@ -9,7 +9,7 @@ from dlcore.blocking.log_range import LogRange
 from dlcore.blocking.reader import LogReader
 from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore.blocking.twin import Blocking
-from dlcore.blocking.writer import LogWriter, TimedLogWriter
+from dlcore.blocking.writer import LogWriter
 from dlcore.errors import AlreadyClosedError
 
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ class DistributedLogManager(Blocking):
         return self._twin_of(self._call(self._manager.open_writer(ledger_metadata=ledger_metadata)))
 
     def _twin_of(self, opened: AsyncLogWriter) -> LogWriter:
-        kind = TimedLogWriter if opened.config.flush_interval_s else LogWriter
-        return kind(self._portal, opened, self._writers)
+        return LogWriter(self._portal, opened, self._writers)
 
     def open_reader(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import threading
 import weakref
@@ -11,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
 from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import DLError, LogNotReadyError, SchemaMismatchError
+from dlcore.errors import LogNotReadyError, SchemaMismatchError
 from dlcore.ids import TXID_MAX
+from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
+    import asyncio
+
     import pyarrow as pa
 
     from dlcore.blocking.portal import Portal
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from dlcore.log.writing.transmit import Unwritten
     from dlcore.log.writing.typed import AsyncTypedLogWriter
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.records import LogRecord
-
-logger = logging.getLogger(__name__)
 
 
 def _as_typed(writer: AsyncLogWriter) -> AsyncTypedLogWriter | None:
@@ -37,7 +35,9 @@ class LogWriter(BufferingWriter):
     """The log's writer.  Not thread-safe.
 
     `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
-    over. An error of a record already handed over is raised by the next call that hands over.
+    over, and what has waited for `LogConfig.flush_interval_s` is handed over in the background.
+    The next call, also a `write`, raises the error of a record that was handed over, and takes
+    nothing then; a `write` at the same moment may be the one before.
     Where the log's writer takes none at the moment (`fail_while_rolling`), what was taken waits for
     the next call, which hands it over first or takes nothing: LogNotReadyError.
 
@@ -50,8 +50,13 @@ class LogWriter(BufferingWriter):
     def __init__(
         self, portal: Portal, writer: AsyncLogWriter, opened: dict[BufferingWriter, None]
     ) -> None:
-        super().__init__(portal, writer, opened)
-        self._buffer_bytes = writer.config.buffer_bytes
+        super().__init__(
+            portal,
+            writer,
+            opened,
+            buffer_bytes=writer.config.buffer_bytes,
+            flush_interval_s=writer.config.flush_interval_s,
+        )
         self._last_txid = writer.last_txid
         self._typed = _as_typed(writer)
         self._lowest_txid = self._next_lowest_txid()  # that may follow; too high: look closer
@@ -89,21 +94,22 @@ class LogWriter(BufferingWriter):
             raise no_record(record) from error
         # In this order each step may be taken; nearly every record passes all of them.
         if (
-            type(txid) is not int
+            type(record) is not LogRecord  # another may change before it is handed over
+            or type(txid) is not int
             or not self._lowest_txid <= txid <= TXID_MAX
             or type(payload) is not bytes
             or len(payload) > RECORD_SIZE_BYTES_MAX
         ):
-            payload = self._checked(record)
+            record = self._checked(record)
+            payload = record.payload
         self._last_txid = self._lowest_txid = txid
-        self._txids.append(txid)
-        self._payloads.append(payload)
+        self._records.append(record)
         self._buffered_bytes += len(payload) + BUFFERED_RECORD_BYTES
-        if self._buffered_bytes >= self._buffer_bytes:
-            self._hand_over_taken()
+        if self._buffered_bytes >= self._look_from_bytes:
+            self._look_around_taken()
 
     def _next_lowest_txid(self) -> int:
-        looks_closer = self._typed is not None or self._outbox or self._closed
+        looks_closer = self._typed is not None or self._outbox or self._closed or self._has_failed
         return TXID_MAX + 1 if looks_closer else max(0, self._last_txid)
 
     def _hand_over_taken(self) -> None:
@@ -113,24 +119,40 @@ class LogWriter(BufferingWriter):
         except LogNotReadyError:
             self._lowest_txid = self._next_lowest_txid()
 
+    def _look_around_taken(self) -> None:
+        """As `_hand_over_taken`, if there is so much."""
+        try:
+            self._look_around()
+        except LogNotReadyError:
+            self._lowest_txid = self._next_lowest_txid()
+        if self._has_failed:
+            self._lowest_txid = self._next_lowest_txid()
+
     def _hand_over_left(self) -> None:
         """Hand over what earlier calls took: unless it is accepted, this one takes nothing."""
+        self._tell_failure()
         if self._outbox:
             self._hand_over()
             self._last_txid = max(self._last_txid, self._writer.last_txid)
 
-    def _checked(self, record: LogRecord) -> bytes:
+    def _checked(self, record: LogRecord) -> LogRecord:
         from dlcore.log.writing.transmit import checked_payload
 
         self._require_usable()
         if self._typed is not None:
             raise self._typed.refusal()
         self._hand_over_left()
-        return checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+        payload = checked_payload(record.txid, record.payload, last_txid=self._last_txid)
+        return LogRecord(record.txid, payload)
+
+    def _failed(self, error: BaseException) -> None:
+        super()._failed(error)
+        self._lowest_txid = self._next_lowest_txid()
 
     def _look_closer(self) -> None:
         """In a forked child no record is taken: `_checked` says why."""
         self._lowest_txid = TXID_MAX + 1
+        self._taking = threading.Lock()  # whoever held it is not in this process
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of `batch`, which has the columns txid (int64) and payload (binary).
@@ -189,90 +211,14 @@ class LogWriter(BufferingWriter):
         self._lowest_txid = TXID_MAX + 1  # what is written from now on, nobody would hand over
         await super().finish()
 
-    def _accept(self, waiting: Any) -> None:
-        self._writer.write_fitted(waiting)
+    def _accept(self, waiting: Any) -> asyncio.Future[DLSN]:
+        return self._writer.write_fitted(waiting)
 
     def _unwritten(self) -> Unwritten | None:
         from dlcore.log.writing.transmit import Unwritten
 
         waiting = [Unwritten.of(getattr(each, "batch", each)) for each in self._outbox]
         return Unwritten.joined([self._writer.lost, *waiting])
-
-
-class TimedLogWriter(LogWriter):
-    """A writer that hands over what it holds also from time to time (`flush_interval_s`)."""
-
-    def __init__(
-        self, portal: Portal, writer: AsyncLogWriter, opened: dict[BufferingWriter, None]
-    ) -> None:
-        super().__init__(portal, writer, opened)
-        self._lock = threading.RLock()  # of the buffer: the caller's thread, or the event loop's
-        self._clock = portal.submit(self._hand_over_now_and_then())
-
-    async def _hand_over_now_and_then(self) -> None:
-        refused = None
-        while True:
-            await asyncio.sleep(self._writer.config.flush_interval_s)
-            if not self._lock.acquire(blocking=False):
-                continue  # a call is at work, perhaps waiting for this event loop
-            try:
-                if not self._outbox:  # else what waits comes first
-                    self._buffer_to_outbox()
-            finally:
-                self._lock.release()
-            refused = await self._hand_over_in_background(refused)
-
-    async def _hand_over_in_background(self, refused: Any) -> Any:
-        """Hand over what is there, unless it begins with what was refused; return what is."""
-        if not self._outbox or self._outbox[0] is refused:
-            return refused
-        try:
-            await self._empty_outbox(in_background=True)
-        except LogNotReadyError:
-            return None
-        except DLError as error:
-            logger.warning(
-                "log %r: records are refused, as the next call will tell: %s",
-                self._writer.log_name,
-                error,
-            )
-            return self._outbox[0] if self._outbox else None
-        return None
-
-    def write(self, record: LogRecord) -> None:
-        """Buffer a record, as `LogWriter.write`."""
-        with self._lock:
-            super().write(record)
-
-    def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write a batch, as `LogWriter.write_batch`."""
-        with self._lock:
-            super().write_batch(batch)
-
-    def _hand_over(self, *, waits: bool = False) -> None:
-        with self._lock:
-            super()._hand_over(waits=waits)
-
-    def _look_closer(self) -> None:
-        super()._look_closer()
-        self._lock = threading.RLock()  # whoever held it is not in this process
-
-    def abort(self) -> None:
-        """Give up without flushing, as a crash would; what was acknowledged stays."""
-        self._clock.cancel()
-        with self._lock:
-            super().abort()
-
-    def close(self) -> None:
-        """Flush, complete the segment, release the lock."""
-        if not self._portal.is_inherited:
-            self._clock.cancel()
-        super().close()
-
-    async def finish(self) -> None:
-        """Flush and close at exit; say what could not be written."""
-        self._clock.cancel()
-        await super().finish()
 
 
 _opened_here: weakref.WeakSet[LogWriter] = weakref.WeakSet()

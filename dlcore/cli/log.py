@@ -34,9 +34,10 @@ from dlcore.cli.remote import (
     remote_schema,
     remote_status,
 )
-from dlcore.cli.times import EPOCH_MS
+from dlcore.cli.times import EpochMs
 from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
+from dlcore.clock import SystemClock
 from dlcore.config import LogConfig, QuorumConfig
 from dlcore.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ids import DLSN, validate_log_name
@@ -233,9 +234,10 @@ def count_records(log: str, start: str | None, end: str | None) -> None:
 @click.option(
     "--timestamp",
     "timestamp_ms",
-    type=EPOCH_MS,
+    type=EpochMs(SystemClock().now_ms),
     metavar="TIME",
-    help="Of the first record written then or later: 2026-01-31T12:00:00Z, or epoch milliseconds.",
+    help="Of the first record written then or later: 2026-01-31T12:00:00Z, -1h (an hour ago), or "
+    "epoch milliseconds.",
 )
 @common_options
 def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:

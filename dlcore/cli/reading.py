@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.cli.context import common_options, run_async, wants_json
+from dlcore.cli.context import common_options, note, run_async, wants_json
 from dlcore.cli.framing import DELIMITER, framed as frame_of
 from dlcore.cli.output import Progress, payload_json, payload_text, show_bytes, show_json, time_text
 from dlcore.cli.remote import snapshot_of
-from dlcore.cli.times import EPOCH_MS
+from dlcore.cli.times import EpochMs
+from dlcore.clock import SystemClock
 from dlcore.config import LogConfig
 from dlcore.errors import EndOfStreamError
 from dlcore.ids import DLSN
@@ -187,9 +188,9 @@ def printed(command: _Command) -> _Command:
 @click.option("--from-txid", type=int, metavar="TXID", help="Start at this transaction id instead.")
 @click.option(
     "--from-timestamp",
-    type=EPOCH_MS,
+    type=EpochMs(SystemClock().now_ms),
     metavar="TIME",
-    help="Start at this time: 2026-01-31T12:00:00Z, or epoch milliseconds.",
+    help="Start at this time: 2026-01-31T12:00:00Z, -1h (an hour ago), or epoch milliseconds.",
 )
 @printed
 @click.option(
@@ -267,7 +268,9 @@ class _Tail:
                 async with await _open_reader(
                     log, dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
                 ) as reader:
-                    await self._show_on(reader, self.count)
+                    shown = await self._show_on(reader, self.count)
+                if not shown and self.count != 0:
+                    note(f"no record of log {self.log} is at the given start or behind it")
 
     async def _show_end(self, log: _Log, snapshot: LogSnapshot) -> None:
         count = _TAIL_RECORDS if self.count is None else self.count
@@ -281,17 +284,19 @@ class _Tail:
             if self.follow:
                 await self._show_on(reader, None)
 
-    async def _show_on(self, reader: _Reader, count: int | None) -> None:
+    async def _show_on(self, reader: _Reader, count: int | None) -> int:
+        """Show what follows, or `count` records of it; return how many."""
         done = 0
         with Progress(beside=sys.stdout) as progress:
             while count is None or done < count:
                 size = _BULK_RECORDS if count is None else min(count - done, _BULK_RECORDS)
                 records = await reader.read_bulk(size, until_caught_up=not self.follow)
                 if not records:
-                    return
+                    break
                 self.printer.show(records)
                 done += len(records)
                 progress.tell("records", done, count)
+        return done
 
 
 async def _open_reader(log: _Log, **start: Any) -> _Reader:

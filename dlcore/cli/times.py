@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from click import Context, Parameter
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 class EpochMs(click.ParamType):  # type: ignore[type-arg]
-    """A time in ISO 8601, in UTC unless it says otherwise, or a number of epoch milliseconds."""
+    """A time in ISO 8601, in UTC unless it says otherwise, epoch milliseconds, or how long ago."""
 
     name = "time"
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
 
     def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> int:
         """Return the time as epoch milliseconds."""
         text = str(value).strip()
         if text.removeprefix("-").isdecimal():
             return int(text)
+        if ago := re.fullmatch(r"-(\d+(?:\.\d+)?)([smhd])", text.lower()):
+            age_ms = int(float(ago[1]) * _UNITS_S[ago[2]] * 1000)
+            return self._now_ms() - age_ms
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
             self.fail(
-                f"{text!r} is no time: expected one like 2026-01-31T12:00:00Z, or epoch "
-                "milliseconds",
+                f"{text!r} is no time: expected one like 2026-01-31T12:00:00Z, -1h (an hour ago), "
+                "or epoch milliseconds",
                 param,
                 ctx,
             )
@@ -66,5 +75,4 @@ def age_text(age_s: float) -> str:
     return f"{age_s:g}s"
 
 
-EPOCH_MS = EpochMs()
 AGE_S = Age()

@@ -39,6 +39,7 @@ from dlcore.errors import (
     NoNodeError,
 )
 from dlcore.metadata.answers import ConnectionHandler, answer_in_time, in_thread, tell_if_large
+from dlcore.metadata.kazoo_log import KazooLog
 from dlcore.metadata.port import (
     ANY_VERSION,
     Create,
@@ -119,9 +120,7 @@ class ZooKeeperStore:
         self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
         self._is_connected = asyncio.Event()
         self._handler = handler = ConnectionHandler()
-        kazoo_logger = logging.getLogger(f"{__name__}.kazoo")
-        if kazoo_logger.level == logging.NOTSET:
-            kazoo_logger.setLevel(logging.ERROR)  # what matters is reported here, once
+        self._kazoo_log = KazooLog(self._is_connected.is_set)
         self._client = KazooClient(
             hosts=servers,
             timeout=session_timeout_s,
@@ -129,7 +128,7 @@ class ZooKeeperStore:
             connection_retry=KazooRetry(
                 max_tries=-1, max_delay=_RECONNECT_DELAY_MAX_S, sleep_func=handler.sleep_func
             ),
-            logger=kazoo_logger,
+            logger=self._kazoo_log,
         )
         self._servers = servers
         self._pid = os.getpid()
@@ -166,6 +165,7 @@ class ZooKeeperStore:
             await store.aclose()
             raise MetadataConnectionError(
                 f"no ZooKeeper answers at {servers} (waited {connect_timeout_s:g} s)"
+                + store._kazoo_log.explain()
             ) from None
         except BaseException:
             await store.aclose()

@@ -12,7 +12,9 @@ from dlcore.blocking.reader import RowsTwin
 from dlcore.blocking.staging import StagedAppend, StagingWriter
 from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
 from dlcore.blocking.twin import Blocking, iterate
+from dlcore.config import FLUSH_INTERVAL_S
 from dlcore.log.writing.transmit import checked_payload, parts_of
+from dlcore.records import LogRecord
 from dlcore.remote import log as async_log, namespace as async_namespace, writing
 from dlcore.remote.namespace import PATIENCE_S
 from dlcore.remote.outbox import MESSAGE_BYTES
@@ -21,6 +23,7 @@ from dlcore.remote.reader import RemoteRecord, RemoteRows
 from dlcore.remote.writing import counted
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
-    from dlcore.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.records import NotLessThan, RecordPlace
     from dlcore.tls import TlsFiles
 
 __all__ = [
@@ -316,10 +319,16 @@ class RemoteLog(Blocking):
         found = self._call(self._log.read(start, end, columns=columns))
         return RemoteRange(self._portal, found)
 
-    def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
-        """Return a writer, which a proxy has accepted.  Arguments and errors: the async twin's."""
+    def open_writer(
+        self, *, producer: str | None = None, flush_interval_s: float = FLUSH_INTERVAL_S
+    ) -> RemoteWriter:
+        """Return a writer, which a proxy has accepted.  Arguments and errors: the async twin's.
+
+        It hands over in the background what it has held for `flush_interval_s`; 0: not before it
+        is full or flushed.
+        """
         writer = self._call(self._log.open_writer(producer=producer))
-        return RemoteWriter(self._portal, writer, self._writers)
+        return RemoteWriter(self._portal, writer, self._writers, flush_interval_s=flush_interval_s)
 
     def append(
         self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
@@ -396,7 +405,8 @@ class RemoteWriter(BufferingWriter):
     """Appends to one log, together with others; each record is in the log once.  Not thread-safe.
 
     `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
-    over.  An error of records handed over is raised by a later call.
+    over, and what has waited for `flush_interval_s` is handed over in the background.  The next
+    call, also a `write`, raises the error of records handed over, and takes nothing then.
 
     One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
     at exit within 10 s is logged as an error, and the exit status is 120.
@@ -405,9 +415,16 @@ class RemoteWriter(BufferingWriter):
     _writer: writing.RemoteWriter
 
     def __init__(
-        self, portal: Portal, writer: writing.RemoteWriter, opened: dict[BufferingWriter, None]
+        self,
+        portal: Portal,
+        writer: writing.RemoteWriter,
+        opened: dict[BufferingWriter, None],
+        *,
+        flush_interval_s: float = FLUSH_INTERVAL_S,
     ) -> None:
-        super().__init__(portal, writer, opened)
+        super().__init__(
+            portal, writer, opened, buffer_bytes=MESSAGE_BYTES, flush_interval_s=flush_interval_s
+        )
         self._last_txid = -1
 
     def __repr__(self) -> str:
@@ -426,34 +443,36 @@ class RemoteWriter(BufferingWriter):
     @property
     def next_sequence(self) -> int:
         """The number of the next record, among all that its producer wrote to the log, from 0."""
-        return self._writer.next_sequence + self._waiting
+        with self._taking:
+            return self._writer.next_sequence + self._waiting
 
     @property
     def _waiting(self) -> int:
-        return len(self._txids) + sum(int(each.num_rows) for each in self._outbox)
+        return len(self._records) + sum(int(each.num_rows) for each in self._outbox)
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable."""
         self._require_usable()
+        self._tell_failure()
         txid, payload = parts_of(record)
         payload = checked_payload(txid, payload, last_txid=self._last_txid)
         self._last_txid = txid
-        self._txids.append(txid)
-        self._payloads.append(payload)
+        self._records.append(LogRecord(txid, payload))
         self._buffered_bytes += len(payload) + BUFFERED_RECORD_BYTES
-        if self._buffered_bytes >= MESSAGE_BYTES:
-            self._hand_over()
+        if self._buffered_bytes >= self._look_from_bytes:
+            self._look_around()
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch; the async twin says which columns it has."""
         self._require_usable()
+        self._tell_failure()
         self._buffer_to_outbox()
         if batch.num_rows:
             self._outbox.append(batch)
         self._hand_over()
 
-    def _accept(self, waiting: Any) -> None:
-        self._writer.write_batch(waiting)
+    def _accept(self, waiting: Any) -> asyncio.Future[DLSN | None]:
+        return self._writer.write_batch(waiting)
 
     def _unwritten(self) -> str | None:
         count = self._writer.lost + self._waiting

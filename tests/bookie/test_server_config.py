@@ -74,9 +74,16 @@ def test_a_wrong_option_is_named(options: dict[str, object], named: str) -> None
 
 @pytest.mark.parametrize("key", sorted(REQUIRED))
 def test_a_missing_option_is_named(key: str) -> None:
-    """Leave out each required one."""
-    with pytest.raises(ConfigurationError, match=f"'{key}' is missing"):
+    """Leave out each required one, which is named as it is spelled on the command line."""
+    with pytest.raises(ConfigurationError, match=f"missing: --{key.replace('_', '-')}"):
         BookieConfig.from_options({k: v for k, v in REQUIRED.items() if k != key})
+
+
+def test_all_missing_options_are_named_at_once() -> None:
+    """Who starts a bookie need not try three times."""
+    named = r"missing: --name, --metadata-uri \(or --uri, or \$DLOG_URI\), --data-dir"
+    with pytest.raises(ConfigurationError, match=named):
+        BookieConfig.from_options({})
 
 
 def test_a_wrong_uri_is_refused_as_such() -> None:

@@ -6,23 +6,28 @@ Method: the writer of a cluster in memory, on the portal's loop, refuses when th
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from dlcore.blocking.portal import Portal
-from dlcore.blocking.writer import LogWriter, TimedLogWriter
+from dlcore.blocking.writer import LogWriter
 from dlcore.errors import (
     AlreadyClosedError,
     ConfigurationError,
     DLError,
+    LedgerFencedError,
     LogNotReadyError,
     TransactionIdOutOfOrderError,
+    WriteError,
 )
 from dlcore.records import LogRecord
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, read_all
@@ -64,8 +69,7 @@ class Refusing:
             return write_fitted(rows, **how)
 
         twin.write_fitted = refuse
-        kind = TimedLogWriter if config.flush_interval_s else LogWriter
-        self.writer = kind(self._portal, twin, {})
+        self.writer = LogWriter(self._portal, twin, {})
         return self.writer
 
     def refuses_again(self) -> None:
@@ -196,19 +200,90 @@ def test_a_timed_writer_hands_over_what_was_refused_at_the_moment(log: Refusing)
     assert log.txids() == [1, 2]
 
 
+def test_what_waits_is_written_though_nobody_calls(log: Refusing) -> None:
+    """By default after some milliseconds, again after a pause, and with no call in between."""
+    writer = log.open(CONFIG)
+
+    def has(last: int) -> bool:
+        return log.txids() == list(range(1, last + 1))
+
+    for txid in (1, 2, 3):
+        writer.write(LogRecord(txid, b"x"))
+        wait_until(partial(has, txid), timeout_s=30)
+    writer.close()
+
+
+def test_without_an_interval_nothing_is_written_before_a_call(log: Refusing) -> None:
+    """A program may want to say itself when."""
+    writer = log.open(replace(CONFIG, flush_interval_s=0))
+    writer.write(LogRecord(1, b"x"))
+    assert writer._clock is None
+    assert log.txids() == []
+    writer.commit()
+    assert log.txids() == [1]
+
+
+def test_no_record_is_lost_or_doubled_between_the_two_threads(log: Refusing) -> None:
+    """The calling thread appends without a lock while the event loop takes, and takes itself."""
+    writer = log.open(replace(CONFIG, flush_interval_s=0.0001, buffer_bytes=20_000))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for txid in range(20_000):
+            writer.write(LogRecord(txid, b"x"))
+    finally:
+        sys.setswitchinterval(before)
+    wait_until(lambda: writer._writer.last_txid == 19_999, timeout_s=30)
+    writer.commit()
+    assert log.txids() == list(range(20_000))
+
+
+def test_a_record_is_taken_as_it_was_when_it_was_written(log: Refusing) -> None:
+    """Also from an object that the caller changes and writes again."""
+
+    class Mine:
+        txid, payload = 1, b"one"
+
+    mine = Mine()
+    writer = log.open(replace(CONFIG, flush_interval_s=0))
+    writer.write(mine)  # type: ignore[arg-type]
+    mine.txid, mine.payload = 2, b"two"
+    writer.write(mine)  # type: ignore[arg-type]
+    writer.commit()
+    assert log.txids() == [1, 2]
+
+
+def test_a_writer_that_fails_in_the_background_takes_no_more(log: Refusing) -> None:
+    """It had accepted the record; the next write raises, and each after it."""
+    writer = log.open(replace(CONFIG, flush_interval_s=0.001))
+    writer.write(LogRecord(1, b"x"))
+    wait_until(lambda: log.txids() == [1], timeout_s=30)
+    writer._portal.post(lambda: writer._writer._fail(LedgerFencedError("another writer")))
+    writer._portal.call(asyncio.sleep(0))
+    writer.write(LogRecord(2, b"x"))
+    wait_until(lambda: writer._has_failed, timeout_s=30)
+    for _ in range(3):
+        with pytest.raises(WriteError, match="another writer"):
+            writer.write(LogRecord(3, b"x"))
+    with pytest.raises(WriteError, match="another writer"):
+        writer.flush()
+    with suppress(WriteError):
+        writer.close()
+    assert log.txids() == [1]
+
+
 def test_a_timed_writer_tells_what_was_refused_while_nobody_called(
     log: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next call that hands over; then it goes on, for the writer does."""
+    """The next call, whichever it is, which takes nothing; then it goes on, for the writer does."""
     writer = log.open(replace(CONFIG, flush_interval_s=0.01))
     log.error = TransactionIdOutOfOrderError("log 'clicks': 1 follows 7")
     writer.write(LogRecord(1, b"x"))
     wait_until(lambda: "records are refused" in caplog.text, timeout_s=30)
-    writer.write(LogRecord(2, b"x"))
     with pytest.raises(TransactionIdOutOfOrderError):
-        writer.flush()
+        writer.write(LogRecord(2, b"x"))
     assert caplog.text.count("records are refused") == 1
     log.error = None
     writer.write(LogRecord(3, b"x"))
-    wait_until(lambda: log.txids() == [2, 3], timeout_s=30)
+    wait_until(lambda: log.txids() == [3], timeout_s=30)
     writer.close()

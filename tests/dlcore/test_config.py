@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -146,3 +147,16 @@ def test_a_file_and_a_variable_give_no_number_beyond_all_reason(tmp_path: Path) 
             values = read_settings("autorecovery", options, file=path, environment=environment)
             with pytest.raises(ConfigurationError, match="check_interval_s="):
                 config_of(AutoRecoveryConfig, values)
+
+
+def test_a_quorum_takes_its_sizes_in_order() -> None:
+    """As E, Qw and Qa are told everywhere; a wrong one is refused as one with a name."""
+    assert QuorumConfig(5, 3, 2) == QuorumConfig(
+        ensemble_size=5, write_quorum_size=3, ack_quorum_size=2
+    )
+    assert msgspec.msgpack.encode(QuorumConfig(5, 3, 2)) == msgspec.msgpack.encode([5, 3, 2])
+    with pytest.raises(ConfigurationError, match="expected E >= Qw >= Qa"):
+        QuorumConfig(2, 3, 2)
+    wrong: Any = "3"
+    with pytest.raises(ConfigurationError, match="write_quorum_size='3'"):
+        QuorumConfig(3, wrong, 2)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from dlcore.errors import ConfigurationError
+from dlcore.errors import ConfigurationError, LogNotFoundError
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.namespace import open_namespace as open_async
 from dlcore.records import LogRecord
@@ -173,3 +173,12 @@ def test_a_table_about_the_system_has_a_fixed_schema(namespace: Namespace) -> No
         source.reader(StructType([StructField("x", LongType())]))
     with pytest.raises(ConfigurationError, match="metadata='commits' is for tables about"):
         source.streamReader(StructType([StructField("x", StringType())]))
+
+
+@pytest.mark.parametrize("table", ["logs", "segments", "extents"])
+def test_a_log_that_does_not_exist_is_an_error(namespace: Namespace, log: str, table: str) -> None:
+    """By its name; a pattern may match none."""
+    missing = f"{log}/missing"
+    with pytest.raises(LogNotFoundError, match=f"there is no log '{missing}'"):
+        rows(namespace, metadata=table, logs=f"{log},{missing}")
+    assert rows(namespace, metadata=table, logsPattern=missing) == []

@@ -235,6 +235,10 @@ def test_transaction_ids_out_of_order_are_told_with_advice(target: Target) -> No
     assert target.payloads() == []
     commit_staged([target.stage(b"a", txid=[5])], options=target.options)
     target.append = replace(target.append, version=2)
+    with pytest.raises(TransactionIdOutOfOrderError, match="if this repeats a write") as repeated:
+        commit_staged([target.stage(b"b", txid=[4])], options=target.options)
+    assert "orderBy" not in str(repeated.value), "it would not help"
+    target.append = replace(target.append, version=3)
     with pytest.raises(TransactionIdOutOfOrderError, match=r"those that replace .* write higher"):
         commit_staged([target.stage(b"b", txid=[4])], options=target.options, replaces=True)
     assert target.payloads() == [b"a"]

@@ -269,3 +269,21 @@ def test_the_async_writer_says_what_was_not_written(
         asyncio.run(leave(proxy.server.location))
     reason = {"namespace": "its namespace was closed", "loop": "its event loop ended"}[ends]
     assert f"not written: 1 record: the writer was not closed, and {reason}" in caplog.text
+
+
+def test_what_waits_is_written_though_nobody_calls(namespace_uri: str) -> None:
+    """A blocking writer sends it in the background, unless it was told to wait for a call."""
+    name = f"{LOG}/{uuid4().hex}"
+    with (
+        proxy_thread(namespace_uri) as proxy,
+        open_remote(proxy.server.location) as namespace,
+        namespace.open_log(name, create_if_missing=True) as log,
+    ):
+        patient = log.open_writer(flush_interval_s=0)
+        patient.write(LogRecord(3, b"x"))
+        writer = log.open_writer()
+        writer.write(LogRecord(2, b"x"))
+        wait_until(lambda: log.get_log_record_count() == 1, timeout_s=WAIT_S)
+        assert (writer.next_sequence, patient.next_sequence) == (1, 1)
+        patient.close()
+        assert log.get_log_record_count() == 2

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.errors import (
     BookieUnavailableError,
+    DLError,
     MetadataConnectionError,
     MetadataSessionExpiredError,
     WrongIncarnationError,
@@ -20,6 +21,7 @@ from dlcore.metadata.stored import decode, decode_or_tell
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dlcore.config import QuorumConfig
     from dlcore.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe
@@ -71,6 +73,26 @@ class BookieRegistry:
                 self._reading = self._reads.start(self._read_all(), name="bookie-addresses")
             return await outcome_of(self._reading)
         return self._all
+
+    async def warn_of_few(self, what: str, quorum: QuorumConfig) -> None:
+        """Say if fewer bookies are registered than `what` is to have; others may come.  No error.
+
+        Read-only ones count, since they are there, and will mostly take writes again.
+        """
+        try:
+            count = len(await self.get_addresses())
+        except DLError as error:
+            logger.info("how many bookies are registered cannot be told: %s", error)
+            return
+        if count < quorum.ensemble_size:
+            logger.warning(
+                "%s needs %d bookies (E/Qw/Qa %s), registered are %d: start more before it is "
+                "written",
+                what,
+                quorum.ensemble_size,
+                quorum,
+                count,
+            )
 
     async def _read_all(self) -> dict[BookieId, str]:
         changes = self._changes

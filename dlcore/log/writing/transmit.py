@@ -72,7 +72,9 @@ def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
     Raises the error that says why the record cannot follow `last_txid`, if it cannot.
     """
     if not isinstance(payload, bytes | bytearray | memoryview):
-        raise ConfigurationError(f"payload={payload!r}: expected bytes")
+        raise ConfigurationError(
+            f"payload={payload!r:.100}: expected bytes; text becomes bytes by text.encode()"
+        )
     if not isinstance(txid, int):
         raise ConfigurationError(f"txid={txid!r}: expected an integer")
     if not 0 <= txid <= TXID_MAX:

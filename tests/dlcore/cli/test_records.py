@@ -81,6 +81,15 @@ def test_formats_and_starts(shell: Shell, log: str, tmp_path: Path) -> None:
         ["--from-dlsn", second["dlsn"]],
     ):
         assert shell.text("log", "tail", log, *option, "--raw").split() == ["2", "3"]
+    assert shell.text("log", "tail", log, "--from-timestamp", "-1h", "--raw").split() == [
+        "1",
+        "2",
+        "3",
+    ]
+    for past in (["--from-dlsn", "9:0:0"], ["--from-timestamp", "2999-01-31T12:00:00Z"]):
+        exit_code, out, err = shell.outcome("log", "tail", log, *past)
+        assert (exit_code, out) == (0, "")
+        assert f"no record of log {log} is at the given start or behind it" in err
     by_txid = shell.json("log", "position", log, "--txid", str(second["txid"]))
     assert (by_txid["dlsn"], by_txid["is_end"]) == (second["dlsn"], False)
     by_time = shell.json("log", "position", log, "--timestamp", str(second["timestamp_ms"]))

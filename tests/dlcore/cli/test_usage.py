@@ -17,6 +17,7 @@ import pytest
 from dlcore import namespace
 from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run
 from dlcore.cli.output import payload_json, payload_text, printable, time_text
+from dlcore.cli.times import EpochMs
 from dlcore.config import SESSION_TIMEOUT_S
 from dlcore.errors import DLError
 from tests.fixtures.shell import leaves
@@ -258,3 +259,14 @@ def test_letters_that_the_output_cannot_have_are_spelled(words: str) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\u2026" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "age_ms"), [("-1h", 3_600_000), ("-90s", 90_000), ("-0.5m", 30_000)]
+)
+def test_a_time_may_be_told_by_how_long_ago_it_is(text: str, age_ms: int) -> None:
+    """As ages are; other numbers below 0 stay epoch milliseconds."""
+    assert EpochMs(lambda: 10**12).convert(text, None, None) == 10**12 - age_ms
+    assert EpochMs(lambda: 10**12).convert("-5", None, None) == -5
+    with pytest.raises(click.BadParameter, match="-1h"):
+        EpochMs(lambda: 10**12).convert("-1w", None, None)
