@@ -17,6 +17,7 @@ from dlcore.errors import (
     LogNotReadyError,
     LogRenamedError,
     OwnershipAcquireFailedError,
+    UnknownActionError,
     WriteError,
 )
 from dlcore.ids import DLSN, validate_log_name
@@ -194,12 +195,13 @@ class Actions:
         """Perform an action; return its answer.
 
         Raises:
-            ConfigurationError: there is no such action, or the body is not what it takes.
+            UnknownActionError: there is no such action.
+            ConfigurationError: the body is not what it takes.
             DLError: of the action.
         """
         action = self._actions.get(name)
         if action is None:
-            raise ConfigurationError(
+            raise UnknownActionError(
                 f"action {name!r}: there is none of that name, only {', '.join(self._actions)}"
             )
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
-from dlcore.errors import DLError, ReaderStalledError
+from dlcore.errors import DLError, ReaderStalledError, UncheckedTokenError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import close_connection, drop_the_rest, send
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FLIGHT = "arrow.flight.protocol.FlightService"
+_TOKENS = frozenset({"authorization", "auth-token-bin"})
+"""Metadata in which clients of Flight send passwords and tokens."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -66,6 +68,32 @@ def answering(
             await refuse(context, error)
 
     return method
+
+
+class _WithoutTokens(grpc.GenericRpcHandler):
+    """Methods of Flight that refuse a call with a token, which nobody here would check."""
+
+    def __init__(self, methods: grpc.GenericRpcHandler) -> None:
+        self._methods = methods
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return what answers a call; None: nothing here does."""
+        if not details.method.startswith(f"/{FLIGHT}/"):
+            return None
+        for key, _ in details.invocation_metadata or ():
+            if key in _TOKENS:
+                return grpc.stream_stream_rpc_method_handler(partial(_refuse_token, key))
+        return self._methods.service(details)
+
+
+async def _refuse_token(key: str, _: object, context: Context) -> None:
+    await drop_the_rest(context)
+    error = UncheckedTokenError(
+        f"a token in the metadata {key!r}: a proxy checks none, and lets in whoever reaches it, or "
+        "with TLS whoever has a certificate that its tls_ca signed: expected such a certificate "
+        "(docs/tls.md), or no token"
+    )
+    await refuse(context, error)
 
 
 class FlightService:
@@ -112,7 +140,7 @@ class FlightService:
                 response_serializer=pb.ActionType.SerializeToString,
             ),
         }
-        return grpc.method_handlers_generic_handler(FLIGHT, methods)
+        return _WithoutTokens(grpc.method_handlers_generic_handler(FLIGHT, methods))
 
     async def _do_get(self, request: pb.Ticket, context: Context) -> None:
         try:

@@ -82,7 +82,8 @@ class LogOwner:
         """
         try:
             log = await self._get(name, unreachable)
-        except LogNotFoundError:
+        except (LogNotFoundError, LogElsewhereError):
+            # Nobody is sent to another proxy for a log that is gone.
             await self._require_named(name, log_id)
             raise
         if log_id not in (None, log.log_id):
