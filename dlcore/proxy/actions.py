@@ -25,6 +25,7 @@ from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.flight.put import parse_schema
 from dlcore.proxy.flight.requests import (
+    MALFORMED,
     ChangeRequest,
     CreateRequest,
     ForgetRequest,
@@ -206,7 +207,7 @@ class Actions:
             )
         try:
             request = msgspec.json.decode(body or b"{}", type=action.request)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
         return msgspec.json.encode(await action.perform(request))
 
