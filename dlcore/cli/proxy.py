@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +19,7 @@ from dlcore.cli.context import (
     takes_settings,
 )
 from dlcore.proxy.config import ProxyConfig, proxy_options
+from dlcore.seldom import log_to_stderr
 from dlcore.settings import config_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run_proxy(**options: object) -> None:
     """
     config = config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
     client = client_config()
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
     event_loop.run(_serve(namespace_uri(), config, namespace_tls(), client))
