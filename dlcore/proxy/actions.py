@@ -209,7 +209,10 @@ class Actions:
             request = msgspec.json.decode(body or b"{}", type=action.request)
         except MALFORMED as error:
             raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
-        return msgspec.json.encode(await action.perform(request))
+        if name == "drain":  # it goes on, whoever waits for it
+            return msgspec.json.encode(await action.perform(request))
+        async with self._membership.outages.bounded():
+            return msgspec.json.encode(await action.perform(request))
 
     async def _create(self, request: CreateRequest) -> Answer:
         schema = None if request.schema is None else parse_schema(request.schema)
@@ -349,7 +352,9 @@ class Actions:
     async def _health(self, _: NoRequest) -> Answer:
         here = self._membership.location
         serves = here in self._membership.live
-        return {"location": here, "serves": serves, "logs": len(self._owner_of_logs)}
+        answer: Answer = {"location": here, "serves": serves, "logs": len(self._owner_of_logs)}
+        reason = self._membership.outages.reason
+        return answer if reason is None else answer | {"degraded": reason}
 
     async def _proxies(self, _: NoRequest) -> Answer:
         return {"locations": sorted(self._membership.live)}
