@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from dlcore.errors import DLError, ReaderStalledError, UncheckedTokenError
+from dlcore.errors import DLError, LogNotReadyError, ReaderStalledError, UncheckedTokenError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import close_connection, drop_the_rest, send
 from dlcore.proxy.flight.requests import parsed
@@ -107,6 +107,19 @@ class FlightService:
         self._actions = actions
         self._puts = puts
         self._reads = reads
+        self._readers: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+
+    async def end_readers(self, *, after_s: float) -> None:
+        """End those who still read after a while, so that they go on at another proxy.
+
+        A server of gRPC that stops would tell them that they were cancelled, as if by themselves.
+        """
+        if self._readers:
+            await asyncio.wait(self._readers, timeout=after_s)
+        self._is_stopping = True
+        for reader in self._readers:
+            reader.cancel()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the table of methods, for a server."""
@@ -140,8 +153,16 @@ class FlightService:
         return _WithoutTokens(grpc.method_handlers_generic_handler(FLIGHT, methods))
 
     async def _do_get(self, request: bytes, context: Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
         try:
             await self._reads.do_get(parsed(pb.Ticket, request).ticket, partial(send, context))
+        except asyncio.CancelledError:
+            if not self._is_stopping or context.cancelled():
+                raise
+            task.uncancel()
+            await refuse(context, LogNotReadyError("this proxy stops: read on at another one"))
         except ReaderStalledError as error:
             logger.info("%s: %s", context.peer(), error)
             if close_connection(context):
@@ -149,6 +170,8 @@ class FlightService:
             await refuse(context, error)
         except DLError as error:
             await refuse(context, error)
+        finally:
+            self._readers.discard(task)
 
     async def _do_put(self, _: object, context: Context) -> None:
         try:
