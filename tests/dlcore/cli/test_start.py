@@ -36,12 +36,12 @@ CLIENTS = ("dlcore.namespace", "dlcore.sync", "kazoo", "numpy", "pyarrow")
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 90),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 219),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 220),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 200),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 198),
         (ENDPOINT_WRITE, ("bookie", "dlcore.namespace", "kazoo", *FRAMES, *ARRAYS), 214),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 292),
-        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 420),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 293),
+        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 422),
         (BOOKIE, ("dlcore.cli", "dlcore.namespace", "pyarrow", *FRAMES), 311),
     ],
     ids=[
