@@ -26,6 +26,7 @@ from dlcore.errors import ConfigurationError, DLError
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.reconfiguring import next_configuration
+from dlcore.seldom import log_to_stderr
 from dlcore.settings import configuration_file, options_of, read_settings
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"error: {error}\n")
             return EXIT_FAILED
         return EXIT_STOPPED
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     try:
         config = _read_config(options)
         file = configuration_file(options["config"], os.environ)

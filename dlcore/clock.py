@@ -1,4 +1,4 @@
-"""The only reader of a wall clock and the only maker of random identities."""
+"""The only reader of clocks, but for those of event loops, and maker of random identities."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ class Clock(Protocol):
     def new_token(self) -> str:
         """Return a fresh identity of 32 hex digits."""
         ...
+
+
+def steady_s() -> float:
+    """Return seconds that never go back, for who has no event loop to ask, as a log."""
+    return time.monotonic()
 
 
 class SystemClock:

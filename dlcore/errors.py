@@ -6,7 +6,9 @@ is set); ``retriable`` says whether the same call may succeed later without a ch
     DLError
     ├── ConfigurationError              an option, URI or argument is wrong: nothing was done
     │   ├── InvalidLogNameError
-    │   └── InvalidNamespaceUriError
+    │   ├── InvalidNamespaceUriError
+    │   ├── UnknownActionError          a proxy has no action of that name
+    │   └── UncheckedTokenError         a proxy checks no tokens, and was given one
     ├── AlreadyClosedError              the object was closed by its owner
     ├── MetadataError                   the metadata store
     │   ├── MetadataConnectionError     no answer: the operation may or may not have happened
@@ -97,6 +99,18 @@ class InvalidNamespaceUriError(ConfigurationError):
     """The namespace URI does not parse."""
 
     code = 604
+
+
+class UnknownActionError(ConfigurationError):
+    """A proxy has no action of that name; one of a later release may have it."""
+
+    code = 605
+
+
+class UncheckedTokenError(ConfigurationError):
+    """A call came with a token, which proxies do not check: whoever gives one is not protected."""
+
+    code = 401
 
 
 class AlreadyClosedError(DLError):

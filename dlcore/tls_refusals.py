@@ -13,6 +13,7 @@ import ssl
 from typing import TYPE_CHECKING
 
 from dlcore.errors import ConfigurationError
+from dlcore.seldom import Seldom
 
 if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
@@ -30,8 +31,6 @@ _FORM = (
 )
 _ROUNDS_MAX = 10
 """A handshake has fewer."""
-_PAUSE_S = 60.0
-"""A server tells the same reason at most this often."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,20 +111,20 @@ def tell_refusals(context: ssl.SSLContext) -> None:
 
     An event loop drops such a connection without a word, and before a protocol hears of it.
     """
-    told_s: dict[str, float] = {}
+    told = Seldom(1)
 
     class ToldHandshake(ssl.SSLObject):
         def do_handshake(self) -> None:
             try:
                 super().do_handshake()
             except ssl.SSLError as error:
-                _tell(error, told_s)
+                _tell(error, told, now_s=asyncio.get_running_loop().time())
                 raise
 
     context.sslobject_class = ToldHandshake
 
 
-def _tell(error: ssl.SSLError, told_s: dict[str, float]) -> None:
+def _tell(error: ssl.SSLError, told: Seldom, *, now_s: float) -> None:
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = _reason(error, "tls_ca names", purpose="clientAuth")
         text = f"a client's certificate is not accepted {reason}"
@@ -136,9 +135,9 @@ def _tell(error: ssl.SSLError, told_s: dict[str, float]) -> None:
         )
     else:
         return
-    now_s = asyncio.get_running_loop().time()
-    if now_s - told_s.get(text, -_PAUSE_S) >= _PAUSE_S:
-        told_s[text] = now_s
+    for like, count in told.left_out(now_s=now_s).items():
+        logger.warning("%d more like this were left out: %s", count, like)
+    if told.is_told(text, now_s=now_s):
         logger.warning("%s", text)
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ from dlcore.cli.context import (
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.reconfiguring import next_configuration
+from dlcore.seldom import log_to_stderr
 from dlcore.settings import Option, config_of, options_of, require_log_level
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_service(**options: object) -> None:
         settings = program_settings("autorecovery", autorecovery_options(), options)
         return _ServiceConfig.of(settings, client_config())
 
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     asyncio.run(_serve(namespace_uri(), namespace_tls(), read))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -14,14 +13,18 @@ from dlcore import event_loop, kept_memory
 from dlcore.cli.context import (
     client_config,
     common_options,
+    in_time,
     namespace_endpoint,
     namespace_tls,
     namespace_uri,
+    patience,
     program_settings,
     takes_settings,
 )
 from dlcore.cli.output import show_done
+from dlcore.cli.remote import release
 from dlcore.proxy.config import ProxyConfig, proxy_options
+from dlcore.seldom import log_to_stderr
 from dlcore.settings import config_of
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def run_proxy(**options: object) -> None:
     """
     config = config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
     client = client_config()
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
     event_loop.run(_serve(namespace_uri(), config, namespace_tls(), client))
@@ -101,6 +104,29 @@ def _act(action: str) -> None:
             await calls.aclose()
 
     asyncio.run(act())
+
+
+@proxy_group.command(
+    "release", epilog="Example: dlog proxy release clicks --endpoint grpc://127.0.0.1:4190"
+)
+@click.argument("log")
+@common_options
+def release_log(log: str) -> None:
+    """Let the proxy that owns LOG let go of it, so that a program which reaches bookies can write.
+
+    Whatever the proxy has accepted becomes durable first.  It owns LOG again as soon as a client
+    writes to it; the setting mode=direct of LOG keeps proxies from it for good.
+    """
+    endpoint = namespace_endpoint()
+    if endpoint is None:
+        raise click.UsageError(
+            "proxy release asks proxies: give --endpoint grpc://host:port, or DLOG_ENDPOINT"
+        )
+    work = release(endpoint, log, patience_s=patience() / 2, tls=namespace_tls())
+    if asyncio.run(in_time(work, endpoint)):
+        show_done(f"log {log} is released", {"log": log, "released": True})
+    else:
+        show_done(f"log {log} is owned by no proxy", {"log": log, "released": False})
 
 
 async def _serve(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.records import NotLessThan
     from dlcore.remote.namespace import RemoteNamespace
+    from dlcore.tls import TlsFiles
 
 
 async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:
@@ -21,6 +22,22 @@ async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:
     if snapshot is None:
         raise LogNotFoundError(f"log {log!r} does not exist")
     return snapshot
+
+
+async def release(endpoint: str, log: str, *, patience_s: float, tls: TlsFiles | None) -> bool:
+    """Let the proxy that owns a log let go of it; False if none does.  Raises: LogNotFoundError."""
+    from dlcore.proxy.flight.requests import LogRequest
+    from dlcore.remote.endpoint import Endpoint
+    from dlcore.remote.planning import act
+
+    request = LogRequest(log=log)
+    async with Endpoint(endpoint, patience_s=patience_s, tls=tls) as calls:
+        owner = await act(calls, "owner", request, dict[str, str | None])
+    if owner["log_id"] is None:
+        raise LogNotFoundError(f"log {log!r} does not exist")
+    location = owner["location"] or endpoint
+    async with Endpoint(location, patience_s=patience_s, tls=tls) as calls:
+        return bool((await act(calls, "release", request, dict[str, bool]))["released"])
 
 
 async def remote_status(namespace: RemoteNamespace, log: str) -> dict[str, object]:

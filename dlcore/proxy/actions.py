@@ -17,6 +17,7 @@ from dlcore.errors import (
     LogNotReadyError,
     LogRenamedError,
     OwnershipAcquireFailedError,
+    UnknownActionError,
     WriteError,
 )
 from dlcore.ids import DLSN, validate_log_name
@@ -24,6 +25,7 @@ from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.flight.put import parse_schema
 from dlcore.proxy.flight.requests import (
+    MALFORMED,
     ChangeRequest,
     CreateRequest,
     ForgetRequest,
@@ -197,19 +199,23 @@ class Actions:
         """Perform an action; return its answer.
 
         Raises:
-            ConfigurationError: there is no such action, or the body is not what it takes.
+            UnknownActionError: there is no such action.
+            ConfigurationError: the body is not what it takes.
             DLError: of the action.
         """
         action = self._actions.get(name)
         if action is None:
-            raise ConfigurationError(
+            raise UnknownActionError(
                 f"action {name!r}: there is none of that name, only {', '.join(self._actions)}"
             )
         try:
             request = msgspec.json.decode(body or b"{}", type=action.request)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
-        return msgspec.json.encode(await action.perform(request))
+        if name == "drain":  # it goes on, whoever waits for it
+            return msgspec.json.encode(await action.perform(request))
+        async with self._membership.outages.bounded():
+            return msgspec.json.encode(await action.perform(request))
 
     async def _create(self, request: CreateRequest) -> Answer:
         schema = None if request.schema is None else parse_schema(request.schema)
@@ -353,7 +359,9 @@ class Actions:
     async def _health(self, _: NoRequest) -> Answer:
         here = self._membership.location
         serves = here in self._membership.live
-        return {"location": here, "serves": serves, "logs": len(self._owner_of_logs)}
+        answer: Answer = {"location": here, "serves": serves, "logs": len(self._owner_of_logs)}
+        reason = self._membership.outages.reason
+        return answer if reason is None else answer | {"degraded": reason}
 
     async def _proxies(self, _: NoRequest) -> Answer:
         return {"locations": sorted(self._membership.live)}

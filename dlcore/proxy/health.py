@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from dlcore.errors import ConfigurationError
 from dlcore.proto import health_pb2 as pb
-from dlcore.proxy.service import FLIGHT
+from dlcore.proxy.flight.requests import parsed
+from dlcore.proxy.service import FLIGHT, refuse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +36,6 @@ class Health:
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the table of methods, for a server."""
         coding: dict[str, Any] = {
-            "request_deserializer": pb.HealthCheckRequest.FromString,
             "response_serializer": pb.HealthCheckResponse.SerializeToString,
         }
         methods = {
@@ -47,18 +48,16 @@ class Health:
         kinds = pb.HealthCheckResponse
         return kinds(status=kinds.SERVING if self._serves else kinds.NOT_SERVING)
 
-    async def _check(
-        self, request: pb.HealthCheckRequest, context: Context
-    ) -> pb.HealthCheckResponse:
+    async def _check(self, data: bytes, context: Context) -> pb.HealthCheckResponse:
+        request = await _asked(data, context)
         if request.service not in _SERVICES:
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}, only {FLIGHT}"
             )
         return self._answer()
 
-    async def _watch(
-        self, request: pb.HealthCheckRequest, context: Context
-    ) -> AsyncIterator[pb.HealthCheckResponse]:
+    async def _watch(self, data: bytes, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
+        request = await _asked(data, context)
         if request.service not in _SERVICES:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
             await asyncio.Event().wait()  # it never becomes one
@@ -66,3 +65,11 @@ class Health:
             changed = self._changed
             yield self._answer()
             await changed.wait()
+
+
+async def _asked(data: bytes, context: Context) -> pb.HealthCheckRequest:
+    """Return what a client asks; a call with something else ends."""
+    try:
+        return parsed(pb.HealthCheckRequest, data)
+    except ConfigurationError as error:
+        await refuse(context, error)

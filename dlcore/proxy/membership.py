@@ -17,6 +17,7 @@ from dlcore.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.paths import unescape
+from dlcore.proxy.outages import Outages
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Membership:
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._unsubscribe: Unsubscribe | None = None
+        self.outages = Outages(store)
         self._has_left = False
         self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
@@ -105,6 +107,7 @@ class Membership:
         """Know nothing more; the node goes with the session, unless it left before."""
         if self._unsubscribe is not None:
             self._unsubscribe()
+        self.outages.close()
         await self._node.aclose()
         await self._tasks.aclose()
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_STOP_GRACE_S = 0.5
+_STOP_GRACE_S = 1.0
+_READ_ON_S = 0.5
+"""Readers may come to their ends for so long; then they are told to go on elsewhere."""
 _PING_MIN_MS = 5_000
 
 
@@ -107,7 +109,7 @@ class ProxyServer(AsyncClosing):
             service = FlightService(actions, puts, reads)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
-            steps.push_async_callback(server.stop, _STOP_GRACE_S)
+            steps.push_async_callback(_stop, server, service)
             await membership.join()
             health.tell(serves=True)
             steps.push_async_callback(drain)
@@ -116,6 +118,13 @@ class ProxyServer(AsyncClosing):
     async def aclose(self) -> None:
         """Drain: let go of all logs; then end what is served, and close the namespace."""
         await self._steps.aclose()
+
+
+async def _stop(server: grpc.aio.Server, service: FlightService) -> None:
+    """Take no call any more, and end those that there are."""
+    stopping = asyncio.create_task(server.stop(_STOP_GRACE_S), name="stopping the server")
+    await service.end_readers(after_s=_READ_ON_S)
+    await stopping
 
 
 def _listen(server: grpc.aio.Server, config: ProxyConfig) -> int:

@@ -1,7 +1,8 @@
 """The methods of Arrow Flight that a proxy serves, by name, on gRPC's generic handlers.
 
 Each method says itself how its messages become bytes, so that what was framed before is sent as it
-is.  gRPC answers UNIMPLEMENTED for those that are not in the table.
+is, and reads its request itself, so that one which is none is refused and no defect.  gRPC answers
+UNIMPLEMENTED for those that are not in the table.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
-from dlcore.errors import DLError, ReaderStalledError
+from dlcore.errors import DLError, LogNotReadyError, ReaderStalledError, UncheckedTokenError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import close_connection, drop_the_rest, send
+from dlcore.proxy.flight.requests import parsed
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
 
 if TYPE_CHECKING:
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     from dlcore.proxy.writing.put import PutService
 
 logger = logging.getLogger(__name__)
+_MessageT = TypeVar("_MessageT", bound=Message)
 
 FLIGHT = "arrow.flight.protocol.FlightService"
+_TOKENS = frozenset({"authorization", "auth-token-bin"})
+"""Metadata in which clients of Flight send passwords and tokens."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -40,13 +46,13 @@ async def refuse(context: Context, error: DLError) -> NoReturn:
 
 
 def streaming(
-    answer: Callable[[Any], AsyncIterator[Any]],
-) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    kind: type[_MessageT], answer: Callable[[_MessageT], AsyncIterator[Any]]
+) -> Callable[[bytes, Context], AsyncIterator[Any]]:
     """Make a gRPC method of one that turns a request into messages, or raises a DLError."""
 
-    async def method(request: Any, context: Context) -> AsyncIterator[Any]:
+    async def method(request: bytes, context: Context) -> AsyncIterator[Any]:
         try:
-            async for message in answer(request):
+            async for message in answer(parsed(kind, request)):
                 yield message
         except DLError as error:
             await refuse(context, error)
@@ -55,17 +61,43 @@ def streaming(
 
 
 def answering(
-    answer: Callable[[Any], Awaitable[Any]],
-) -> Callable[[Any, Context], Awaitable[Any]]:
+    kind: type[_MessageT], answer: Callable[[_MessageT], Awaitable[Any]]
+) -> Callable[[bytes, Context], Awaitable[Any]]:
     """Make a gRPC method of one that turns a request into one message, or raises a DLError."""
 
-    async def method(request: Any, context: Context) -> Any:
+    async def method(request: bytes, context: Context) -> Any:
         try:
-            return await answer(request)
+            return await answer(parsed(kind, request))
         except DLError as error:
             await refuse(context, error)
 
     return method
+
+
+class _WithoutTokens(grpc.GenericRpcHandler):
+    """Methods of Flight that refuse a call with a token, which nobody here would check."""
+
+    def __init__(self, methods: grpc.GenericRpcHandler) -> None:
+        self._methods = methods
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return what answers a call; None: nothing here does."""
+        if not details.method.startswith(f"/{FLIGHT}/"):
+            return None
+        for key, _ in details.invocation_metadata or ():
+            if key in _TOKENS:
+                return grpc.stream_stream_rpc_method_handler(partial(_refuse_token, key))
+        return self._methods.service(details)
+
+
+async def _refuse_token(key: str, _: object, context: Context) -> None:
+    await drop_the_rest(context)
+    error = UncheckedTokenError(
+        f"a token in the metadata {key!r}: a proxy checks none, and lets in whoever reaches it, or "
+        "with TLS whoever has a certificate that its tls_ca signed: expected such a certificate "
+        "(docs/tls.md), or no token"
+    )
+    await refuse(context, error)
 
 
 class FlightService:
@@ -75,31 +107,38 @@ class FlightService:
         self._actions = actions
         self._puts = puts
         self._reads = reads
+        self._readers: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+
+    async def end_readers(self, *, after_s: float) -> None:
+        """End those who still read after a while, so that they go on at another proxy.
+
+        A server of gRPC that stops would tell them that they were cancelled, as if by themselves.
+        """
+        if self._readers:
+            await asyncio.wait(self._readers, timeout=after_s)
+        self._is_stopping = True
+        for reader in self._readers:
+            reader.cancel()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the table of methods, for a server."""
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "DoAction": grpc.unary_stream_rpc_method_handler(
-                streaming(self._do_action),
-                request_deserializer=pb.Action.FromString,
+                streaming(pb.Action, self._do_action),
                 response_serializer=pb.Result.SerializeToString,
             ),
-            "DoGet": grpc.unary_stream_rpc_method_handler(
-                self._do_get, request_deserializer=pb.Ticket.FromString
-            ),
+            "DoGet": grpc.unary_stream_rpc_method_handler(self._do_get),
             "GetFlightInfo": grpc.unary_unary_rpc_method_handler(
-                answering(self._reads.get_flight_info),
-                request_deserializer=pb.FlightDescriptor.FromString,
+                answering(pb.FlightDescriptor, self._reads.get_flight_info),
                 response_serializer=pb.FlightInfo.SerializeToString,
             ),
             "GetSchema": grpc.unary_unary_rpc_method_handler(
-                answering(self._reads.get_schema),
-                request_deserializer=pb.FlightDescriptor.FromString,
+                answering(pb.FlightDescriptor, self._reads.get_schema),
                 response_serializer=pb.SchemaResult.SerializeToString,
             ),
             "ListFlights": grpc.unary_stream_rpc_method_handler(
-                streaming(self._reads.list_flights),
-                request_deserializer=pb.Criteria.FromString,
+                streaming(pb.Criteria, self._reads.list_flights),
                 response_serializer=pb.FlightInfo.SerializeToString,
             ),
             "DoPut": grpc.stream_stream_rpc_method_handler(
@@ -107,16 +146,23 @@ class FlightService:
                 response_serializer=pb.PutResult.SerializeToString,
             ),
             "ListActions": grpc.unary_stream_rpc_method_handler(
-                streaming(self._list_actions),
-                request_deserializer=pb.Empty.FromString,
+                streaming(pb.Empty, self._list_actions),
                 response_serializer=pb.ActionType.SerializeToString,
             ),
         }
-        return grpc.method_handlers_generic_handler(FLIGHT, methods)
+        return _WithoutTokens(grpc.method_handlers_generic_handler(FLIGHT, methods))
 
-    async def _do_get(self, request: pb.Ticket, context: Context) -> None:
+    async def _do_get(self, request: bytes, context: Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
         try:
-            await self._reads.do_get(request.ticket, partial(send, context))
+            await self._reads.do_get(parsed(pb.Ticket, request).ticket, partial(send, context))
+        except asyncio.CancelledError:
+            if not self._is_stopping or context.cancelled():
+                raise
+            task.uncancel()
+            await refuse(context, LogNotReadyError("this proxy stops: read on at another one"))
         except ReaderStalledError as error:
             logger.info("%s: %s", context.peer(), error)
             if close_connection(context):
@@ -124,6 +170,8 @@ class FlightService:
             await refuse(context, error)
         except DLError as error:
             await refuse(context, error)
+        finally:
+            self._readers.discard(task)
 
     async def _do_put(self, _: object, context: Context) -> None:
         try:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import pyarrow as pa
-from google.protobuf.message import DecodeError
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.entries.stamp import Claim
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.requests import LogId
+from dlcore.proxy.flight.requests import MALFORMED, LogId, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,14 +100,11 @@ class PutMessage:
         Raises:
             ConfigurationError: it is none.
         """
-        try:
-            if len(data) > COPIED_BYTES_MAX:
-                start, body_at = _find_last_body(data)
-                if start < body_at:
-                    return cls(pb.FlightData.FromString(data[:start]), memoryview(data)[body_at:])
-            told = pb.FlightData.FromString(data)
-        except DecodeError as error:
-            raise ConfigurationError(f"a message is no FlightData: {error}") from error
+        if len(data) > COPIED_BYTES_MAX:
+            start, body_at = _find_last_body(data)
+            if start < body_at:
+                return cls(parsed(pb.FlightData, data[:start]), memoryview(data)[body_at:])
+        told = parsed(pb.FlightData, data)
         return cls(told, memoryview(told.data_body))
 
 
@@ -155,7 +151,7 @@ def sequence_of(message: PutMessage) -> int | None:
         return None
     try:
         return msgspec.json.decode(beside, type=Numbered).sequence
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ConfigurationError(
             f'what goes beside a batch: {error}; expected JSON like {{"sequence": 17}}'
         ) from error
@@ -169,7 +165,7 @@ def log_of(message: PutMessage) -> str:
     """
     try:
         told = msgspec.json.decode(message.told.app_metadata, type=Staged)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise ConfigurationError(
             f'what goes beside a batch that is staged: {error}; expected JSON like {{"log": '
             '"clicks"}'
@@ -191,7 +187,7 @@ def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
             if isinstance(told, dict) and "staging" in told:
                 return msgspec.convert(told, StagingTarget)
             target = msgspec.convert(told, PutTarget)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except MALFORMED as error:
             raise ConfigurationError(
                 f'the descriptor\'s command: {error}; expected JSON like {{"log": "clicks"}}'
             ) from error

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
+from google.protobuf.message import DecodeError, Message
 
+from dlcore.errors import ConfigurationError
 from dlcore.log.metadata.values import Mark
 
 LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z-]{1,64}$")]
 """Of a log, as clients tell it: part of a path in the metadata store."""
+MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What the JSON of a client may raise: it is none, not of the kind, or nested without an end."""
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+
+def parsed(kind: type[_MessageT], data: bytes) -> _MessageT:
+    """Return a message of a client.  gRPC itself would take one that is none for a defect.
+
+    Raises: ConfigurationError: it is none.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        name = kind.DESCRIPTOR.name
+        article = "an" if name[0] in "AE" else "a"
+        raise ConfigurationError(
+            f"a message is no {name}: {error}; expected {article} {name} as protobuf, with its "
+            "texts in UTF-8"
+        ) from error
 
 
 class LogRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -35,6 +35,8 @@ from dlcore.errors import (
     SubscriptionMovedError,
     TransactionIdOutOfOrderError,
     TransactionTooLargeError,
+    UncheckedTokenError,
+    UnknownActionError,
     WriteCancelledError,
     WriteError,
 )
@@ -52,6 +54,8 @@ _MESSAGE_LENGTH_MAX = 2000
 
 _CODES: dict[type, str] = {
     ConfigurationError: "INVALID_ARGUMENT",
+    UnknownActionError: "UNIMPLEMENTED",
+    UncheckedTokenError: "UNAUTHENTICATED",
     SchemaMismatchError: "INVALID_ARGUMENT",
     LogRecordTooLongError: "INVALID_ARGUMENT",
     LogNotFoundError: "NOT_FOUND",

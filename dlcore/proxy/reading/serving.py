@@ -132,7 +132,8 @@ class ReadPath:
             at = parts[-1].end if parts else start
             parts.append(Part(start=at, end=at, record_count=0, size_bytes=0, is_tail=True))
         size_bytes = sum(each.size_bytes for each in parts)
-        known = await self._metadata(snapshot, start, end, size_bytes)
+        async with self._membership.outages.bounded():
+            known = await self._metadata(snapshot, start, end, size_bytes)
         return pb.FlightInfo(
             schema=reading.view.schema.serialize().to_pybytes(),
             flight_descriptor=descriptor,
@@ -159,13 +160,27 @@ class ReadPath:
             raise ConfigurationError(
                 f"criteria {criteria.expression!r}: expected the beginning of names, in UTF-8"
             ) from error
-        async for names in self._namespace.list_logs(prefix or None):
+        listing = aiter(self._namespace.list_logs(prefix or None))
+        while (schemas := await self._next_schemas(listing)) is not None:
+            for name, schema in schemas:
+                yield _listed(name, schema)
+
+    async def _next_schemas(
+        self, listing: AsyncIterator[list[str]]
+    ) -> list[tuple[str, pa.Schema | None]] | None:
+        """Return some logs with their schemas; None: there are no more."""
+        async with self._membership.outages.bounded():
+            names = await anext(listing, None)
+            if names is None:
+                return None
             schemas = await self._namespace.get_schemas(names)
-            for name in names:
-                if name in schemas:
-                    yield _listed(name, schemas[name])
+            return [(name, schemas[name]) for name in names if name in schemas]
 
     async def _asked(self, ticket: Ticket) -> _Asked:
+        async with self._membership.outages.bounded():
+            return await self._found(ticket)
+
+    async def _found(self, ticket: Ticket) -> _Asked:
         follower, snapshot = await self._namespace.followers.follow(ticket.log, ticket.log_id)
         context = self._namespace.log_context
         log = DistributedLogManager(context, follower.log, self._log_config, follower)

@@ -17,7 +17,7 @@ import msgspec
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN, TXID_MAX, validate_log_name
-from dlcore.proxy.flight.requests import LogId
+from dlcore.proxy.flight.requests import MALFORMED, LogId
 from dlcore.records import NotLessThan, RecordField
 
 FORMAT = 1
@@ -111,7 +111,7 @@ class Ticket(
             )
         try:
             return msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigurationError) as error:
+        except (*MALFORMED, ConfigurationError) as error:
             shown = data[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
             raise ConfigurationError(
                 f"not a ticket: {shown!r}: {error}; expected JSON such as "

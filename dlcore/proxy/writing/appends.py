@@ -15,6 +15,7 @@ from dlcore.config import MIB
 from dlcore.errors import ConfigurationError
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.reading.scan import StagedExtent
+from dlcore.proxy.flight.requests import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                     f"packed: expected all of at most {UNPACKED_BYTES_MAX} bytes, by zlib"
                 )
             return self.extents + msgspec.json.decode(text, type=list[StagedExtent])
-        except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (zlib.error, *MALFORMED) as error:
             raise ConfigurationError(
                 f"packed: expected a list of extents as JSON, by zlib, in base64: {error}"
             ) from error

@@ -75,14 +75,21 @@ class LogOwner:
 
         Raises:
             LogElsewhereError: another proxy serves it.
-            LogNotReadyError: no live proxy takes logs.
+            LogNotReadyError: no live proxy takes logs, or the metadata store is away.
             OverCapacityError: this one owns as many as it may.
             LogNotFoundError: that log is gone; LogRenamedError: it has another name.
             DLError: it cannot be acquired.
         """
+        async with self._membership.outages.bounded():
+            return await self._checked(name, log_id, unreachable)
+
+    async def _checked(
+        self, name: str, log_id: str | None, unreachable: Collection[str]
+    ) -> OwnedLog:
         try:
             log = await self._get(name, unreachable)
-        except LogNotFoundError:
+        except (LogNotFoundError, LogElsewhereError):
+            # Nobody is sent to another proxy for a log that is gone.
             await self._require_named(name, log_id)
             raise
         if log_id not in (None, log.log_id):

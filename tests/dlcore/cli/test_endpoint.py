@@ -235,3 +235,27 @@ def test_logs_are_made_and_ended_through_proxies(
     code, told = dlog("log", "delete", f"{log}/t", "--yes", "--damaged", **endpoint)
     assert (code, "give --uri and no --endpoint" in told) == (2, True)
     assert dlog("log", "list", log, **endpoint) == (0, f"log\n{log}/t\n")
+
+
+def test_a_log_is_released_by_the_proxy_that_owns_it(
+    dlog: Dlog, namespace_uri: str, proxy: ProxyProcess
+) -> None:
+    """Then a program that reaches bookies writes it at once, and not after ten minutes."""
+    endpoint = {"DLOG_ENDPOINT": proxy.location}
+    log = log_name_for(proxy, namespace_uri)
+    code, told = dlog("proxy", "release", log, **endpoint)
+    assert (code, f"'{log}' does not exist" in told) == (1, True)
+    with open_remote(proxy.location) as remote:
+        remote.create_log(log)
+        with remote.open_log(log).open_writer() as writer:
+            writer.write_table(pa.table({"payload": ["a"]}))
+    assert log in proxy.act("logs")["logs"]
+    done = {"log": log, "released": True}
+    assert dlog("proxy", "release", log, "--json", **endpoint) == (0, json.dumps(done) + "\n")
+    assert log not in proxy.act("logs")["logs"]
+    with open_namespace(namespace_uri) as direct, direct.open_log(log).open_writer() as own:
+        own.write_batch(pa.record_batch({"txid": [10**15], "payload": [b"b"]}))
+    code, told = dlog("proxy", "release", log, **endpoint)
+    assert (code, told) == (0, f"log {log} is owned by no proxy\n")
+    code, told = dlog("proxy", "release", log)
+    assert (code, "give --endpoint grpc://host:port" in told) == (2, True)

@@ -17,6 +17,7 @@ from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.config import ProxyConfig
+from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.recording_store import RecordingStore
@@ -30,7 +31,9 @@ VALUES = ["value"]
 
 def path_of(namespace: Namespace) -> ReadPath:
     """Return the read half of a proxy that owns nothing."""
-    return ReadPath(namespace, cast("Any", None), ProxyConfig())
+    context = namespace.log_context
+    membership = Membership(context.store, context.paths, "grpc://here:1")
+    return ReadPath(namespace, membership, ProxyConfig())
 
 
 async def got(reads: ReadPath, **ticket: object) -> list[bytes]:

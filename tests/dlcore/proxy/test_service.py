@@ -38,8 +38,9 @@ class EndedCall:
 def test_a_call_that_ended_is_no_defect() -> None:
     """Its handler ends as by the cancellation that is on its way, so that no defect is logged."""
     service = FlightService(cast("Any", None), cast("Any", None), cast("Any", Reads()))
+    ticket = pb.Ticket(ticket=b"{}").SerializeToString()
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(service._do_get(pb.Ticket(ticket=b"{}"), cast("Any", EndedCall())))
+        asyncio.run(service._do_get(ticket, cast("Any", EndedCall())))
 
 
 def test_who_is_refused_while_he_sends_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
