@@ -1,9 +1,8 @@
 """The metadata store on ZooKeeper: with `requests.py` the only file that knows kazoo.
 
-kazoo works in threads of its own; everything it says is carried to the event loop with
-`call_soon_threadsafe`, and nothing here waits for it.  Requests leave in the order they were made,
-only while connected, and at most `_OUTSTANDING_MAX` at a time: kazoo wakes its thread through a
-socket that would block the loop if too many were queued.
+kazoo works in threads of its own; `call_soon_threadsafe` carries all it says to the event loop, and
+nothing here waits for it.  Requests leave in their order, only while connected, `_OUTSTANDING_MAX`
+at a time: kazoo wakes its thread by a socket that would block the loop if too many were queued.
 
 A write whose reply is lost is never sent again (`MetadataConnectionError`: unknown), reads are.
 `MetadataSessionExpiredError` from a write means that ZooKeeper refused it: it did not happen.

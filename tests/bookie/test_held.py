@@ -1,4 +1,4 @@
-"""What a bookie says that it holds above the LAC: durable entries, and what it can prove."""
+"""The entries that a bookie says it holds above the LAC: durable ones, and what it can prove."""
 
 from __future__ import annotations
 
