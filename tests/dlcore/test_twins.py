@@ -82,6 +82,8 @@ ARGUMENTS_OF_ONE_FACE = {
     ("begin_append", "token"),
     ("create_log", "log_id"),
     ("open_writer", "producers"),
+    # A blocking writer gathers records for so long; an async one sends them at once.
+    ("open_writer", "flush_interval_s"),
 }
 
 

@@ -101,7 +101,13 @@ def answers_are_known_by_position_only() -> Iterator[None]:
             return None
         return add
 
-    with patch.object(LedgerAppender, "_take_answer", take):
+    def owes(self: LedgerAppender, add: _Add | None, position: int, _: BookieId) -> bool:
+        return add is not None and position in add.owed and position in self._joining
+
+    with (
+        patch.object(LedgerAppender, "_take_answer", take),
+        patch.object(LedgerAppender, "_owes", owes),
+    ):
         yield
 
 
