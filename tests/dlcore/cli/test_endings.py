@@ -98,7 +98,15 @@ ARGUMENTS = {
 }
 """How each command is called so that it prints something, of what `World` has."""
 WITHOUT_A_CLUSTER = ("sandbox",)
-SAID_BEFORE = ("Drop ", '{"note": "Seal ', "Delete ", "Give up ", "Forget ", "20")
+SAID_BEFORE = (
+    "Drop ",
+    "Let transaction ids ",
+    '{"note": "Seal ',
+    "Delete ",
+    "Give up ",
+    "Forget ",
+    "20",
+)
 """What goes, and what a service logs, by its time."""
 
 
