@@ -19,7 +19,7 @@ from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.reading.scan_driver import scan_range
 from dlcore.log.typed.arrow import columns_of
-from dlcore.log.typed.schema import Column, LogSchema
+from dlcore.log.typed.schema import Column, LogSchema, as_required
 from dlcore.metadata.stored import decode, encode
 from dlcore.records import EntryPlace
 from dlcore.schemas import merge_schemas, schema_from_text
@@ -256,3 +256,11 @@ def test_schemas_stored_before_say_nothing_of_nulls() -> None:
     schema = LogSchema(versions=((Column("a", "int8"),),))
     assert b"null" not in encode(schema)
     assert decode(LogSchema, encode(schema), source="/x").latest[0].nullable
+
+
+def test_a_column_of_another_type_is_required_as_the_known_one() -> None:
+    """What its fields may be is left to the new type."""
+    known = Column(name="a", type="int32", nullable=False)
+    wider = Column(name="a", type="int64")
+    required = Column(name="a", type="int64", nullable=False)
+    assert as_required([known], [wider]) == (required,)

@@ -9,7 +9,16 @@ from hypothesis import given, strategies as st
 from dlcore.wire.assembly import Assembly, Frame
 from dlcore.wire.frames import FrameParts, FrameRun, total_bytes
 from dlcore.wire.memory import ReceiveMemory
-from dlcore.wire.messages import ANYTHING, ENTRY_BYTES_MIN, Add, Chunk, WireError, decode, encode
+from dlcore.wire.messages import (
+    ANYTHING,
+    ENTRY_BYTES_MIN,
+    Add,
+    Chunk,
+    Held,
+    WireError,
+    decode,
+    encode,
+)
 
 
 def run_of(frames: list[bytes]) -> FrameRun:
@@ -72,3 +81,14 @@ def test_frames_are_described_by_their_sizes() -> None:
     """And not by their bytes, which may be megabytes."""
     assert repr(run_of([b"ab", b"c"])) == "<FrameRun frames=2 bytes=3>"
     assert repr(FrameParts([b"ab", memoryview(b"c")])) == "<FrameParts parts=2 bytes=3>"
+
+
+@pytest.mark.parametrize("ranges", [[(3, 5)], [(6, 5)], [(5, 6), (6, 7)], [(5, 91)]])
+def test_what_is_held_comes_in_order_and_within_what_was_looked_at(
+    ranges: list[tuple[int, int]],
+) -> None:
+    """At or below the LAC, backwards, twice, or beyond its end it says nothing."""
+    sound = b"".join(encode(Held(10, 4, 90, [(5, 6), (8, 90)])))
+    assert _read(sound) == Held(10, 4, 90, [(5, 6), (8, 90)])
+    with pytest.raises(WireError, match="expected them up to 90"):
+        _read(b"".join(encode(Held(10, 4, 90, ranges))))
