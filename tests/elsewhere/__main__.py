@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from tests.elsewhere.debian import ROOT
 from tests.elsewhere.places import PLACES
@@ -56,7 +55,7 @@ def _on(interpreter: Interpreter, works: list[str], tests: str) -> list[Outcome]
     outcomes = []
     for work in works:
         words = [work] if work == "demo" else ["test", f"ARGS={tests}"]
-        log = Path(LOGS / f"python-{interpreter.version}-{work}.log")
+        log = LOGS / f"python-{interpreter.version}-{work}.log"
         outcomes.append(run(str(interpreter), work, interpreter.make(*words), log))
     return outcomes
 
