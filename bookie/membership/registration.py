@@ -235,6 +235,13 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
             f"lost, empty this one, and dlog bookie cookie delete {local.name} lets the bookie "
             "start as a new one"
         )
+    if local.life > remote.life and local.start == remote.start != "":
+        # Each start has a name of its own.
+        raise ConfigurationError(
+            f"the cookie in the data folder of bookie {local.name!r} is damaged: it counts start "
+            f"{local.start} as life {local.life}, the cluster counts it as life {remote.life} "
+            f"(cookie {node}); set the folder's life to that number"
+        )
 
 
 async def _create_remote_cookie(

@@ -97,7 +97,7 @@ ARGUMENTS = {
     "staging list": "--json",
 }
 """How each command is called so that it prints something, of what `World` has."""
-WITHOUT_A_CLUSTER = ("sandbox",)
+WITHOUT_A_CLUSTER = ("sandbox", *(each for each, line in ARGUMENTS.items() if line == "--help"))
 SAID_BEFORE = (
     "Drop ",
     "Let transaction ids ",
