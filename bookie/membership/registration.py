@@ -19,12 +19,13 @@ bookie is registered all the while.  A bookie whose cookie was deleted is not re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from bookie.disks.port import DiskSpace
+from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_number
 from dlcore.background import BackgroundTasks
 from dlcore.config import DEFAULT_RACK
@@ -126,7 +127,7 @@ async def begin_life(
     if await disk.read_file(COOKIE_FILE) is None:
         logger.info("new bookie name=%s incarnation=%s", cookie.name, cookie.incarnation)
     begun = replace(cookie, life=cookie.life + 1, start=clock.new_token())
-    await disk.write_file(COOKIE_FILE, encode(begun))
+    await _write_cookie(disk, encode(begun))
     await disk.delete([_PROVISIONAL_FILE])
     node = paths.cookie(cookie.name)
     for attempt in range(1, _ATTEMPTS_MAX + 1):
@@ -143,6 +144,16 @@ async def begin_life(
                 raise
         else:
             return
+
+
+async def _write_cookie(disk: Disk, data: bytes) -> None:
+    """Replace the folder's cookie; a full disk gives of what is held back, and gets it again."""
+    held_bytes = disk.held_bytes
+    await write_with_room(disk, len(data), lambda: disk.write_file(COOKIE_FILE, data))
+    if disk.held_bytes < held_bytes:
+        # The old cookie has left its room.  A bookie on a full disk may start many times.
+        with contextlib.suppress(DiskFullError):
+            await disk.hold(min(held_bytes, disk.space().free_bytes))
 
 
 async def _wait_alone(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bookie.disks.memory import MemoryDisk
+from bookie.disks.port import DiskFullError
 from bookie.membership.registration import begin_life, establish_identity
 from dlcore.errors import ConfigurationError, MetadataConnectionError
 from dlcore.ledger.metadata.bookies import BookieRegistration
@@ -41,6 +42,28 @@ def test_an_older_copy_of_a_folder_is_not_the_bookie() -> None:
             with pytest.raises(ConfigurationError, match=r"older copy .* life 1, .* life 2"):
                 await boot(older, store, cluster_id, "bookie-1")
         await boot(disk, store, cluster_id, "bookie-1")
+        await store.aclose()
+
+    run(scenario())
+
+
+def test_a_bookie_on_a_full_disk_starts_as_often_as_it_likes() -> None:
+    """Each start is counted in space that was held back, which is held back again."""
+
+    async def scenario() -> None:
+        _, store, cluster_id = await connect()
+        disk = MemoryDisk(total_bytes=1 << 20)
+        await boot(disk, store, cluster_id, "bookie-1")
+        await disk.hold(100_000)
+        disk.fill()
+        for _ in range(20):
+            await boot(disk, store, cluster_id, "bookie-1")
+        assert disk.held_bytes >= 99_000
+        while await disk.release(100_000):
+            pass
+        disk.fill()
+        with pytest.raises(DiskFullError):
+            await boot(disk, store, cluster_id, "bookie-1")
         await store.aclose()
 
     run(scenario())

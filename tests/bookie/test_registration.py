@@ -61,7 +61,8 @@ async def boot(disk: Disk, store: MemoryStore, cluster_id: str, name: str) -> Bo
     cookie = await establish_identity(
         disk, store, PATHS, name=name, cluster_id=cluster_id, clock=CLOCK
     )
-    await disk.write_file("0000000001.log", b"data")
+    if "0000000001.log" not in disk.names():
+        await disk.write_file("0000000001.log", b"data")
     await begin_life(disk, store, PATHS, cookie, clock=CLOCK)
     return replace(cookie, life=0, start="")  # who it is, however often it was started
 

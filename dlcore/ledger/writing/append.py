@@ -118,7 +118,7 @@ class _Add:
         self.acks: set[int] = set()  # positions whose bookie made it durable
         self.waiting: dict[int, BookieId] = {}  # positions whose bookie has not answered yet
         self.owed: set[int] = set()  # positions that a bookie takes once it made it durable
-        self.copied: set[int] = set()  # positions whose next bookie did
+        self.copied: set[BookieId] = set()  # who did, though no member of the ensemble
 
 
 class LedgerAppender:
@@ -261,7 +261,7 @@ class LedgerAppender:
         add = self._adds.get(entry_id)
         if add is not None and self._owes(add, position, bookie):
             add.owed.discard(position)
-            add.copied.add(position)
+            add.copied.add(bookie)
             self._copies_left -= 1
             return self._plan_if_copied()
         add = self._take_answer(entry_id, position, bookie)
@@ -373,8 +373,12 @@ class LedgerAppender:
         self._joining, self._copies_left = chosen, 0
         effects: list[Effect] = []
         for add in self._unconfirmed() if self._persist else ():
-            add.copied.clear()
-            add.owed = {p for p in self._positions(add.entry_id) if p in chosen}
+            # A bookie that failed with one entry keeps the others: it is sent only what it lacks.
+            add.owed = {
+                p
+                for p in self._positions(add.entry_id)
+                if p in chosen and chosen[p] not in add.copied
+            }
             self._copies_left += len(add.owed)
             if add.owed:
                 targets = [(p, chosen[p]) for p in sorted(add.owed)]
@@ -452,9 +456,9 @@ class LedgerAppender:
             for position in changed:
                 add.waiting.pop(position, None)
             if add.entry_id > self.last_add_confirmed:
-                add.acks -= changed
-                add.acks |= {p for p in add.copied if new.bookies[p] == self._joining.get(p)}
                 positions = [p for p in self._positions(add.entry_id) if p in changed]
+                add.acks -= changed
+                add.acks.update(p for p in positions if new.bookies[p] in add.copied)
                 effects += self._send(add, positions)
             self._release(add)
         self._joining = {}

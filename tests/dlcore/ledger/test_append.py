@@ -32,6 +32,8 @@ from dlcore.wire.digest import decode_frame
 from tests.fixtures.append_bench import UNAVAILABLE, Bench, complete, targets
 from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
 
+STRIPES = quorum_of(5, 3, 2)
+
 
 def test_an_entry_goes_to_its_write_set_with_the_lac_of_the_moment() -> None:
     """Striping, first to the bookie that is followed (of ledger 7 it is C), and what is carried."""
@@ -310,6 +312,36 @@ def test_one_who_joins_and_fails_is_replaced_before_it_is_named() -> None:
     effects = bench.listed("E")
     assert targets(effects) == [(0, "E"), (1, "E")]
     assert bench.planned(effects) == metadata_of((0, "AEC"))
+
+
+def test_one_who_failed_to_join_and_joins_later_gets_only_what_it_lacks() -> None:
+    """Links that lose one answer in some would let no change come to its end."""
+    bench = Bench("ABCDE", quorum=STRIPES)
+    bench.append(3)
+    bench.fail(0, "B")
+    assert targets(bench.listed("F")) == [(0, "F"), (1, "F")]
+    bench.machine.add_succeeded(0, 1, bookie("F"))
+    bench.machine.add_failed(entry_id=1, position=1, bookie=bookie("F"), error=UNAVAILABLE)
+    effects = bench.listed("F")
+    assert targets(effects) == [(1, "F")]
+    bench.machine.add_succeeded(1, 1, bookie("F"))
+    assert bench.machine.change_stored(metadata_of((0, "AFCDE"), quorum=STRIPES)) == []
+    assert [bench.machine._adds[each].acks for each in (0, 1, 2)] == [{1}, {1}, set()]
+
+
+def test_a_copy_counts_for_entries_that_have_a_place_there_only() -> None:
+    """Entry 0 was copied to F for the place of B; F takes the place of D, where it has none."""
+    bench = Bench("ABCDE", quorum=STRIPES)
+    bench.append(3)
+    bench.fail(0, "B")
+    bench.listed("F")
+    bench.machine.add_succeeded(0, 1, bookie("F"))
+    bench.machine.add_failed(entry_id=1, position=1, bookie=bookie("F"), error=UNAVAILABLE)
+    bench.listed("", readmitted="B")
+    bench.fail(1, "D")
+    bench.copy(bench.listed("F"))
+    bench.machine.change_stored(metadata_of((0, "ABCFE"), quorum=STRIPES))
+    assert [bench.machine._adds[each].acks for each in (0, 1, 2)] == [set(), {3}, {3}]
 
 
 def test_a_sealed_writer_changes_nothing_more_when_the_copies_are_there() -> None:
