@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,9 @@ INVALID_ENTRY_ID = -1
 
 TXID_MAX = 2**63 - 2
 """Highest transaction id; 2**63 - 1 is reserved for the end of the stream."""
+
+LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
+"""Of a log, whatever its name: part of a path in the metadata store."""
 
 LOG_NAME_LENGTH_MAX = 512
 _DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
@@ -101,6 +104,16 @@ def validate_log_name(name: str) -> str:
     if problem:
         raise InvalidLogNameError(f"invalid log name {name!r}: {problem}")
     return stripped
+
+
+def validate_log_id(log_id: str) -> str:
+    """Return `log_id`, or raise `ConfigurationError`."""
+    try:
+        return msgspec.convert(log_id, LogId)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(
+            f"log_id={log_id!r}: expected 1 to 64 ASCII letters, digits and hyphens"
+        ) from error
 
 
 def validate_log_names(names: Sequence[str]) -> list[str]:

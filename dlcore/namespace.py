@@ -20,7 +20,7 @@ from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
 from dlcore.errors import DLError, LogExistsError, LogNotFoundError
-from dlcore.ids import DLSN, name_prefix, validate_log_name
+from dlcore.ids import DLSN, name_prefix, validate_log_id, validate_log_name
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
@@ -181,13 +181,13 @@ class Namespace(AsyncClosing):
             schema: its columns, as an Arrow schema, which makes it a typed log; else one of bytes.
             log_id: unique to it, for who asks again where an answer was lost; else one is made.
 
-        Raises: InvalidLogNameError, LogExistsError.
+        Raises: InvalidLogNameError, LogExistsError, ConfigurationError for a malformed `log_id`.
         """
         self._require_open()
         name = validate_log_name(name)
         metadata = LogMetadata(
             name=name,
-            log_id=log_id or self._context.clock.new_token(),
+            log_id=self._context.clock.new_token() if log_id is None else validate_log_id(log_id),
             created_ms=self._context.clock.now_ms(),
             quorum=(config or self._context.config).quorum,
             typed=schema is not None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,7 +23,7 @@ from dlcore.errors import (
     NoNodeError,
     UnexpectedError,
 )
-from dlcore.ids import validate_log_name
+from dlcore.ids import LogId, validate_log_name
 from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 class _Named(msgspec.Struct):
     """The part of a damaged name's node without which nothing but the name can go."""
 
-    log_id: Annotated[str, msgspec.Meta(min_length=1)]
+    log_id: LogId
 
 
 async def damage_of(context: LogContext, name: str) -> str:

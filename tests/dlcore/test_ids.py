@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dlcore.errors import ConfigurationError, InvalidLogNameError
-from dlcore.ids import DLSN, LOG_NAME_LENGTH_MAX, BookieId, validate_log_name
+from dlcore.ids import (
+    DLSN,
+    LOG_NAME_LENGTH_MAX,
+    BookieId,
+    validate_log_id,
+    validate_log_name,
+)
 
 INT64_MAX = 2**63 - 1
 DLSNS = st.builds(DLSN, *[st.integers(0, INT64_MAX)] * 3)
@@ -74,6 +80,20 @@ def test_other_names_are_refused_with_the_reason(name: str, problem: str) -> Non
         validate_log_name(name)
     assert problem in str(caught.value)
     assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("log_id", ["0" * 32, "a-1", "x" * 64])
+def test_an_id_of_a_log_is_a_word(log_id: str) -> None:
+    """As it is."""
+    assert validate_log_id(log_id) == log_id
+
+
+@pytest.mark.parametrize("log_id", ["", "x" * 65, "a/b", "..", "\x00", "1\n", "é", 7])
+def test_another_id_of_a_log_is_refused_with_the_reason(log_id: str) -> None:
+    """The message holds the value and what would be right."""
+    with pytest.raises(ConfigurationError, match="expected 1 to 64 ASCII letters") as caught:
+        validate_log_id(log_id)
+    assert repr(log_id) in str(caught.value)
 
 
 @given(st.text(max_size=30))

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from dlcore.config import LogSettings, QuorumConfig
 from dlcore.errors import CorruptMetadataError, UnexpectedError
-from dlcore.ids import DLSN
+from dlcore.ids import DLSN, LogId
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.metadata.stored import LAYOUT, Count, Number
 
@@ -111,7 +111,7 @@ class LogKey(msgspec.Struct, frozen=True, kw_only=True):
     """Which log: `log_id` is fresh for each that is created, also where another had its name."""
 
     name: str
-    log_id: str
+    log_id: LogId
 
 
 class LogMetadata(LogKey, frozen=True, kw_only=True):
@@ -367,7 +367,7 @@ class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     layout: int = LAYOUT
     name: str
-    log_id: str
+    log_id: LogId
     from_lssn: Number
 
 

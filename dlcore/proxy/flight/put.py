@@ -15,10 +15,10 @@ import msgspec
 import pyarrow as pa
 
 from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN, validate_log_name
+from dlcore.ids import DLSN, LogId, validate_log_name
 from dlcore.log.entries.stamp import Claim
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.requests import MALFORMED, LogId, parsed
+from dlcore.proxy.flight.requests import MALFORMED, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from dlcore.errors import ConfigurationError
+from dlcore.ids import LogId
 from dlcore.log.metadata.values import Mark
 
-LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z-]{1,64}$")]
-"""Of a log, as clients tell it: part of a path in the metadata store."""
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What the JSON of a client may raise: it is none, not of the kind, or nested without an end."""
 _MessageT = TypeVar("_MessageT", bound=Message)

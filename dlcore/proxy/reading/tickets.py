@@ -16,8 +16,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN, TXID_MAX, validate_log_name
-from dlcore.proxy.flight.requests import MALFORMED, LogId
+from dlcore.ids import DLSN, TXID_MAX, LogId, validate_log_name
+from dlcore.proxy.flight.requests import MALFORMED
 from dlcore.records import NotLessThan, RecordField
 
 FORMAT = 1

@@ -166,7 +166,9 @@ def test_the_writer_of_a_damaged_log_keeps_it() -> None:
     on_namespace(body)
 
 
-@pytest.mark.parametrize("value", [b"no value", b"[1]", b'{"log_id": ""}', b"\xff"])
+@pytest.mark.parametrize(
+    "value", [b"no value", b"[1]", b'{"log_id": ""}', b'{"log_id": "\\u0000"}', b"\xff"]
+)
 def test_a_name_that_tells_no_id(value: bytes) -> None:
     """Only the name goes; what it led to is not guessed."""
 

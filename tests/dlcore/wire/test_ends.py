@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,12 +102,13 @@ def feed(end: Assembly | BookieEnd | ClientEnd[str, str], buffers: Iterable[Buff
 def cut(assembly: Assembly, data: bytes, sizes: Iterable[int]) -> list[Message]:
     """Give an assembly data in pieces of `sizes`, over and over; return the messages."""
     messages: list[Message] = []
-    pieces = iter(list(sizes) * (len(data) + 1))
-    while data:
+    pieces = itertools.cycle(sizes)
+    rest = memoryview(data)  # a piece of bytes would copy all that follows, for each of many
+    while rest:
         target = assembly.get_buffer()
-        size = min(next(pieces), len(target), len(data))
-        target[:size] = data[:size]
-        data = data[size:]
+        size = min(next(pieces), len(target), len(rest))
+        target[:size] = rest[:size]
+        rest = rest[size:]
         assembly.received(size)
         while (frame := assembly.next_frame()) is not None:
             messages.append(decode(*frame))
