@@ -88,15 +88,16 @@ test-elsewhere: $(ARCHIVE) ## Run them in each place of tests/elsewhere/places.p
 test-lowest: $(LOWEST)/.installed ## Run the tests with the lowest versions that pyproject.toml allows.
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
-coverage: $(ARCHIVE) ## Run all tests at full length; fail unless they ran the pure modules and most else.
-	@$(PYTEST) --full --cov --cov-report= $(ARGS)
+coverage: $(ARCHIVE) ## Run the tests; fail unless they ran the pure modules and most else. ARGS=--full for all.
+	@$(PYTEST) --cov --cov-report= $(ARGS)
 	@$(BIN)/python -m tests.coverage_check
 
 prove: $(STAMP) ## Run all tests and searches at full length, one after the other, and sum up.
 	@status=0; sums=; \
 	for proof in coverage test-pythons test-elsewhere test-lowest model sim mutants chaos chaos-spark; do \
-		echo "== make $$proof"; began=$$(date +%s); \
-		if $(MAKE) --no-print-directory $$proof; then ended=passed; else ended=FAILED; status=1; fi; \
+		echo "== make $$proof"; began=$$(date +%s); arguments=; \
+		[ $$proof != coverage ] || arguments='ARGS=--full --timeout=1800'; \
+		if $(MAKE) --no-print-directory $$proof $${arguments:+"$$arguments"}; then ended=passed; else ended=FAILED; status=1; fi; \
 		sums="$$sums$$(printf '%-12s %s after %d s' $$proof $$ended $$(($$(date +%s) - began)));"; \
 	done; \
 	echo "$$sums" | tr ';' '\n'; exit $$status
