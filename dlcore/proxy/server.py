@@ -12,7 +12,7 @@ import grpc
 from dlcore.closing import AsyncClosing
 from dlcore.errors import ConfigurationError
 from dlcore.proxy.actions import Actions
-from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
+from dlcore.proxy.flight.calls import keepalive_options
 from dlcore.proxy.health import Health
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 _STOP_GRACE_S = 1.0
 _READ_ON_S = 0.5
 """Readers may come to their ends for so long; then they are told to go on elsewhere."""
-_PING_MIN_MS = 5_000
+_PING_MIN_MS = 1_000
+_SILENCE_MS = 20_000
 
 
 class ProxyServer(AsyncClosing):
@@ -71,7 +72,7 @@ class ProxyServer(AsyncClosing):
                     # Else it reads some MiB ahead of a stream from which nothing is taken.
                     ("grpc.http2.bdp_probe", 0),
                     # Clients whose machine is gone hold nothing for long.
-                    *KEEPALIVE_OPTIONS,
+                    *keepalive_options(_SILENCE_MS, _SILENCE_MS),
                     # Those who wait for records look likewise whether the proxy is there.
                     ("grpc.http2.min_ping_interval_without_data_ms", _PING_MIN_MS),
                     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MIN_MS),

@@ -17,7 +17,7 @@ from dlcore.background import BackgroundTasks
 from dlcore.backoff import Backoff, Wait
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
-from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
+from dlcore.proxy.flight.calls import keepalive_options
 from dlcore.proxy.flight.put import UNREACHABLE_MAX
 from dlcore.proxy.flight.statuses import LOCATION_KEY, RETRY_KEY
 from dlcore.remote.tls_reasons import tls_reason
@@ -34,10 +34,13 @@ _METHOD = "/arrow.flight.protocol.FlightService/"
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
 _NAMED = re.compile(r"(\w+Error): (.*)", re.DOTALL)
+_SILENCE_MS, _ANSWER_MS = 2_000, 3_000
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
-    # A log that is followed may be silent for long, and so is a proxy that was cut off.
-    *KEEPALIVE_OPTIONS,
+    # A log that is followed may be silent for long, and so is a proxy that was cut off or stopped.
+    *keepalive_options(_SILENCE_MS, _ANSWER_MS),
+    # The system of a proxy that was stopped still takes connections, on which nothing comes.
+    ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
     # Else a proxy that was away is left alone for up to two minutes after it is back.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -47,6 +50,8 @@ _IDLE_MAX = 16
 _LOGS_MAX = 10_000
 """Of so many logs is noted where they are written; for another one the proxies are asked."""
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
+_LATE = "timed out"
+"""gRPC says so of a connection on which nothing came; TLS is refused with an answer."""
 _TOO_LARGE = "larger than max"
 """What gRPC says of a message; for nothing else than that would it be of no use to try again."""
 
@@ -173,6 +178,7 @@ class Endpoint(AsyncClosing):
         self.is_reached = False
         """Whether a proxy has answered: then one that does not is waited for, whatever it says."""
         self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
+        self._put_turns: dict[str, int] = {}  # of logs, whose turn it was when a stream began
         self._unreached: dict[str, tuple[str, ...]] = {}
         self._located: dict[str, _Located] = {}  # the one used last comes last
         self._closings = BackgroundTasks()
@@ -201,6 +207,7 @@ class Endpoint(AsyncClosing):
         location: str | None = None
         while True:
             self._require_open()
+            turn = self._turn
             call = self._call(location, kind, method, request().SerializeToString())
             try:
                 if kind == "unary_unary":
@@ -230,15 +237,20 @@ class Endpoint(AsyncClosing):
             finally:
                 call.cancel()
             if location is None:
-                self._turn = (self._turn + 1) % len(self._channels)
+                self._pass_by(turn)
             await asyncio.sleep(pause_s)
+
+    def _pass_by(self, turn: int) -> None:
+        """Ask the next proxy from now on, unless another call has found that this one fails."""
+        if turn == self._turn:
+            self._turn = (turn + 1) % len(self._channels)
 
     async def explained(self, error: DLError) -> DLError:
         """Return what to tell of a failure at the proxy asked last.
 
         As long as none was reached that is what is wrong with TLS, for good if it is with all.
         """
-        if self.is_reached or not isinstance(error, ProxyUnavailableError):
+        if self.is_reached or not isinstance(error, ProxyUnavailableError) or _LATE in str(error):
             return error
         address = self._addresses[self._turn]
         is_secure = self._scheme == "grpc+tls"
@@ -255,6 +267,7 @@ class Endpoint(AsyncClosing):
     def put(self, log: str) -> Any:
         """Begin to write to a log, at the proxy that owns it, as far as that is known."""
         self._require_open()
+        _note(self._put_turns, log, self._turn)
         return self._call(self._owners.get(log), "stream_stream", "DoPut")
 
     def _call(self, location: str | None, kind: str, method: str, *request: bytes) -> Any:
@@ -293,7 +306,7 @@ class Endpoint(AsyncClosing):
         """
         location = self._owners.pop(log, None)
         if location is None:
-            self._turn = (self._turn + 1) % len(self._channels)
+            self._pass_by(self._put_turns.get(log, self._turn))
         elif not reached:
             others = [each for each in self.unreached(log) if each != location]
             _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))

@@ -28,7 +28,6 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.proxy import server
-from dlcore.proxy.flight.calls import KEEPALIVE_OPTIONS
 from dlcore.records import LogRecord
 from dlcore.remote import endpoint, open_namespace as open_remote_async
 from dlcore.remote.sync import open_namespace as open_remote
@@ -322,8 +321,7 @@ def test_nothing_is_held_for_who_is_gone_without_a_word(
     sandbox: Sandbox, log: DistributedLogManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose machine lost its power: here it stands still."""
-    soon = [(name, min(value, 1000)) for name, value in KEEPALIVE_OPTIONS]
-    monkeypatch.setattr(server, "KEEPALIVE_OPTIONS", soon)
+    monkeypatch.setattr(server, "_SILENCE_MS", 1000)
     write(log, 0, 10)
     with proxy_thread(sandbox.uri) as proxy:
         command = [LOADED_PYTHON, "-c", CLIENT, proxy.server.location, log.name]

@@ -21,14 +21,19 @@ if TYPE_CHECKING:
 
 _DROPPED_S, _QUIET_S = 1.0, 0.05
 _DROPPED_BYTES = 16 * MIB
-_SILENCE_MS = 20_000
-KEEPALIVE_OPTIONS = [
-    ("grpc.keepalive_time_ms", _SILENCE_MS),
-    ("grpc.keepalive_timeout_ms", _SILENCE_MS),
-    ("grpc.http2.ping_timeout_ms", _SILENCE_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-]
-"""Of either end: whether the other is still there is asked when it is silent for so long."""
+
+
+def keepalive_options(silence_ms: int, answer_ms: int) -> list[tuple[str, int]]:
+    """Return how an end asks whether the other one, silent for so long, is still there.
+
+    One that does not answer within `answer_ms` is gone, and the calls of its connection end.
+    """
+    return [
+        ("grpc.keepalive_time_ms", silence_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 def principal_of(context: Context) -> str | None:

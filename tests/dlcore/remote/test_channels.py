@@ -92,6 +92,21 @@ def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.Mo
     asyncio.run(scenario())
 
 
+def test_streams_that_lost_one_proxy_do_not_come_back_to_it() -> None:
+    """The second one that fails does not take the next proxy for the one that failed."""
+
+    async def scenario() -> None:
+        async with endpoint.Endpoint("grpc://host:1,host:2", patience_s=1) as calls:
+            streams = [calls.put(log) for log in "ab"]
+            for log in "ab":
+                calls.failed(log, reached=False)
+            assert calls._turn == 1
+            for stream in streams:
+                stream.cancel()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.prove  # less than seconds does not tell its pauses from gRPC's own
 def test_a_proxy_that_is_back_is_found_soon() -> None:
     """By itself gRPC leaves it alone for a second first, then for longer and longer."""
