@@ -19,7 +19,7 @@ from dlcore.log.reading.rows import EntryRows
 from dlcore.records import EntryPlace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 @pytest.fixture
@@ -101,9 +101,10 @@ def test_what_was_written_is_discarded_by_the_twin(portal: Portal) -> None:
     assert calls == ["discard"]
 
 
+@pytest.mark.parametrize("kind", [AppendOnlyStreamReader, StagingWriter])
 @pytest.mark.parametrize("is_inherited", [False, True])
-def test_a_stream_reader_in_a_forked_child_closes_nothing_of_its_parent(
-    *, is_inherited: bool
+def test_a_twin_in_a_forked_child_closes_nothing_of_its_parent(
+    kind: Callable[[Any, Any], Any], *, is_inherited: bool
 ) -> None:
     """Its loop is not there any more."""
     calls: list[str] = []
@@ -112,13 +113,12 @@ def test_a_stream_reader_in_a_forked_child_closes_nothing_of_its_parent(
         coroutine.close()
         calls.append("closed")
 
-    async def aclose() -> None:
+    async def aclose(**_: bool) -> None:
         pass
 
     portal: Any = SimpleNamespace(is_inherited=is_inherited, call=call)
     twin: Any = SimpleNamespace(aclose=aclose, tell=int)
-    reader = AppendOnlyStreamReader(portal, twin)
-    reader.close()
-    reader.close()
-    assert reader.closed
+    face = kind(portal, twin)
+    face.close()
+    face.close()
     assert calls == ([] if is_inherited else ["closed"])
