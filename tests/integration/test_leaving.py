@@ -200,7 +200,7 @@ def test_what_was_written_is_flushed(
 def test_termination_by_default_keeps_what_was_flushed(
     sandbox: Sandbox, namespace: Namespace, log: str
 ) -> None:
-    """Nothing runs then: what was not flushed is gone, and the lock goes with the session."""
+    """Nothing runs then: what was not sent is gone, and the lock goes with the session."""
     code = OPEN + "write(writer, 3); writer.flush(); write(writer, 3, 4); print(flush=True)\n"
     process = start(code + "time.sleep(1000)", sandbox.uri, log)
     assert process.stdout is not None
@@ -209,7 +209,10 @@ def test_termination_by_default_keeps_what_was_flushed(
     assert end(process) == (-signal.SIGTERM, "")
     with namespace.open_log(log, config=LogConfig(lock_timeout_s=60)) as manager:
         manager.open_writer().close()
-    assert txids_of(namespace, log) == [1, 2, 3]
+    # What waits is sent in the background, after some milliseconds.
+    found = txids_of(namespace, log)
+    assert found == list(range(1, len(found) + 1))
+    assert 3 <= len(found) <= 6
 
 
 @pytest.mark.parametrize("gone", ["bookies", "everything"])

@@ -88,9 +88,10 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
     | st.sampled_from([-1, 0, 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, 1.5, 1e308])
-    | st.sampled_from(["", "clicks", "1:0:0", "a\0b", "x" * 5000, "0001-01-01T00:00:00+14:00"])
+    | st.sampled_from(["", "clicks", "1:0:0", "a\0b", "0001-01-01T00:00:00+14:00"])
     | st.sampled_from(["9999-12-31T23:59:59.999999-14:00", "1:0:99999999999999999999", "é"])
-    | st.text(max_size=5),
+    | st.text(max_size=5)
+    | st.just("x").map(lambda letter: letter * 5000),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=4,
 )
@@ -106,11 +107,20 @@ OBJECTS = st.builds(
     st.booleans(),
     st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=4),
 ).map(lambda value: json.dumps(value).encode())
-BODIES = (
-    st.binary(max_size=60)
-    | OBJECTS
-    | st.sampled_from([b"[" * 10_000, b'{"log":' * 2_000, b'{"log": "\\ud800"}', b"1e999"])
-)
+HOSTILE = {
+    "deep list": b"[" * 10_000,
+    "deep object": b'{"log":' * 2_000,
+    "half a surrogate": b'{"log": "\\ud800"}',
+    "too large": b"1e999",
+}
+
+
+def hostile(name: str) -> bytes:
+    """Return what has this name: Hypothesis tells a strategy with its values, and warns if long."""
+    return HOSTILE[name]
+
+
+BODIES = st.binary(max_size=60) | OBJECTS | st.sampled_from(list(HOSTILE)).map(hostile)
 ACTIONS = [
     *("create", "merge_schema", "commit_append", "abort_append", "rename", "settings", "truncate"),
     *("stream_end", "owner", "logs", "release", "producer_init", "positions", "subscriptions"),
