@@ -58,6 +58,23 @@ _FOUND_MAX = 64
 """Places looked up and not yet read from, of readers who are expected to go on; 100 KB each."""
 
 
+class LargerEntryError(Exception):
+    """The next entry alone is larger than what may be read; nothing was read.
+
+    It never leaves the bookie: who has the room of `size_bytes` asks again.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(f"the next frame has {size_bytes} bytes")
+        self.size_bytes = size_bytes
+
+
+def check_room(size_bytes: int, bytes_max: int) -> None:
+    """Raise `LargerEntryError` for a frame that is larger than `bytes_max`."""
+    if size_bytes > bytes_max:
+        raise LargerEntryError(size_bytes)
+
+
 class EntryReader:
     """Finds and reads entries of sealed and unsealed files.
 
@@ -106,7 +123,7 @@ class EntryReader:
     def find_all(self, ledger_id: int, wanted: range, *, bytes_max: int) -> list[Location]:
         """Return where the first `wanted` entries are, up to the first that is not held.
 
-        At most `bytes_max` bytes of frames, or one frame; durable or not.
+        At most `bytes_max` bytes of frames; durable or not.  Raises: LargerEntryError.
         """
         chunk: list[Location] = []
         size = 0
@@ -121,6 +138,7 @@ class EntryReader:
                 size += location.size
                 if location.entry_id != next_id or (chunk and size > bytes_max):
                     return chunk
+                check_room(size, bytes_max)
                 chunk.append(location)
                 next_id += wanted.step
             if not found:
@@ -130,15 +148,16 @@ class EntryReader:
     def find_run(self, ledger_id: int, wanted: range, *, bytes_max: int) -> EntryRun | None:
         """Return where the first `wanted` entries are, as far as they follow each other in a file.
 
-        At most `bytes_max` bytes of frames, or one frame; durable or not.  None: one by one they
-        may be found (`find_all`).  What else was found is kept for whoever goes on there; should a
-        better copy come, the one that is kept is the same or shows its damage.
+        At most `bytes_max` bytes of frames; durable or not.  None: one by one they may be found
+        (`find_all`).  What else was found is kept for whoever goes on there; should a better copy
+        come, the one that is kept is the same or shows its damage.  Raises: LargerEntryError.
         """
         run = self._found.pop((ledger_id, wanted.start, wanted.step), None)
         if run is None:
             run = self._look_up_run(ledger_id, wanted)
         if run is None:
             return None
+        check_room(int(run.sizes[0]), bytes_max)
         run, rest = run.split(bytes_max, wanted.stop - 1)
         if rest is not None:
             self._found[ledger_id, int(rest.entry_ids[0]), wanted.step] = rest
@@ -161,7 +180,7 @@ class EntryReader:
     async def read_next(self, ledger_id: int, wanted: range, *, bytes_max: int) -> FrameRun | None:
         """Return the verified frames of the first `wanted` entries, as `find_run` finds them.
 
-        None: one by one they may be had.
+        None: one by one they may be had.  Raises: LargerEntryError.
         """
         run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
         if run is None:
@@ -176,6 +195,7 @@ class EntryReader:
         """Return many verified frames from an entry on that are durable and confirmed.
 
         None: they are few, or some are not held here; `find_confirmed` finds the others.
+        Raises: LargerEntryError.
         """
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed - first_entry_id < _FAR_BEHIND:
@@ -187,11 +207,11 @@ class EntryReader:
         is_whole = run.frames_bytes > bytes_max // 2 or run.entry_ids[-1] == wanted[-1]
         return await self._read_all(ledger_id, run) if is_whole else None
 
-    def read_newest(self, ledger_id: int, entry_id: int) -> memoryview | None:
+    def read_newest(self, ledger_id: int, entry_id: int, *, bytes_max: int) -> memoryview | None:
         """Return the verified frame of an entry if it is the last confirmed one, and in memory.
 
         None: it is not durable, or was stored long ago.  Mostly the ledger's next entry, which told
-        that this one is confirmed, is here too.
+        that this one is confirmed, is here too.  Raises: LargerEntryError.
         """
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed != entry_id:
@@ -208,6 +228,7 @@ class EntryReader:
         file = current.file
         if file is None or not self._log.unsealed.is_durable_at(index.number, offset):
             return None
+        check_room(size, bytes_max)
         data = file.read_recent(offset, size)
         location = Location(entry_id, index.number, offset, size, ledger_id)
         is_intact = data is not None and isinstance(decode_at(data, location), EntryFrame)
@@ -234,8 +255,8 @@ class EntryReader:
     ) -> tuple[list[Location], int]:
         """Return where durable entries from `first_entry_id` to the LAC are, and how far that is.
 
-        It ends before the first entry that is not durable yet, and after `bytes_max` bytes or one
-        frame.
+        It ends before the first entry that is not durable yet, and after `bytes_max` bytes.
+        Raises: LargerEntryError.
         """
         state = self._ledgers.get(ledger_id)
         confirmed = INVALID_ENTRY_ID if state is None else state.last_add_confirmed
@@ -248,6 +269,7 @@ class EntryReader:
                 is_full = bool(chunk) and size > bytes_max
                 if is_full or not self._log.unsealed.is_durable(location):
                     return chunk, location.entry_id - 1
+                check_room(size, bytes_max)
                 chunk.append(location)
             if len(found) < _LOOKUP_COUNT:
                 break

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 from bookie.serving.answers import Answers
 from bookie.serving.eager import start
+from bookie.serving.read_budget import ReadShare
 from bookie.serving.read_streams import FollowStream, RangeStream
 from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
 from dlcore.tls import name_in_certificate
 from dlcore.transport.sending import send
 from dlcore.wire.bookie_end import BookieEnd
-from dlcore.wire.frames import FrameRun, total_bytes
+from dlcore.wire.frames import FrameRun
 from dlcore.wire.keepalive import LEAST_S, Keepalive
 from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
@@ -41,6 +42,7 @@ from dlcore.wire.messages import (
     ReadEntry,
     ReadHeld,
     ReadLac,
+    Update,
     WriteLac,
 )
 from dlcore.wire.statuses import status_of
@@ -95,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_writable = asyncio.Event()
         self._is_writable.set()
         self._entry_slots = asyncio.Semaphore(_STEPS_MAX)
+        self._share = ReadShare(service.read_budget, self._send_frames)
         self._stalled_bytes = 0
         self._stalled_s = 0.0
         self._in_flight = 0
@@ -107,7 +110,6 @@ class Connection(asyncio.BufferedProtocol):
         self._is_advancing = False
         self._steps_left = _STEPS_PER_TURN
         self._steps: dict[asyncio.Task[None], None] = {}
-        self._unsent_bytes = 0
         self._is_draining = service.is_draining
         self._refusal: DLError | None = None
         self._is_over = False
@@ -145,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         """Go on."""
         self._is_write_paused = False
         self._is_writable.set()
-        self._release()
+        self._share.release()
         self._advance()
         self._read_on()
 
@@ -162,7 +164,8 @@ class Connection(asyncio.BufferedProtocol):
             stream.close()
         self._streams.clear()
         self._queue.clear()
-        self._release()
+        self._share.release()
+        self._end.close()
         self._room.give()
         self.settled.set()
         self.closed.set()
@@ -437,23 +440,23 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _send_entry(self, request: ReadEntry) -> None:
         """Send one entry, within the budget, once the client has taken what was sent before."""
-        budget = self._service.read_budget
+        request_id, ledger_id, entry_id, fence = request
+
+        async def read(bytes_max: int) -> Chunk:
+            self._refuse_fence(is_fence=fence)
+            frame = await self._storage.reads.read_entry(
+                ledger_id, entry_id, fence=fence, bytes_max=bytes_max
+            )
+            return Chunk(request_id, [frame], is_last=True)
+
         async with self._entry_slots:
             await self._is_writable.wait()
-            held = budget.chunk_bytes(CHUNK_BYTES_MAX)
-            await budget.take(held)
-            try:
-                self._refuse_fence(is_fence=request.fence)
-                _, ledger_id, entry_id, fence = request
-                frame = await self._storage.reads.read_entry(ledger_id, entry_id, fence=fence)
-                budget.give(held - len(frame))
-                held = len(frame)
-                self._write(self._end.send(Chunk(request.request_id, [frame], is_last=True)))
-                if self._is_write_paused:
-                    self._unsent_bytes += held
-                    held = 0
-            finally:
-                budget.give(held)
+            await self._share.send(CHUNK_BYTES_MAX, read)
+
+    def _send_frames(self, message: Chunk | Update) -> bool:
+        """Send a message of a read; return whether the client is behind with taking."""
+        self._write(self._end.send(message))
+        return self._is_write_paused
 
     def _on_read(self, request_id: int, task: asyncio.Task[None]) -> None:
         self._reads.pop(request_id, None)
@@ -562,30 +565,16 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _step(self, stream: ReadStream) -> None:
         """Send a stream's next message; nobody cancels it, it sees by itself what has ended."""
-        budget = self._service.read_budget
-        held = budget.chunk_bytes(stream.chunk_bytes)
-        await budget.take(held)
-        try:
-            is_open = stream.request_id in self._streams
-            message = await stream.advance(held) if is_open else None
-            if message is None or stream.request_id not in self._streams:
-                return
-            size = total_bytes(message.frames)
-            budget.give(held - size)
-            held = size
-            if isinstance(message, Chunk) and message.is_last:
-                self._forget(stream)
-            self._write(self._end.send(message))
-            if self._is_write_paused:
-                self._unsent_bytes += held
-                held = 0
-        finally:
-            budget.give(held)
+        await self._share.send(stream.chunk_bytes, partial(self._advance_one, stream))
 
-    def _release(self) -> None:
-        """Give back what the network has taken, or will never take."""
-        self._service.read_budget.give(self._unsent_bytes)
-        self._unsent_bytes = 0
+    async def _advance_one(self, stream: ReadStream, bytes_max: int) -> Chunk | Update | None:
+        is_open = stream.request_id in self._streams
+        message = await stream.advance(bytes_max) if is_open else None
+        if message is None or stream.request_id not in self._streams:
+            return None
+        if isinstance(message, Chunk) and message.is_last:
+            self._forget(stream)
+        return message
 
     def _end_stream(self, stream: ReadStream, error: BaseException | None) -> None:
         if stream.request_id in self._streams:

@@ -1,41 +1,78 @@
-"""One budget for all bytes of a bookie that are on their way to readers."""
+"""One budget for all bytes of a bookie that are on their way to readers.
+
+Whatever is read for a client is taken from the budget before it is read, and given back once the
+network has taken it or never will.  What is free is never less than nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from bookie.files.entry_reader import LargerEntryError
+from dlcore.errors import BookieOverloadedError
+from dlcore.wire.frames import total_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.wire.messages import Chunk, Update
 
 _SHARE = 8
 _CHUNK_BYTES_MIN = 64 * 1024
+
+_T = TypeVar("_T")
 
 
 class ReadBudget:
     """Bytes read from disk and not yet taken by the network, over all readers.
 
     A chunk gets at most a share of what is free, so that many readers who do not read leave room
-    for one who does.  One chunk may turn out larger than it was meant to be, by one entry: then
-    what is free is less than nothing, and the next ones wait.
+    for one who does.  A single entry that is larger than its chunk gets what it needs in turn.
 
     `on_wait` is called when somebody begins to wait.
     """
 
     def __init__(self, bytes_max: int, *, on_wait: Callable[[], None]) -> None:
+        self.bytes_max = bytes_max
         self.free = bytes_max
         self._on_wait = on_wait
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def chunk_bytes(self, wanted: int) -> int:
         """Return how large the next chunk of somebody may be."""
-        return min(wanted, max(_CHUNK_BYTES_MIN, self.free // _SHARE))
+        return min(wanted, max(_CHUNK_BYTES_MIN, self.free // _SHARE), self.bytes_max)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether somebody waits."""
         return bool(self._waiters)
+
+    async def within(self, wanted: int, read: Callable[[int], Awaitable[_T]]) -> tuple[_T, int]:
+        """Return what `read` gives, and how many bytes the caller gives back for it.
+
+        It is told how many bytes it may read: at most `wanted`, or what one entry needs.
+
+        Raises:
+            BookieOverloadedError: one entry alone is larger than the budget.
+        """
+        size = self.chunk_bytes(wanted)
+        while True:
+            await self.take(size)
+            try:
+                return await read(size), size
+            except LargerEntryError as error:
+                needed = error.size_bytes
+                self.give(size)
+            except BaseException:
+                self.give(size)
+                raise
+            if needed > self.bytes_max:
+                raise BookieOverloadedError(
+                    f"an entry of {needed} bytes, expected at most read_bytes_max={self.bytes_max}"
+                )
+            size = needed
 
     async def take(self, size: int) -> None:
         """Wait for `size` bytes, behind those who waited before."""
@@ -53,7 +90,9 @@ class ReadBudget:
             raise
 
     def give(self, size: int) -> None:
-        """Return bytes; a negative size takes more without waiting."""
+        """Return bytes.  Raises: ValueError: so many were not taken."""
+        if not 0 <= size <= self.bytes_max - self.free:
+            raise ValueError(f"{size} bytes given back of {self.bytes_max - self.free} taken")
         self.free += size
         while self._waiters:
             wanted, future = self._waiters[0]
@@ -63,3 +102,38 @@ class ReadBudget:
                 self.free -= wanted
                 future.set_result(None)
             self._waiters.popleft()
+
+
+class ReadShare:
+    """What is read for one connection.
+
+    Args:
+        budget: of all connections.
+        write: hands a message to the network; returns whether the network is behind now.
+    """
+
+    def __init__(self, budget: ReadBudget, write: Callable[[Chunk | Update], bool]) -> None:
+        self._budget = budget
+        self._write = write
+        self._unsent_bytes = 0
+
+    async def send(
+        self, wanted: int, read: Callable[[int], Awaitable[Chunk | Update | None]]
+    ) -> None:
+        """Send what `read` gives, None for nothing; it is told how many bytes it may read."""
+        message, held = await self._budget.within(wanted, read)
+        try:
+            if message is not None:
+                size = total_bytes(message.frames)
+                self._budget.give(held - size)
+                held = size
+                if self._write(message):
+                    self._unsent_bytes += held
+                    held = 0
+        finally:
+            self._budget.give(held)
+
+    def release(self) -> None:
+        """Give back what the network has taken, or will never take."""
+        unsent, self._unsent_bytes = self._unsent_bytes, 0
+        self._budget.give(unsent)

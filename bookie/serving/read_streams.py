@@ -26,9 +26,10 @@ class ReadStream(Protocol):
     """Whether there may be something to send."""
 
     async def advance(self, bytes_max: int) -> Chunk | Update | None:
-        """Return the next message, None if there is nothing new.
+        """Return the next message of at most `bytes_max` bytes of frames, None if nothing is new.
 
         Raises:
+            LargerEntryError: one entry alone needs more.
             DLError: the answer that ends the stream.
         """
         ...

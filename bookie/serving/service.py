@@ -15,6 +15,7 @@ from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
 from dlcore.config import MIB
+from dlcore.kept_memory import give_back_what_is_free
 from dlcore.tls_refusals import tell_refusals
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
@@ -37,6 +38,8 @@ _STALL_S_MAX = 2.0
 """While others wait for a budget, a client that moves nothing for so long loses its share."""
 _HELD_S_MAX = 5.0
 """Likewise one whose payload is not whole by then: half of the patience of those who wait."""
+_CALM_S = 60.0
+"""Once nobody has waited for a budget for so long, freed memory is given back to the system."""
 
 
 class BookieService:
@@ -78,6 +81,7 @@ class BookieService:
         self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
         self.receive_budget = ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later)
         self._relief: asyncio.TimerHandle | None = None
+        self._calm: asyncio.TimerHandle | None = None
         self.memory = ReceiveMemory()
         self.connections: dict[Connection, None] = {}
         self.is_draining = False
@@ -107,14 +111,21 @@ class BookieService:
 
     def _relieve_later(self) -> None:
         if self._relief is None:
+            if self._calm is not None:
+                self._calm.cancel()
             loop = asyncio.get_running_loop()
             self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
+
+    def _give_back(self) -> None:
+        """Give back the memory that was freed since clients waited for a budget."""
+        asyncio.get_running_loop().run_in_executor(None, give_back_what_is_free)
 
     def _relieve(self) -> None:
         """End connections that hold room and do not move, while others wait for it."""
         self._relief = None
         reads_wait, adds_wait = self.read_budget.is_exhausted, self.receive_budget.is_exhausted
         if not (reads_wait or adds_wait):
+            self._calm = asyncio.get_running_loop().call_later(_CALM_S, self._give_back)
             return
         for connection in list(self.connections):
             if reads_wait and connection.stalled_s() >= _STALL_S_MAX:
@@ -135,8 +146,9 @@ class BookieService:
 
     async def aclose(self, *, grace_s: float) -> None:
         """End every connection, with some time for what is on its way."""
-        if self._relief is not None:
-            self._relief.cancel()
+        for timer in (self._relief, self._calm):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self.connections):
             connection.close()
         with suppress(TimeoutError):

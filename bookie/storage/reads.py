@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from bookie.files.entry_reader import check_room
 from bookie.files.listed_ranges import ListedRanges
 from bookie.ledger_state import check_id
 from dlcore.errors import BadRequestError, NoSuchLedgerError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from bookie.storage.writes import Writes
 
 
+_FRAME_BYTES_MAX = 2**32 - 1
+"""Of any frame: the wire and the files tell its size in 32 bits."""
 _ABSENT_MAX = 64
 """Entries that are proved absent for one answer about what is held, which ends before the rest."""
 
@@ -94,10 +97,13 @@ class Reads:
         unproved = next(absent, None)
         return ENTRY_ID_MAX if unproved is None else unproved - 1
 
-    async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+    async def read_entry(
+        self, ledger_id: int, entry_id: int, *, fence: bool, bytes_max: int = _FRAME_BYTES_MAX
+    ) -> memoryview:
         """Return one verified frame; with `fence`, any answer comes after the fence is durable.
 
         Raises:
+            LargerEntryError: it has more than `bytes_max` bytes.
             NoSuchLedgerError, NoSuchEntryError: proven no.
             BookieStorageError: the entry cannot be read or is damaged.
             BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
@@ -107,6 +113,7 @@ class Reads:
         reader = self._core.reader
         while (location := reader.find(ledger_id, entry_id)) is None:
             await reader.refuse_absent(ledger_id, entry_id)
+        check_room(location.size, bytes_max)
         await self._core.log.commits.make_durable([location])
         return (await reader.read([location]))[0]
 
@@ -121,10 +128,10 @@ class Reads:
     ) -> Sequence[memoryview]:
         """Return the verified frames of entries first, first + stride, … ≤ last, as many as fit.
 
-        They have at most `bytes_max` bytes, or are one frame; they end before the first entry that
-        is not held.
+        They have at most `bytes_max` bytes; they end before the first entry that is not held.
 
         Raises:
+            LargerEntryError: the first frame alone has more.
             NoSuchLedgerError, NoSuchEntryError: the first entry is not held.
         """
         check_id("ledger", ledger_id)
@@ -147,9 +154,10 @@ class Reads:
 
         It is complete up to its own `last_add_confirmed`: an entry at or below it, from
         `first_entry_id` on, that is not among its frames is not held here.  A follower that is far
-        behind gets the LAC in steps of `bytes_max` bytes of frames, or one frame.
+        behind gets the LAC in steps of `bytes_max` bytes of frames.
 
         Raises:
+            LargerEntryError: the first frame alone has more.
             BookieStorageError: the storage failed, and all that could be read was delivered.
         """
         check_id("ledger", ledger_id)
@@ -158,7 +166,8 @@ class Reads:
         reader = self._core.reader
         state = self._core.ledgers.get(ledger_id)
         fenced = state is not None and state.is_fence_durable
-        if (newest := reader.read_newest(ledger_id, first_entry_id)) is not None:
+        newest = reader.read_newest(ledger_id, first_entry_id, bytes_max=bytes_max)
+        if newest is not None:
             return FollowUpdate([newest], first_entry_id, fenced)
         many = await reader.read_confirmed(ledger_id, first_entry_id, bytes_max=bytes_max)
         if many is not None:

@@ -261,6 +261,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is not answered."""
         self._transport = None
+        self._end.close()
         reason = f": {exc}" if exc else ""
         if self._tls is not None and not self._is_welcome and not self.is_broken:
             reason += f"; {closed_unheard(self._tls)}"

@@ -96,6 +96,11 @@ class Assembly:
         self._data = self._data[self._position :] + self._scratch[:count]
         self._position = 0
 
+    def close(self) -> None:
+        """Let go of what was received: nothing comes any more."""
+        self._partial = None
+        self._data, self._position = b"", 0
+
     def next_frame(self) -> Frame | None:
         """Return the next frame if it is whole.
 

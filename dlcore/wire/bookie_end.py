@@ -85,6 +85,7 @@ class BookieEnd:
         self._assembly = Assembly(memory, _GREETING, room)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
+        self.close = self._assembly.close
         self.is_open = False
         """Whether the handshake is over."""
         self._features = 0

@@ -144,6 +144,7 @@ class ClientEnd(Generic[W, R]):
         self._assembly = Assembly(memory, _GREETING)
         self.get_buffer = self._assembly.get_buffer
         self.received = self._assembly.received
+        self.close = self._assembly.close
         self._is_welcome = False
         self._features = 0
         self._next_id = 1

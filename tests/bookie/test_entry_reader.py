@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bookie.disks.memory import MemoryDisk
+from dlcore.config import MIB
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 
@@ -41,21 +42,21 @@ def test_the_last_confirmed_entry_is_found_at_once() -> None:
     async def main() -> None:
         async with open_storage(MemoryDisk()) as storage:
             reader = storage.core.reader
-            assert reader.read_newest(1, 0) is None
+            assert reader.read_newest(1, 0, bytes_max=MIB) is None
             await storage.writes.add_entry(make_frame(1, 0))
-            assert reader.read_newest(1, 0) is None  # not confirmed
+            assert reader.read_newest(1, 0, bytes_max=MIB) is None  # not confirmed
             following = storage.writes.add_entry(make_frame(1, 1))
             assert not following.done()
-            assert bytes(reader.read_newest(1, 0) or b"") == make_frame(1, 0)
+            assert bytes(reader.read_newest(1, 0, bytes_max=MIB) or b"") == make_frame(1, 0)
             storage.writes.write_lac(1, 1)
-            assert reader.read_newest(1, 1) is None  # not durable
+            assert reader.read_newest(1, 1, bytes_max=MIB) is None  # not durable
             await following
-            assert bytes(reader.read_newest(1, 1) or b"") == make_frame(1, 1)
+            assert bytes(reader.read_newest(1, 1, bytes_max=MIB) or b"") == make_frame(1, 1)
             for entry_id in (3, 5):  # the others are on other bookies
                 await storage.writes.add_entry(make_frame(1, entry_id))
-            assert reader.read_newest(1, 4) is None
+            assert reader.read_newest(1, 4, bytes_max=MIB) is None
             await storage.writes.add_entry(make_frame(2, 7))
             storage.writes.write_lac(2, 6)
-            assert reader.read_newest(2, 6) is None
+            assert reader.read_newest(2, 6, bytes_max=MIB) is None
 
     run(main())

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from bookie.disks.memory import MemoryDisk
+from bookie.files.entry_reader import LargerEntryError
 from bookie.files.entry_runs import EntryRun, first_run, joined, scattered
 from bookie.files.format import file_name
 from bookie.files.index import EntryColumns
@@ -192,7 +193,7 @@ def test_a_storage_gives_many_entries_at_once_wherever_they_are() -> None:
 
 
 def test_large_entries_are_given_at_once_too() -> None:
-    """As many as fit, or one."""
+    """As many as fit; where none does it is told what one needs, and nothing is read."""
 
     async def main() -> None:
         frames = [make_frame(1, entry_id, os.urandom(20_000)) for entry_id in range(8)]
@@ -202,7 +203,14 @@ def test_large_entries_are_given_at_once_too() -> None:
         async with open_storage(MemoryDisk(), config) as storage:
             for frame in frames:
                 await storage.writes.add_entry(frame)
-            for bytes_max, count in ((1, 1), (50_000, 2), (10**6, 8)):
+            size = len(frames[0])
+            for bytes_max in (1, size - 1):
+                with pytest.raises(LargerEntryError) as caught:
+                    await storage.reads.read_chunk(
+                        1, first_entry_id=0, last_entry_id=99, bytes_max=bytes_max
+                    )
+                assert caught.value.size_bytes == size
+            for bytes_max, count in ((size, 1), (50_000, 2), (10**6, 8)):
                 chunk = await storage.reads.read_chunk(
                     1, first_entry_id=0, last_entry_id=99, bytes_max=bytes_max
                 )

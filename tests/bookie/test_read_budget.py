@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from hypothesis import given, strategies as st
+
+from bookie.files.entry_reader import LargerEntryError
 from bookie.serving.read_budget import ReadBudget
+from dlcore.errors import BookieOverloadedError
 from tests.fixtures.aio import run
 
 MAX = 1_000
+READS = st.lists(
+    st.tuples(
+        st.integers(1, MAX),  # wanted
+        st.integers(1, MAX),  # what the next entry needs
+        st.integers(0, 3),  # turns of the loop that reading takes
+        st.integers(0, 3),  # turns until the network has taken it
+        st.integers(0, 12),  # the turn in which the reader goes
+    ),
+    max_size=30,
+)
 
 
 def test_who_waits_gets_its_turn() -> None:
@@ -56,3 +71,87 @@ def test_who_goes_while_it_waits_takes_nothing_along() -> None:
         assert (budget.free, budget.is_exhausted) == (0, False)
 
     run(main())
+
+
+@given(reads=READS)
+def test_what_is_free_is_never_less_than_nothing(
+    reads: list[tuple[int, int, int, int, int]],
+) -> None:
+    """Whatever is asked for at once, however large the entries are, and whoever goes when.
+
+    Each reader gets its entry unless it goes; in the end all is free again.
+    """
+
+    async def main() -> None:
+        budget = ReadBudget(MAX, on_wait=lambda: None)
+        in_memory = 0
+
+        async def one(wanted: int, entry: int, reading: int, sending: int) -> str:
+            nonlocal in_memory
+
+            async def read(bytes_max: int) -> int:
+                nonlocal in_memory
+                if entry > bytes_max:
+                    raise LargerEntryError(entry)
+                in_memory += bytes_max
+                try:
+                    for _ in range(reading):
+                        await asyncio.sleep(0)
+                finally:
+                    in_memory -= bytes_max
+                return entry
+
+            size, held = await budget.within(wanted, read)
+            assert size <= held
+            in_memory += size
+            budget.give(held - size)
+            try:
+                for _ in range(sending):
+                    await asyncio.sleep(0)
+            finally:
+                in_memory -= size
+                budget.give(size)
+            return "sent"
+
+        tasks = [asyncio.create_task(one(*each[:4])) for each in reads]
+        for turn in range(13):
+            for task, each in zip(tasks, reads, strict=True):
+                if each[4] == turn:
+                    task.cancel()
+            await asyncio.sleep(0)
+            assert 0 <= budget.free <= MAX - in_memory
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
+        assert {str(end) for end in ends} <= {"sent", ""}  # of those that went
+        assert (budget.free, budget.is_exhausted, in_memory) == (MAX, False, 0)
+
+    run(main())
+
+
+def test_an_entry_that_no_room_suffices_for_is_refused() -> None:
+    """And nothing stays taken; what fails likewise."""
+
+    async def main() -> None:
+        budget = ReadBudget(MAX, on_wait=lambda: None)
+
+        async def read(_: int) -> None:
+            raise LargerEntryError(MAX + 1)
+
+        with pytest.raises(BookieOverloadedError, match=r"1001 bytes, .* read_bytes_max=1000"):
+            await budget.within(10, read)
+
+        async def fail(_: int) -> None:
+            raise OSError("the disk")
+
+        with pytest.raises(OSError, match="the disk"):
+            await budget.within(10, fail)
+        assert budget.free == MAX
+
+    run(main())
+
+
+def test_nobody_gives_what_was_not_taken() -> None:
+    """Else what is held would be more than it may be."""
+    budget = ReadBudget(MAX, on_wait=lambda: None)
+    for size in (-1, 1):
+        with pytest.raises(ValueError, match="bytes given back of 0 taken"):
+            budget.give(size)

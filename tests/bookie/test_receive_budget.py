@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -130,6 +131,54 @@ def test_who_stops_in_the_middle_is_given_up_while_others_wait(
             assert await slow.receive() is None
 
     run(scenario)
+
+
+def test_a_connection_that_is_lost_lets_go_of_what_it_had_received(tmp_path: Path) -> None:
+    """Its objects refer to each other, and would hold the payload until the collector comes."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path) as served:
+            async with raw_connection(served.address) as end:
+                (connection,) = served.service.connections
+                await begin(end, 1)
+                await until(lambda: connection._end._assembly._partial is not None)
+            await connection.closed.wait()
+            assert connection._end._assembly._partial is None
+            assert served.service.receive_budget._held_bytes == 0
+
+    run(scenario)
+
+
+def test_memory_is_given_back_once_nobody_has_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each time that somebody had to wait, once; not while others wait again."""
+    monkeypatch.setattr(service_module, "_RELIEF_INTERVAL_S", 0.01)
+    monkeypatch.setattr(service_module, "_CALM_S", 0.05)
+    given: list[float] = []
+
+    def has_given(count: int) -> bool:
+        return len(given) == count
+
+    async def scenario() -> None:
+        time = asyncio.get_running_loop().time
+        monkeypatch.setattr(service_module, "give_back_what_is_free", lambda: given.append(time()))
+        async with serve(tmp_path, read_bytes_max=1000) as served:
+            budget = served.service.read_budget
+            for count in (1, 2):
+                for _ in range(3):
+                    await budget.take(1000)
+                    waiting = asyncio.create_task(budget.take(1))
+                    await asyncio.sleep(0)
+                    budget.give(1000)
+                    await waiting
+                    budget.give(1)
+                    quiet_s = time()
+                await until(partial(has_given, count))
+                assert given[-1] - quiet_s >= 0.05
+
+    run(scenario)
+    assert len(given) == 2
 
 
 def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path) -> None:

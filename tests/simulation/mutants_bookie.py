@@ -14,6 +14,7 @@ from bookie.ledger_state import LedgerState
 from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads
 from bookie.storage.writes import Writes
+from dlcore.config import MIB
 from dlcore.errors import BookieStorageError, NoSuchEntryError
 from dlcore.ids import INVALID_ENTRY_ID
 
@@ -33,15 +34,17 @@ def negative_answers_before_the_fence_is_durable() -> Iterator[None]:
 
     async def hasty_lac(self: Reads, ledger_id: int, *, fence: bool) -> int:
         core = self._core
-        if fence and core.reader.find_all(ledger_id, range(1000), bytes_max=1) == []:
+        if fence and core.reader.find_all(ledger_id, range(1000), bytes_max=MIB) == []:
             return _fence_soon(core, ledger_id).last_add_confirmed
         return await read_lac(self, ledger_id, fence=fence)
 
-    async def hasty_entry(self: Reads, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+    async def hasty_entry(
+        self: Reads, ledger_id: int, entry_id: int, *, fence: bool, **more: int
+    ) -> memoryview:
         if fence and self._core.reader.find(ledger_id, entry_id) is None:
             _fence_soon(self._core, ledger_id)
             raise NoSuchEntryError("not held, and the fence is not durable yet")
-        return await read_entry(self, ledger_id, entry_id, fence=fence)
+        return await read_entry(self, ledger_id, entry_id, fence=fence, **more)
 
     read_lac, read_entry = Reads.read_lac, Reads.read_entry
     with (
@@ -150,9 +153,11 @@ def damage_is_called_absence() -> Iterator[None]:
 
     read_entry = Reads.read_entry
 
-    async def careless(self: Reads, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+    async def careless(
+        self: Reads, ledger_id: int, entry_id: int, *, fence: bool, **more: int
+    ) -> memoryview:
         try:
-            return await read_entry(self, ledger_id, entry_id, fence=fence)
+            return await read_entry(self, ledger_id, entry_id, fence=fence, **more)
         except BookieStorageError as error:
             raise NoSuchEntryError(str(error)) from error
 

@@ -285,10 +285,12 @@ class JudgedReads:
         result: HeldEntries = await self._judged(self._storage.reads.read_held(ledger_id), judge)
         return result
 
-    async def read_entry(self, ledger_id: int, entry_id: int, *, fence: bool) -> memoryview:
+    async def read_entry(
+        self, ledger_id: int, entry_id: int, *, fence: bool, bytes_max: int
+    ) -> memoryview:
         """Read an entry."""
         judge = watch_entry(ledger_id, entry_id, fence, self._record)
-        work = self._storage.reads.read_entry(ledger_id, entry_id, fence=fence)
+        work = self._storage.reads.read_entry(ledger_id, entry_id, fence=fence, bytes_max=bytes_max)
         result: memoryview = await self._judged(work, judge, fence=fence)
         return result
 

@@ -1,0 +1,1 @@
+"""Hostile and careless clients against real servers, and what they cost everybody else."""

@@ -1,0 +1,162 @@
+"""Measures what strangers cost: ``python -m tests.abuse``; ``--only ping`` chooses one.
+
+Each attack goes against a bookie of its own, the only one of its cluster, from a process of its
+own, while an honest client writes a record after the other.  Printed are the memory of the bookie
+at rest, at its highest under the attack, and afterwards, and how long the honest records took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from dlcore import LogConfig, LogRecord, QuorumConfig
+from dlcore.errors import DLError
+from dlcore.namespace import open_namespace
+from dlcore.sandbox.cluster import Sandbox
+from tests.abuse.attacks import ATTACKS, LARGE_ENTRY_ID, Target, large_add
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from dlcore import AsyncDistributedLogManager
+
+REPOSITORY = Path(__file__).parents[2]
+_REST_S = 5.0
+_LOOK_S = 0.1
+
+
+@dataclass
+class Seen:
+    """What one phase showed."""
+
+    rss_mib: list[float] = field(default_factory=list)
+    waits_ms: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    def told(self) -> str:
+        """Return it for a table."""
+        tail = quantiles(self.waits_ms, n=100)[98] if len(self.waits_ms) > 1 else float("nan")
+        middle = median(self.waits_ms) if self.waits_ms else float("nan")
+        return (
+            f"{max(self.rss_mib):.0f} MiB | {middle:.1f} ms, {tail:.1f} ms of {len(self.waits_ms)}"
+            + (f", {self.failed} failed" if self.failed else "")
+        )
+
+
+def rss_mib(pid: int) -> float:
+    """Return the resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise ValueError(f"process {pid} has no memory")
+
+
+async def watch(pid: int, log: AsyncDistributedLogManager, seconds: float) -> Seen:
+    """Write one record after the other for so long, and look at the memory."""
+    seen = Seen()
+
+    async def look() -> None:
+        while True:
+            seen.rss_mib.append(rss_mib(pid))
+            await asyncio.sleep(_LOOK_S)
+
+    looking = asyncio.create_task(look())
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        try:
+            async with await log.open_writer() as writer:
+                while (begun_s := time.monotonic()) < end_s:
+                    await writer.write(LogRecord(0, b"x" * 100))
+                    seen.waits_ms.append((time.monotonic() - begun_s) * 1000)
+        except DLError as error:
+            print(f"an honest record failed: {error}", file=sys.stderr, flush=True)
+            seen.failed += 1
+    looking.cancel()
+    return seen
+
+
+@contextlib.contextmanager
+def attacker(name: str, target: list[str]) -> Iterator[None]:
+    """Let a stranger attack meanwhile."""
+    command = [sys.executable, "-m", "tests.abuse.attacks", name, *target]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+@contextlib.asynccontextmanager
+async def honest(
+    sandbox: Sandbox,
+) -> AsyncGenerator[tuple[AsyncDistributedLogManager, list[str]], None]:
+    """Yield a log, and what a stranger may know of a ledger of it and of its bookie."""
+    (bookie,) = sandbox.bookies
+    async with await open_namespace(sandbox.uri) as namespace:
+        one = QuorumConfig(1, 1, 1)
+        await namespace.create_log("honest", config=LogConfig(quorum=one))
+        log = await namespace.open_log("honest")
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(0, b"first"))
+            (segment,) = await log.get_log_segments()
+            told = [
+                bookie.address,
+                str(segment.extents[0].ledger_id),
+                f"{bookie.name}/{bookie.incarnation}",
+                namespace.log_context.cluster_id,
+            ]
+            await give_large(told)
+        yield log, told
+
+
+async def give_large(told: list[str]) -> None:
+    """Add the entry that is asked for."""
+    target = Target(told[0], int(told[1]), told[2], told[3])
+    writer = await target.connect()
+    writer.write(large_add(target.ledger_id, LARGE_ENTRY_ID))
+    await writer.drain()
+    await asyncio.sleep(1.0)
+    writer.transport.abort()
+
+
+async def measure(name: str, *, seconds: float, after_s: float) -> None:
+    """Run one attack, and print its row."""
+    with Sandbox(bookies=1, autorecovery=False) as sandbox:
+        async with honest(sandbox) as (log, told):
+            pid = sandbox.bookies[0].pid
+            rest = await watch(pid, log, _REST_S)
+            with attacker(name, told):
+                during = await watch(pid, log, seconds)
+            after = await watch(pid, log, _REST_S)
+            await asyncio.sleep(after_s)
+            late_mib = rss_mib(pid)
+    row = (f"`{name}`", rest.told(), during.told(), after.told(), f"{late_mib:.0f} MiB")
+    print(f"| {' | '.join(row)} |", flush=True)
+
+
+def main() -> None:
+    """Run the attacks that are asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.abuse", description=__doc__)
+    parser.add_argument("--only", action="append", choices=ATTACKS, metavar="NAME")
+    parser.add_argument("--seconds", type=float, default=20, help="of each attack (default: 20)")
+    parser.add_argument("--after-s", type=float, default=60, help="until memory is looked at")
+    arguments = parser.parse_args()
+    print("| attack | at rest: memory, p50, p99 | under it | just after | memory later |")
+    print("|---|---|---|---|---|")
+    for name in arguments.only or ATTACKS:
+        asyncio.run(measure(name, seconds=arguments.seconds, after_s=arguments.after_s))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What strangers do to a server: ``python -m tests.abuse.attacks`` with five arguments.
+
+An attacker is a process of its own, which keeps no rule.  It begins at once, prints ``begun`` once
+all its connections stand, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dlcore.wire.digest import encode_frame
+from dlcore.wire.messages import (
+    FEATURES,
+    PROTOCOL_VERSION,
+    Add,
+    Hello,
+    Ping,
+    ReadEntry,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+LARGE_BYTES = 4_100_000
+LARGE_ENTRY_ID = 1_000_000
+"""Of the entry that is asked for: far above those that the ledger's own writer adds."""
+UNREAD_CONNECTIONS, UNREAD_REQUESTS = 250, 8
+BUSY_CONNECTIONS = 100
+SILENT_CONNECTIONS = 3_000
+
+
+class Target:
+    """A server, and what a stranger may know of it."""
+
+    def __init__(self, address: str, ledger_id: int, bookie: str, cluster_id: str) -> None:
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+        self.ledger_id = ledger_id
+        name, _, incarnation = bookie.partition("/")
+        self.open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.hello = bytes_of(Hello(PROTOCOL_VERSION, FEATURES, cluster_id, name, incarnation))
+
+    async def connect(self, *, hello: bool = True) -> asyncio.StreamWriter:
+        """Connect, and read nothing; the system alone takes a little of what comes."""
+        reader, writer = await asyncio.open_connection(self.host, self.port, limit=1024)
+        if hello:
+            writer.write(self.hello)
+        self.open.append((reader, writer))
+        return writer
+
+
+def bytes_of(message: object) -> bytes:
+    """Return a message as it is sent."""
+    return b"".join(bytes(part) for part in encode(message))  # type: ignore[arg-type]
+
+
+def large_add(ledger_id: int, entry_id: int) -> bytes:
+    """Return an add of a large entry."""
+    frame = encode_frame(
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        last_add_confirmed=-1,
+        ledger_bytes=LARGE_BYTES,
+        body=[bytes(LARGE_BYTES)],
+    )
+    return bytes_of(Add(1, False, [frame]))
+
+
+async def read_nothing(target: Target) -> None:
+    """Ask for a large entry many times, and take no answer."""
+    request = b"".join(
+        bytes_of(ReadEntry(number + 1, target.ledger_id, LARGE_ENTRY_ID, False))
+        for number in range(UNREAD_REQUESTS)
+    )
+    for _ in range(UNREAD_CONNECTIONS):
+        (await target.connect()).write(request)
+
+
+async def never_finish(target: Target) -> None:
+    """Send large adds but for their last byte."""
+    data = memoryview(large_add(target.ledger_id, LARGE_ENTRY_ID + 1))[:-1]
+    for _ in range(UNREAD_CONNECTIONS):
+        (await target.connect()).write(data)
+
+
+async def repeat(target: Target, data: bytes) -> None:
+    """Send the same as fast as it is taken, on many connections; read what comes."""
+
+    async def one() -> None:
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(target.host, target.port)
+                writer.write(target.hello)
+                taking = asyncio.create_task(take_all(reader))
+                try:
+                    while not taking.done():
+                        writer.write(data)
+                        await writer.drain()
+                finally:
+                    taking.cancel()
+                    writer.transport.abort()
+
+    tasks.extend(asyncio.create_task(one()) for _ in range(BUSY_CONNECTIONS))
+
+
+async def take_all(reader: asyncio.StreamReader) -> None:
+    """Read until the other end closes."""
+    while await reader.read(1 << 16):
+        pass
+
+
+async def ping(target: Target) -> None:
+    """Send nothing but signs of life."""
+    await repeat(target, bytes_of(Ping(1)) * 100)
+
+
+async def add_refused(target: Target) -> None:
+    """Add to a ledger that was never made."""
+    frame = encode_frame(
+        ledger_id=2**40, entry_id=0, last_add_confirmed=-1, ledger_bytes=100, body=[bytes(100)]
+    )
+    await repeat(target, b"".join(bytes_of(Add(n + 1, False, [frame])) for n in range(100)))
+
+
+async def connect_in_vain(target: Target) -> None:
+    """Connect and send what is no protocol, again and again."""
+
+    async def one() -> None:
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(target.host, target.port)
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                await take_all(reader)
+                writer.transport.abort()
+
+    tasks.extend(asyncio.create_task(one()) for _ in range(BUSY_CONNECTIONS))
+
+
+async def say_nothing(target: Target) -> None:
+    """Connect, and say nothing."""
+    for _ in range(SILENT_CONNECTIONS):
+        await target.connect(hello=False)
+
+
+ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
+    each.__name__: each
+    for each in (
+        read_nothing,
+        never_finish,
+        ping,
+        add_refused,
+        connect_in_vain,
+        say_nothing,
+    )
+}
+tasks: list[asyncio.Task[None]] = []
+
+
+async def attack(name: str, target: Target) -> None:
+    """Attack until standard input ends."""
+    await ATTACKS[name](target)
+    print("begun", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    name, address, ledger_id, bookie, cluster_id = sys.argv[1:]
+    asyncio.run(attack(name, Target(address, int(ledger_id), bookie, cluster_id)))
