@@ -57,6 +57,9 @@ _PAUSE_S = 0.01
 _CALM_S = 1.0
 _APPEND_MS_MAX = 1000.0
 
+_KILLS = 20
+_KILLED_MS_MAX = 1000.0
+
 
 def _new_log(uri: str) -> str:
     name = f"bench/{uuid4().hex}"
@@ -308,6 +311,46 @@ def rolling_restart(sandbox: Sandbox, _folder: Path) -> list[Figure]:
             limits={f"round {number}": each for number, each in enumerate(longest_ms, 1)},
         )
     ]
+
+
+def killed(sandbox: Sandbox, _folder: Path) -> list[Figure]:
+    """The proxy that owns a log is killed, twenty times, each time while a record is written.
+
+    From the kill to the acknowledgement of the next record, by a writer of `dlcore.remote`; the
+    median of them.
+    """
+    gaps_ms = uvloop.run(_killed(sandbox))
+    return [
+        Figure(
+            name="proxy_killed",
+            unit="ms",
+            value=statistics.median(gaps_ms),
+            limit=_KILLED_MS_MAX,
+            target=Target(ratio=1.0, is_rate=False),
+            limits={"longest": max(gaps_ms), "shortest": min(gaps_ms)},
+        )
+    ]
+
+
+async def _killed(sandbox: Sandbox) -> list[float]:
+    log = _new_log(sandbox.uri)
+    gaps_ms = []
+    for txid in range(0, 2 * _KILLS, 2):
+        # Who was started again has another address.
+        endpoint = ",".join(each.location.partition("://")[2] for each in sandbox.proxies)
+        async with (
+            await remote.open_namespace(f"grpc://{endpoint}") as namespace,
+            await (await namespace.open_log(log)).open_writer() as writer,
+        ):
+            await writer.write(LogRecord(txid, bytes(RECORD_BYTES)))
+            location = _act(sandbox.proxies[0].location, "owner", log=log)["location"]
+            (owner,) = (each for each in sandbox.proxies if each.location == location)
+            started = time.perf_counter()
+            owner.kill()
+            await writer.write(LogRecord(txid + 1, bytes(RECORD_BYTES)))
+            gaps_ms.append((time.perf_counter() - started) * 1000)
+        owner.restart()
+    return gaps_ms
 
 
 async def _restarted(sandbox: Sandbox) -> float:

@@ -118,6 +118,7 @@ class BookieService:
 
     def _give_back(self) -> None:
         """Give back the memory that was freed since clients waited for a budget."""
+        self.memory.forget_free()
         asyncio.get_running_loop().run_in_executor(None, give_back_what_is_free)
 
     def _relieve(self) -> None:

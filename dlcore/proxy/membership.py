@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore.background import BackgroundTasks
 from dlcore.errors import AlreadyClosedError, MetadataError, NoNodeError
@@ -18,9 +18,12 @@ from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.paths import unescape
 from dlcore.proxy.outages import Outages
+from dlcore.proxy.probing import refuses_connections
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from dlcore.log.metadata.values import LogKey
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe
@@ -28,13 +31,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 2.0
+_PROBED_S = 0.5
+"""What a probe told of a proxy holds for so long: clients come in numbers."""
+_GONE_S = 5.0
+"""A proxy that was found gone is looked for again after so long: its session is over by then."""
 
 
 class Membership:
     """Which proxies are alive, as seen by the one at `location`."""
 
-    def __init__(self, store: MetadataStore, paths: NamespacePaths, location: str) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        paths: NamespacePaths,
+        location: str,
+        *,
+        probe: Callable[[str], Coroutine[Any, Any, bool]] = refuses_connections,
+    ) -> None:
         self.location = location
+        self._probe = probe
+        self._probes: dict[str, asyncio.Task[bool]] = {}
         self._store = store
         self._paths = paths
         self._logs = LogStore(store, paths)
@@ -47,6 +63,7 @@ class Membership:
         self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
         """Locations of the proxies that take logs, this one among them until it leaves."""
+        self._gone: set[str] = set()
 
     def preferred(self, log: str) -> str | None:
         """Return the location of the proxy that should own a log; None if there is none."""
@@ -61,6 +78,33 @@ class Membership:
         if holder is not None and holder.owner in self.live:
             return holder.owner
         return self.preferred(log.name)
+
+    async def is_gone(self, location: str) -> bool:
+        """Return whether no process serves at the location of a proxy that has a node.
+
+        Its node vanishes with its session, seconds later.  Until then it is none of the live ones.
+        """
+        if location in self._gone:
+            return True
+        if location not in self.live or location == self.location:
+            return False
+        probe = self._probes.get(location)
+        if probe is None:
+            probe = self._tasks.start(self._probe(location), name=f"looking for {location}")
+            self._probes[location] = probe
+            asyncio.get_running_loop().call_later(_PROBED_S, self._probes.pop, location, None)
+        is_gone = await asyncio.shield(probe)
+        if is_gone and location in self.live:
+            logger.warning("the proxy at %s is gone: nobody listens there", location)
+            self._gone.add(location)
+            self.live -= {location}
+            asyncio.get_running_loop().call_later(_GONE_S, self._look_anew, location)
+        return is_gone
+
+    def _look_anew(self, location: str) -> None:
+        """Take a proxy for live again if it has a node: another may serve there by now."""
+        self._gone.discard(location)
+        self._changed.set()
 
     async def join(self) -> None:
         """Appear among the live ones, and know the others.  Raises: MetadataError."""
@@ -128,6 +172,7 @@ class Membership:
         live = frozenset(unescape(node) for node in nodes or ())
         if self._has_left:
             live -= {self.location}
+        live -= self._gone
         if live != self.live:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")
             self.live = live

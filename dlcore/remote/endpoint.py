@@ -302,12 +302,14 @@ class Endpoint(AsyncClosing):
     def failed(self, log: str, *, reached: bool) -> None:
         """Note that the proxy asked last does not write a log: another one is asked next.
 
-        It is told which locations it sent us to that were not reached.
+        It is told which locations were not reached.
         """
         location = self._owners.pop(log, None)
         if location is None:
-            self._pass_by(self._put_turns.get(log, self._turn))
-        elif not reached:
+            turn = self._put_turns.get(log, self._turn)
+            self._pass_by(turn)
+            location = f"{self._scheme}://{self._addresses[turn]}"
+        if not reached:
             others = [each for each in self.unreached(log) if each != location]
             _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))
 

@@ -58,6 +58,11 @@ class ReceiveMemory:
             self._kept.append(kept)
         return kept.lend(size)
 
+    def forget_free(self) -> None:
+        """Let go of all memory that nothing looks at."""
+        self._kept = [kept for kept in self._kept if not kept.is_free()]
+        self.kept_bytes = sum(kept.size for kept in self._kept)
+
     def _make_room(self, size: int) -> None:
         """Let go of free memory of other sizes, the oldest first, if `size` bytes need it."""
         remaining: list[_Kept] = []

@@ -33,7 +33,7 @@ from tests.simulation.proxy_consumers import Consumer, shift_names
 from tests.simulation.truth import InvariantViolatedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from tests.simulation.calls import Context
     from tests.simulation.logs import Logs
@@ -50,13 +50,19 @@ _CONSUMERS = 3
 _READERS = 4
 _STOP_GRACE_S = 0.5
 _LOOK_S = 0.05
+_WRONG_SHARE = 0.02
 _ENDING_S_MAX = 120.0
 
 
 class Proxy:
     """One proxy in its process."""
 
-    def __init__(self, world: World, process: LogProcess) -> None:
+    def __init__(
+        self,
+        world: World,
+        process: LogProcess,
+        probe: Callable[[str], Coroutine[Any, Any, bool]],
+    ) -> None:
         rng = world.rng
         self._world = world
         self._process = process
@@ -73,7 +79,7 @@ class Proxy:
         )
         namespace = process.namespace
         context = namespace.log_context
-        self._membership = Membership(context.store, context.paths, self.location)
+        self._membership = Membership(context.store, context.paths, self.location, probe=probe)
         self.reads = ReadPath(namespace, self._membership, self.config)
         self.owner = LogOwner(namespace, self._membership, self.config)
         self.stagings = Stagings(namespace, self.config)
@@ -88,6 +94,11 @@ class Proxy:
         )
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._has_ended = False
+
+    @property
+    def serves(self) -> bool:
+        """Whether it takes connections."""
+        return not self._has_ended and self._process.client.is_alive
 
     async def start(self) -> None:
         """Appear among the live ones."""
@@ -262,7 +273,7 @@ class Proxies:
     @asynccontextmanager
     async def _serving(self, process: LogProcess) -> AsyncIterator[Proxy]:
         """Run a proxy in a process, which leaves in good order unless the process dies."""
-        proxy = Proxy(self._world, process)
+        proxy = Proxy(self._world, process, self._refuses)
         location = proxy.location
         try:
             await proxy.start()
@@ -276,6 +287,14 @@ class Proxies:
             proxy.check_idle()
         finally:
             await proxy.aclose()
+
+    async def _refuses(self, location: str) -> bool:
+        """Tell a proxy whether nobody serves where another one did; now and then it is wrong."""
+        await asyncio.sleep(self.rng.uniform(0.0, _LOOK_S))
+        proxy = self._at.get(location)
+        is_wrong = self.rng.random() < _WRONG_SHARE
+        self.count("live proxy taken for dead", is_wrong)
+        return is_wrong or proxy is None or not proxy.serves
 
     # What clients see of them
 

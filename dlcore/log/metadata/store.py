@@ -306,6 +306,21 @@ class LogStore:
         node = await persistently(lambda: self._store.get(path, fresh=True))
         return None if node is None else decode(LockHolder, node.value, source=path)
 
+    async def break_lock(self, log: LogKey, owner: str) -> bool:
+        """Delete the writer lock that a process which is gone has left; False if it holds none.
+
+        The lock keeps writers out of each other's way.  Should its owner write all the same, the
+        next writer's recovery fences it.
+        """
+        path = self.paths_of(log).lock
+        node = await persistently(lambda: self._store.get(path, fresh=True))
+        if node is None or decode(LockHolder, node.value, source=path).owner != owner:
+            return False
+        version = node.version
+        with contextlib.suppress(NoNodeError, MetadataVersionError):  # it went by itself
+            await persistently(lambda: self._store.delete(path, version=version))
+        return True
+
     async def apply(self, change: Change) -> VersionedHead:
         """Apply a planned change; return the head after it.
 

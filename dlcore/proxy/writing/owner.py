@@ -19,6 +19,7 @@ from dlcore.errors import (
     OverCapacityError,
     OwnershipAcquireFailedError,
 )
+from dlcore.log.metadata.values import LogKey
 from dlcore.log.writing.producers import Producers
 from dlcore.metadata.port import SessionState
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
@@ -106,10 +107,13 @@ class LogOwner:
             raise LogRenamedError(f"log {name!r} is called {found.name!r} by now: open it again")
 
     async def _get(self, name: str, unreachable: Collection[str]) -> OwnedLog:
+        passed_over = set(unreachable) - {self._membership.location}
+        await asyncio.gather(*map(self._membership.is_gone, passed_over))
         while True:
-            passed_over = set(unreachable) - {self._membership.location}
             decision = self._ownership.ask(name, self._membership.live - passed_over)
             if isinstance(decision, Elsewhere):
+                if await self._membership.is_gone(decision.location):
+                    continue
                 raise elsewhere(name, decision)
             match decision:
                 case Verdict.SERVE:
@@ -221,11 +225,22 @@ class LogOwner:
         self, name: str, producers: Producers[asyncio.Future[DLSN]]
     ) -> AsyncLogWriter:
         log = await self.open(name, lock_timeout_s=0.0)
-        with contextlib.suppress(OwnershipAcquireFailedError), self.redirecting(name):
+        try:
             return await log.open_writer(producers=producers)
-        # Of one that is gone, or about to let go: that is soon over.
+        except OwnershipAcquireFailedError as error:
+            await self._break_lock_of_who_is_gone(log, error.owner)
+            if error.owner in self._membership.live - {self._membership.location}:
+                raise elsewhere(name, Elsewhere(error.owner)) from error
+        # Of one whose node is gone, or that is about to let go: that is soon over.
         log = await self.open(name)
         return await log.open_writer(producers=producers)
+
+    async def _break_lock_of_who_is_gone(self, log: DistributedLogManager, owner: str) -> None:
+        """Make way for this proxy where nobody serves any more, and where it served before."""
+        if owner == self._membership.location or await self._membership.is_gone(owner):
+            key = LogKey(name=log.name, log_id=log.log_id)
+            if await self._namespace.log_context.logs.break_lock(key, owner):
+                logger.warning("log=%s: its lock was left by %s, which is gone", log.name, owner)
 
     async def _close(self, name: str) -> None:
         log = self._logs[name]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from dlcore.errors import DLError
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy import membership as memberships
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.tickets import Ticket
 from dlcore.proxy.rendezvous import preferred_owner
@@ -16,6 +22,10 @@ from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, record
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
+
+if TYPE_CHECKING:
+    from dlcore.namespace import Namespace
+    from tests.fixtures.served_proxies import Client
 
 
 async def told(served: Proxies, index: int, log: str) -> tuple[str | None, list[str]]:
@@ -59,27 +69,11 @@ def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
-        here, gone = served.servers[0].location, f"grpc://127.0.0.1:{free_ports(1)}"
-        other = await served.cluster.open(gone)
-        member = Membership(other.log_context.store, other.log_context.paths, gone)
-        await member.join()
-        await until(lambda: gone in served.servers[0].reads._membership.live)
-        names = (f"log-{number}" for number in count())
-        free, held = islice(
-            (name for name in names if preferred_owner(name, {here, gone}) == gone), 2
-        )
-        for name in (free, held):
-            await other.create_log(name)
-
-        async def sent_to(name: str, **options: object) -> str | None:
-            stream = client.put()
-            await stream.begin(name, **options)
-            if await stream.told() is not None:
-                return here
-            code, _, metadata = await stream.status()
-            assert code == "UNAVAILABLE"
-            return metadata.get("dlog-location")
-
+        listening = socket.create_server(("127.0.0.1", 0))
+        gone = f"grpc://127.0.0.1:{listening.getsockname()[1]}"
+        here = served.servers[0].location
+        member, other, (free, held) = await member_at(gone, served)
+        sent_to = partial(where_sent, client, here)
         async with await (await other.open_log(held)).open_writer():
             assert await sent_to(free) == await sent_to(held) == gone
             assert await sent_to(held, unreachable=[gone]) == gone
@@ -93,6 +87,81 @@ def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None
             await client.act("release", log=held)
             assert await log.append([record(2)], expected=last)
         await member.aclose()
+        listening.close()
+
+    with_proxies()(scenario)
+
+
+async def member_at(location: str, served: Proxies) -> tuple[Membership, Namespace, list[str]]:
+    """Let somebody be live at a location; return two logs that should be owned there."""
+    other = await served.cluster.open(location)
+    member = Membership(other.log_context.store, other.log_context.paths, location)
+    await member.join()
+    server = served.servers[0]
+    await until(lambda: location in server.reads._membership.live)
+    names = (f"log-{number}" for number in count())
+    both = {server.location, location}
+    logs = list(islice((name for name in names if preferred_owner(name, both) == location), 2))
+    for name in logs:
+        await other.create_log(name)
+    return member, other, logs
+
+
+async def where_sent(client: Client, here: str, name: str, **options: object) -> str | None:
+    """Return where a stream to a log is served: here, or where it is sent."""
+    stream = client.put()
+    await stream.begin(name, **options)
+    if await stream.told() is not None:
+        return here
+    code, _, metadata = await stream.status()
+    assert code == "UNAVAILABLE"
+    return metadata.get("dlog-location")
+
+
+def test_the_logs_of_one_where_nobody_listens_are_taken_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also those that it holds: should it live all the same, it is fenced, and told so.
+
+    It takes logs again once it was looked for anew.
+    """
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        here, gone = served.servers[0].location, f"grpc://127.0.0.1:{free_ports(1)}"
+        member, other, (free, held) = await member_at(gone, served)
+        log = await other.open_log(held)
+        writer = await log.open_writer()
+        await writer.write(record(1))
+        assert await where_sent(client, here, held) == here
+        assert served.servers[0].reads._membership.live == {here}
+        assert await where_sent(client, here, free) == here
+        with pytest.raises(DLError):
+            await writer.write(record(2))
+        await writer.abort()
+        after = client.put()
+        await after.begin(held)
+        await after.told()
+        await after.send(b"3")
+        await after.acked(1)
+        assert await log.get_log_record_count() == 2
+        await until(lambda: served.servers[0].reads._membership.live == {here, gone})
+        await member.aclose()
+
+    monkeypatch.setattr(memberships, "_GONE_S", 1.0)
+    with_proxies()(scenario)
+
+
+def test_a_proxy_takes_back_what_it_held_before_it_was_killed() -> None:
+    """At the same location, before its old session is over."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        here = served.servers[0].location
+        before = await served.cluster.open(here)
+        await before.create_log("a")
+        await (await before.open_log("a")).open_writer()
+        assert await where_sent(client, here, "a") == here
 
     with_proxies()(scenario)
 

@@ -162,3 +162,15 @@ def test_unused_memory_goes_when_other_sizes_need_room() -> None:
     view = memory.take(2 * SIZE)
     assert memory.kept_bytes == 2 * SIZE
     assert view.nbytes == 2 * SIZE
+
+
+def test_free_memory_is_forgotten_and_what_is_in_use_is_not() -> None:
+    """A server that is idle gives it back; whoever still looks at his keeps it."""
+    memory = ReceiveMemory(4 * SIZE)
+    held, _free = memory.take(SIZE), memory.take(SIZE)
+    held[:4] = b"held"
+    del _free
+    memory.forget_free()
+    assert memory.kept_bytes == SIZE
+    memory.take(SIZE)[:4] = b"else"
+    assert bytes(held[:4]) == b"held"

@@ -1,8 +1,9 @@
-"""A proxy that is stopped in the middle of what it does, whose system still takes connections.
+"""A proxy that is stopped in the middle of what it does, or killed.
 
 Goal: its clients, writers and readers, those that are open and those that begin, go on at another
-proxy as soon as ZooKeeper gives its logs away.  Method: a proxy's process is stopped for good.
-Each step has a time that no client keeps that waits for gRPC's own limits, 20 s and more.
+proxy: of a stopped one as soon as ZooKeeper gives its logs away, of a killed one at once.  Method:
+a proxy's process is stopped for good, whose system still takes connections, or killed.  Each step
+has a time that no client keeps that waits for gRPC's own limits, 20 s and more.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ HANG_S = 20
 
 
 @contextmanager
-def two_proxies(uri: str) -> Iterator[tuple[ProxyProcess, ProxyProcess]]:
+def two_proxies(uri: str, *, keeps_session: bool) -> Iterator[tuple[ProxyProcess, ProxyProcess]]:
     """Yield one to stop and one that stays, the only ones."""
     wait_for_no_proxy(uri)
     with (
-        proxy_process(uri, is_killed=True) as frozen,
+        proxy_process(uri, is_killed=not keeps_session) as frozen,
         proxy_process(uri) as other,
     ):
         try:
@@ -76,7 +77,29 @@ def test_clients_of_a_stopped_proxy_go_on_at_another(sandbox: Sandbox) -> None:
             async with await log.open_reader() as reader:
                 assert [await anext(rows) for rows in [ids(reader)] for _ in range(3)] == [0, 1, 2]
 
-    with two_proxies(sandbox.uri) as (frozen, other):
+    with two_proxies(sandbox.uri, keeps_session=False) as (frozen, other):
         name = log_name_for(frozen, sandbox.uri)
         endpoint = f"{frozen.location},{other.location.partition('://')[2]}"
         asyncio.run(scenario(frozen, endpoint, name))
+
+
+def test_the_logs_of_a_killed_proxy_are_taken_before_its_session_is_over(sandbox: Sandbox) -> None:
+    """The one that is asked next finds that nobody listens there, and need not wait for ZooKeeper.
+
+    Its session of 30 s outlasts what the writer is given.
+    """
+
+    async def scenario(killed: ProxyProcess, endpoint: str, name: str) -> None:
+        async with await open_namespace(endpoint) as namespace:
+            log = await namespace.open_log(name, create_if_missing=True)
+            async with await log.open_writer() as writer:
+                async with asyncio.timeout(WAIT_S):
+                    await writer.write(LogRecord(0, b"x"))
+                killed.kill()
+                async with asyncio.timeout(HANG_S):
+                    await writer.write(LogRecord(1, b"x"))
+
+    with two_proxies(sandbox.uri, keeps_session=True) as (killed, other):
+        name = log_name_for(killed, sandbox.uri)
+        endpoint = f"{killed.location},{other.location.partition('://')[2]}"
+        asyncio.run(scenario(killed, endpoint, name))
