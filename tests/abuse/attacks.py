@@ -1,4 +1,4 @@
-"""What strangers do to a server: ``python -m tests.abuse.attacks`` with five arguments.
+"""Attacks of strangers on a server: ``python -m tests.abuse.attacks`` runs one of them.
 
 An attacker is a process of its own, which keeps no rule.  It begins at once, prints ``begun`` once
 all its connections stand, and ends when its standard input does.
