@@ -79,7 +79,7 @@ class BookieConfig:
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store drops the registration."""
     connection_bytes_max: int = 16 * MIB
-    """Bytes of adds of one connection not yet durable, each that is stored by itself a KiB more,
+    """Bytes of adds of one connection not yet durable, each that is stored by itself 2 KiB more,
     beyond which it is not read: two batches."""
     read_bytes_max: int = 64 * MIB
     """Bytes on their way to readers, of all connections; beyond it reads wait."""

@@ -12,9 +12,10 @@ One read serves all who asked before it began, and reads have a pause between th
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks, told_to_callers
+from dlcore.background import BackgroundTasks, refuse
 from dlcore.errors import BadRequestError, BookieUnavailableError, DLError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _READ_PAUSE_S = 0.05
 """Between two reads: what anybody who makes ids up can cost the metadata."""
 _READ_TIMEOUT_S = 5.0
+_SETTLED_AT_ONCE = 100
+"""Answers that come at once, before others have their turn on the event loop."""
 
 
 class GivenIds:
@@ -40,7 +43,6 @@ class GivenIds:
         self._reads = BackgroundTasks()
         self._is_reading = False
         self._next_read_s = 0.0
-        self._writes = BackgroundTasks(told_to_callers)
 
     def covers(self, ledger_id: int) -> bool:
         """Return whether the id is known to be given."""
@@ -49,13 +51,13 @@ class GivenIds:
     def once_given(
         self, ledger_id: int, write: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        """Call `write` when the id is known to be given; writes go on in the order they came."""
+        """Call `write` when the id is known to be given; writes go on in the order they came.
 
-        async def wait() -> None:
-            await self.check(ledger_id)
-            await write()
-
-        return self._writes.start(wait())
+        Callbacks, and no task: whoever makes ids up has many of these wait.
+        """
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ask(ledger_id).add_done_callback(partial(_go_on, write, answer))
+        return answer
 
     async def check(self, ledger_id: int) -> None:
         """Return once the id is known to be given; those who wait go on in the order they came.
@@ -64,22 +66,23 @@ class GivenIds:
             BadRequestError: it was given to nobody.
             BookieUnavailableError: the metadata did not tell.
         """
-        if self.covers(ledger_id):
-            return
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[None] = loop.create_future()
+        if not self.covers(ledger_id):
+            await self.ask(ledger_id)
+
+    def ask(self, ledger_id: int) -> asyncio.Future[None]:
+        """Read anew; the future is done once the id is known to be given, or fails as `check`."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((ledger_id, answer))
         if not self._is_reading:
             self._is_reading = True
             self._reads.start(self._read_while_asked(), name="bookie given ids")
-        await answer
+        return answer
 
     async def aclose(self) -> None:
         """Read no more; whoever waits is told that nothing is known."""
         await self._reads.aclose()
         self._settle(self._waiting, "the bookie is closing")
         self._waiting = []
-        await self._writes.finish()
 
     async def _read_while_asked(self) -> None:
         assert self._read_next_id is not None  # else all are covered
@@ -98,7 +101,9 @@ class GivenIds:
                 except DLError as error:
                     problem = str(error)
                 self._next_read_s = loop.time() + _READ_PAUSE_S
-                self._settle(asked, problem)
+                for at in range(0, len(asked), _SETTLED_AT_ONCE):
+                    self._settle(asked[at : at + _SETTLED_AT_ONCE], problem)
+                    await asyncio.sleep(0)  # others have their turn
         finally:
             self._settle(asked, "the bookie is closing")
             self._is_reading = False
@@ -121,3 +126,30 @@ class GivenIds:
                         f"ledger {ledger_id} was never made: the next new one is {self._next_id}"
                     )
                 )
+
+
+def _go_on(
+    write: Callable[[], asyncio.Future[None]],
+    answer: asyncio.Future[None],
+    asked: asyncio.Future[None],
+) -> None:
+    """Begin a write whose id is given; `answer` ends as the write does."""
+    error = asked.exception()
+    if error is None and not answer.done():
+        try:
+            write().add_done_callback(partial(_end_alike, answer))
+        except DLError as refusal:
+            error = refusal
+    if error is not None:
+        refuse(answer, error)
+
+
+def _end_alike(answer: asyncio.Future[None], written: asyncio.Future[None]) -> None:
+    if answer.done():
+        return
+    if written.cancelled():
+        answer.cancel()
+    elif (error := written.exception()) is not None:
+        refuse(answer, error)
+    else:
+        answer.set_result(None)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.errors import DLError
-from dlcore.wire.messages import DURABLE_IDS_MAX, Buffer, Failed, encode, encode_durable
+from dlcore.wire.messages import DURABLE_IDS_MAX, Buffer, Failed, Pong, encode, encode_durable
 from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ class Answers:
     def __init__(self) -> None:
         self._durable: list[int] = []
         self._failed: list[Failed] = []
+        self._pongs: list[Pong] = []
 
     def note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         """Settle requests: they are durable, or failed alike."""
@@ -32,6 +33,10 @@ class Answers:
             status = status_of(error)
             self._failed += (Failed(request_id, *status) for request_id in request_ids)
 
+    def note_alive(self, token: int) -> None:
+        """Answer a sign of life."""
+        self._pongs.append(Pong(token))
+
     def take(self) -> list[Buffer]:
         """Return the messages to send now."""
         durable, self._durable = self._durable, []
@@ -40,6 +45,8 @@ class Answers:
             encode_durable(durable[at : at + DURABLE_IDS_MAX])
             for at in range(0, len(durable), DURABLE_IDS_MAX)
         ]
-        for each in failed:
+        pongs, self._pongs = self._pongs, []
+        told: list[Failed | Pong] = [*failed, *pongs]
+        for each in told:
             buffers += encode(each)
         return buffers

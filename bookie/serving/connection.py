@@ -57,10 +57,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_BYTES = 1024
+_REQUEST_BYTES = 2048
 """What a request in flight counts for beside its bytes: about what it takes of memory."""
-_REQUESTS_PER_TURN = 256
-"""After so many requests others have their turn on the event loop."""
+_REQUESTS_PER_TURN = 32
+"""After so many requests others have their turn."""
 _READS_MAX = 256
 """Reads of single entries and LACs under way, beyond which the connection is not read."""
 _STREAMS_MAX = 16 * 1024
@@ -93,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_name: str | None = None
         """Whom the client's certificate names, where TLS asked for one."""
         self._is_reading = True
+        self.waits_for_turn = False
         self._is_write_paused = False
         self._is_writable = asyncio.Event()
         self._is_writable.set()
@@ -134,7 +135,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._keepalive.heard(self._loop.time())
         self._end.received(nbytes)
-        self._take_requests()
+        self._service.turns.take(self)
+        if self.waits_for_turn:
+            self._pause_reading()
 
     def pause_writing(self) -> None:
         """Wait: the client does not take what it asked for."""
@@ -169,8 +172,6 @@ class Connection(asyncio.BufferedProtocol):
         self._room.give()
         self.settled.set()
         self.closed.set()
-
-    # Life
 
     def begin_drain(self) -> None:
         """Refuse what writes and who follows from now on."""
@@ -264,39 +265,45 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
 
-    # Requests
+    def take_some(self) -> bool:
+        """Take requests until there are none, or no room, or others should have their turn.
 
-    def _take_requests(self) -> None:
-        """Take requests until there are none, or no room, or others should have their turn."""
+        Returns whether it is the latter.  While it has any, nothing more is received.
+        """
+        if self._transport is None or self._transport.is_closing() or self._is_over:
+            return False
         room = _REQUESTS_PER_TURN
         try:
             while self._has_room:
                 if room <= 0:
-                    self._loop.call_soon(self._read_on)
-                    break
+                    self._pause_reading()
+                    return True
                 event = self._end.next_event()
                 if event is None:
                     if self._room.is_waiting:
                         break
-                    if not self._is_reading:
-                        self._resume_reading()
-                    return
+                    self._resume_reading()
+                    return False
                 self._take(event)
                 room -= len(event.frames) if isinstance(event, Add) else 1
         except DLError as error:
             self._refuse(error)
-        if self._is_reading and not self._is_over and self._transport is not None:
-            self._is_reading = False
-            self._transport.pause_reading()
+        self._pause_reading()
+        return False
 
     @property
     def _has_room(self) -> bool:
         return (
             self._refusal is None
-            and self._in_flight_bytes < self._service.connection_bytes_max
+            and self._in_flight_bytes < self._service.in_flight_share()
             and not self._is_write_paused
             and len(self._reads) < _READS_MAX
         )
+
+    def _pause_reading(self) -> None:
+        if self._is_reading and not self._is_over and self._transport is not None:
+            self._is_reading = False
+            self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if not self._is_reading and self._transport is not None:
@@ -304,9 +311,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _read_on(self) -> None:
-        transport = self._transport
-        if not self._is_reading and transport is not None and not transport.is_closing():
-            self._take_requests()
+        if not self._is_reading:
+            self._service.turns.take(self)
 
     def _take(self, event: BookieEvent) -> None:
         match event:
@@ -335,7 +341,8 @@ class Connection(asyncio.BufferedProtocol):
             case Hello():
                 self._write(self._end.welcome())
             case Ping(token):
-                self._write(self._end.send(Pong(token)))
+                self._answers.note_alive(token)
+                self._flush_soon()
             case Pong():
                 pass
 
@@ -378,6 +385,7 @@ class Connection(asyncio.BufferedProtocol):
         size_bytes += _REQUEST_BYTES
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
+        self._service.in_flight_bytes += size_bytes
         future.add_done_callback(partial(self._land, request_ids, size_bytes))
 
     def _land(
@@ -386,6 +394,7 @@ class Connection(asyncio.BufferedProtocol):
         """Settle requests that were in flight; the answer of the last one need not wait."""
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
+        self._service.in_flight_bytes -= size_bytes
         assert self._in_flight_bytes >= 0
         error = BookieUnavailableError(_GIVEN_UP) if future.cancelled() else future.exception()
         self._answers.note(request_ids, error)

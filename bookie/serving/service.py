@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
+from bookie.serving.turns import Turns
 from dlcore.config import MIB
 from dlcore.kept_memory import give_back_what_is_free
 from dlcore.tls_refusals import tell_refusals
@@ -33,6 +34,9 @@ SILENCE_S = 20.0
 HANDSHAKE_S = 10.0
 READ_BYTES_MAX = 64 * MIB
 RECEIVE_BYTES_MAX = 64 * MIB
+_IN_FLIGHT_CONNECTIONS = 4
+"""All connections together have as many bytes of adds in flight as so many that use their bound."""
+_IN_FLIGHT_BYTES_MIN = 64 * 1024
 _RELIEF_INTERVAL_S = 0.5
 _STALL_S_MAX = 2.0
 """While others wait for a budget, a client that moves nothing for so long loses its share."""
@@ -82,6 +86,9 @@ class BookieService:
         self.receive_budget = ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later)
         self._relief: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
+        self.turns = Turns()
+        self.in_flight_bytes = 0
+        """Of adds that were taken and are not answered, of all connections."""
         self.memory = ReceiveMemory()
         self.connections: dict[Connection, None] = {}
         self.is_draining = False
@@ -108,6 +115,16 @@ class BookieService:
     def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
         """Return the protocol of a connection that was accepted, on a view of the storage."""
         return Connection(self, storage or self._storage)
+
+    def in_flight_share(self) -> int:
+        """Return how many bytes of adds one connection may have in flight.
+
+        One alone has all of its own bound; where many do, each has a share of what is left, and
+        always a little.
+        """
+        free = _IN_FLIGHT_CONNECTIONS * self.connection_bytes_max - self.in_flight_bytes
+        share = free // (_IN_FLIGHT_CONNECTIONS - 1)
+        return min(self.connection_bytes_max, max(share, _IN_FLIGHT_BYTES_MIN))
 
     def _relieve_later(self) -> None:
         if self._relief is None:

@@ -36,6 +36,9 @@ _READ_ON_S = 0.5
 """Readers may come to their ends for so long; then they are told to go on elsewhere."""
 _PING_MIN_MS = 1_000
 _SILENCE_MS = 20_000
+_HANDSHAKE_MS = 10_000
+_IDLE_MS = 600_000
+"""A connection without a call for so long is ended; the client's next call opens another one."""
 
 
 class ProxyServer(AsyncClosing):
@@ -73,6 +76,9 @@ class ProxyServer(AsyncClosing):
                     ("grpc.http2.bdp_probe", 0),
                     # Clients whose machine is gone hold nothing for long.
                     *keepalive_options(_SILENCE_MS, _SILENCE_MS),
+                    # Those who say nothing at all, or nothing any more, hold no connection.
+                    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+                    ("grpc.max_connection_idle_ms", _IDLE_MS),
                     # Those who wait for records look likewise whether the proxy is there.
                     ("grpc.http2.min_ping_interval_without_data_ms", _PING_MIN_MS),
                     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MIN_MS),

@@ -1,7 +1,7 @@
 """Measures what strangers cost: ``python -m tests.abuse``; ``--only ping`` chooses one.
 
-Each attack goes against a bookie of its own, the only one of its cluster, from a process of its
-own, while an honest client writes a record after the other.  Printed are the memory of the bookie
+Each attack goes against the only bookie of a cluster, or its only proxy, from a process of its
+own, while an honest client writes a record after the other.  Printed are the memory of that server
 at rest, at its highest under the attack, and afterwards, and how long the honest records took.
 """
 
@@ -18,20 +18,32 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from dlcore import LogConfig, LogRecord, QuorumConfig
+from dlcore import LogConfig, LogRecord, QuorumConfig, remote
 from dlcore.errors import DLError
 from dlcore.namespace import open_namespace
 from dlcore.sandbox.cluster import Sandbox
-from tests.abuse.attacks import ATTACKS, LARGE_ENTRY_ID, Target, large_add
+from tests.abuse.attacks import (
+    ATTACKS,
+    ATTACKS_ON_PROXY,
+    LARGE_ENTRY_ID,
+    LOG,
+    Target,
+    large_add,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
+    from typing import TypeAlias
 
     from dlcore import AsyncDistributedLogManager
+    from dlcore.remote.log import RemoteLog
+
+    Log: TypeAlias = AsyncDistributedLogManager | RemoteLog
 
 REPOSITORY = Path(__file__).parents[2]
 _REST_S = 5.0
 _LOOK_S = 0.1
+_LARGE_RECORDS, _LARGE_BYTES = 128, 1_000_000
 
 
 @dataclass
@@ -60,7 +72,7 @@ def rss_mib(pid: int) -> float:
     raise ValueError(f"process {pid} has no memory")
 
 
-async def watch(pid: int, log: AsyncDistributedLogManager, seconds: float) -> Seen:
+async def watch(pid: int, log: Log, seconds: float) -> Seen:
     """Write one record after the other for so long, and look at the memory."""
     seen = Seen()
 
@@ -105,8 +117,8 @@ async def honest(
     (bookie,) = sandbox.bookies
     async with await open_namespace(sandbox.uri) as namespace:
         one = QuorumConfig(1, 1, 1)
-        await namespace.create_log("honest", config=LogConfig(quorum=one))
-        log = await namespace.open_log("honest")
+        await namespace.create_log(LOG, config=LogConfig(quorum=one))
+        log = await namespace.open_log(LOG)
         async with await log.open_writer() as writer:
             await writer.write(LogRecord(0, b"first"))
             (segment,) = await log.get_log_segments()
@@ -130,11 +142,27 @@ async def give_large(told: list[str]) -> None:
     writer.transport.abort()
 
 
+async def fill(log: Log) -> None:
+    """Write what readers are sent."""
+    async with await log.open_writer() as writer:
+        for _ in range(_LARGE_RECORDS):
+            await writer.write(LogRecord(0, bytes(_LARGE_BYTES)))
+
+
 async def measure(name: str, *, seconds: float, after_s: float) -> None:
     """Run one attack, and print its row."""
-    with Sandbox(bookies=1, autorecovery=False) as sandbox:
-        async with honest(sandbox) as (log, told):
+    is_on_proxy = name in ATTACKS_ON_PROXY
+    with Sandbox(bookies=1, autorecovery=False, proxies=int(is_on_proxy)) as sandbox:
+        async with contextlib.AsyncExitStack() as stack:
+            log: Log
+            log, told = await stack.enter_async_context(honest(sandbox))
             pid = sandbox.bookies[0].pid
+            if is_on_proxy:
+                (proxy,) = sandbox.proxies
+                pid, told[0] = proxy.pid, proxy.location.partition("://")[2]
+                opening = await remote.open_namespace(proxy.location)
+                log = await (await stack.enter_async_context(opening)).open_log(LOG)
+                await fill(log)
             rest = await watch(pid, log, _REST_S)
             with attacker(name, told):
                 during = await watch(pid, log, seconds)
@@ -147,14 +175,15 @@ async def measure(name: str, *, seconds: float, after_s: float) -> None:
 
 def main() -> None:
     """Run the attacks that are asked for."""
+    every = [*ATTACKS, *ATTACKS_ON_PROXY]
     parser = argparse.ArgumentParser(prog="python -m tests.abuse", description=__doc__)
-    parser.add_argument("--only", action="append", choices=ATTACKS, metavar="NAME")
+    parser.add_argument("--only", action="append", choices=every, metavar="NAME")
     parser.add_argument("--seconds", type=float, default=20, help="of each attack (default: 20)")
     parser.add_argument("--after-s", type=float, default=60, help="until memory is looked at")
     arguments = parser.parse_args()
     print("| attack | at rest: memory, p50, p99 | under it | just after | memory later |")
     print("|---|---|---|---|---|")
-    for name in arguments.only or ATTACKS:
+    for name in arguments.only or every:
         asyncio.run(measure(name, seconds=arguments.seconds, after_s=arguments.after_s))
 
 

@@ -7,10 +7,14 @@ all its connections stand, and ends when its standard input does.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
+
+from dlcore.proto import flight_pb2 as pb
 from dlcore.wire.digest import encode_frame
 from dlcore.wire.messages import (
     FEATURES,
@@ -31,6 +35,8 @@ LARGE_ENTRY_ID = 1_000_000
 UNREAD_CONNECTIONS, UNREAD_REQUESTS = 250, 8
 BUSY_CONNECTIONS = 100
 SILENT_CONNECTIONS = 3_000
+PROXY_CONNECTIONS, PROXY_STREAMS = 50, 20
+LOG = "honest"
 
 
 class Target:
@@ -160,9 +166,39 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
 tasks: list[asyncio.Task[None]] = []
 
 
+async def connect_to_proxy(target: Target) -> None:
+    """Connect to a proxy, and say nothing."""
+    await say_nothing(target)
+
+
+async def read_nothing_of_proxy(target: Target) -> None:
+    """Ask a proxy for a whole log on many streams, and take nothing."""
+    ticket = json.dumps({"log": LOG}).encode()
+    for _ in range(PROXY_CONNECTIONS):
+        channel = grpc.aio.insecure_channel(
+            f"{target.host}:{target.port}",
+            options=[
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.max_receive_message_length", -1),
+            ],
+        )
+        method: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoGet")
+        request = pb.Ticket(ticket=ticket).SerializeToString()
+        channels.append(channel)
+        calls.extend(method(request) for _ in range(PROXY_STREAMS))
+    await asyncio.sleep(1.0)
+
+
+ATTACKS_ON_PROXY: dict[str, Callable[[Target], Awaitable[None]]] = {
+    each.__name__: each for each in (connect_to_proxy, read_nothing_of_proxy)
+}
+channels: list[grpc.aio.Channel] = []
+calls: list[Any] = []
+
+
 async def attack(name: str, target: Target) -> None:
     """Attack until standard input ends."""
-    await ATTACKS[name](target)
+    await (ATTACKS | ATTACKS_ON_PROXY)[name](target)
     print("begun", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 

@@ -9,6 +9,7 @@ from dlcore.errors import BadRequestError
 from dlcore.ledger.metadata.store import LedgerStore
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from dlcore.metadata.memory import MemoryTree
@@ -31,12 +32,15 @@ class JudgedIds(GivenIds):
         self._tree = tree
         self._on_false_no = on_false_no
 
-    async def check(self, ledger_id: int) -> None:
-        """Check, and judge a refusal."""
+    def ask(self, ledger_id: int) -> asyncio.Future[None]:
+        """Ask, and judge a refusal."""
         was_made = self._tree._find(self._paths.ledger(ledger_id)) is not None
-        try:
-            await super().check(ledger_id)
-        except BadRequestError as error:
-            if was_made:
+
+        def judge(answer: asyncio.Future[None]) -> None:
+            if not answer.cancelled() and isinstance(error := answer.exception(), BadRequestError):
                 self._on_false_no(f"refused a new ledger: {error}")
-            raise
+
+        answer = super().ask(ledger_id)
+        if was_made:
+            answer.add_done_callback(judge)
+        return answer

@@ -21,17 +21,24 @@ MERGE_POLICY = MergePolicy(
 
 
 class LogProcess:
-    """A process with a namespace of its own, known by `identity` where it owns something."""
+    """A process with a namespace of its own, known by `identity` where it owns something.
 
-    def __init__(self, world: World, name: str, *, identity: str | None = None) -> None:
+    One that does not roll soon writes large segments, so that what waits for it has an end.
+    """
+
+    def __init__(
+        self, world: World, name: str, *, identity: str | None = None, rolls_soon: bool = True
+    ) -> None:
         self.world = world
         self.name = name
         self.client = world.new_client(name)
         client, rng = self.client, world.rng
+        entry_bytes = rng.choice((30, 200, 2000))
+        segment_bytes = rng.choice(_SEGMENT_BYTES if world.plan.log_writers != 0 else _LARGE)
         self.config = LogConfig(
             quorum=world.plan.quorum,
-            entry_bytes=rng.choice((30, 200, 2000)),
-            segment_bytes_max=rng.choice(_SEGMENT_BYTES if world.plan.log_writers != 0 else _LARGE),
+            entry_bytes=entry_bytes,
+            segment_bytes_max=segment_bytes if rolls_soon else max(_LARGE),
             lock_timeout_s=1.0,
             read_ahead_bytes=rng.choice((1, 10_000)),
             read_unavailable_timeout_s=4.0,

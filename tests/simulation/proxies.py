@@ -328,7 +328,9 @@ class Proxies:
 
     async def finish(self) -> None:
         """I8: through a proxy that nothing happens to all goes on that waited."""
-        process = LogProcess(self._world, "proxy-last", identity="grpc://proxy-last:0")
+        process = LogProcess(
+            self._world, "proxy-last", identity="grpc://proxy-last:0", rolls_soon=False
+        )
         self._at.clear()
         async with self._serving(process):
             self.is_ending = True

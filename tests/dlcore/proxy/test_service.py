@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy import server
 from dlcore.proxy.flight import calls
 from dlcore.proxy.service import FlightService
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -62,3 +63,26 @@ def test_who_is_refused_while_he_sends_is_told_why(monkeypatch: pytest.MonkeyPat
             assert "dlog-error" in metadata
 
     with_proxies("clicks")(scenario)
+
+
+def test_who_says_nothing_holds_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither before nor after HTTP/2 has begun; a client that comes back is served."""
+    monkeypatch.setattr(server, "_HANDSHAKE_MS", 200)
+    monkeypatch.setattr(server, "_IDLE_MS", 1000)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        assert await client.act("logs") == {"logs": []}
+        host, port = served.servers[0].address.split(":")
+        for begun in (b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(begun)
+            while await reader.read(1 << 16):
+                pass  # what the proxy says of HTTP/2
+            writer.close()
+            await writer.wait_closed()
+        while client.channel.get_state() is grpc.ChannelConnectivity.READY:
+            await client.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        assert await client.act("logs") == {"logs": []}
+
+    with_proxies()(scenario)
