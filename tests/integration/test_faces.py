@@ -7,6 +7,7 @@ which one is called by each face; values and errors are compared.
 from __future__ import annotations
 
 import inspect
+import re
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,9 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+_SHOWN_BY = re.compile(r"its record at .*")
+
+
 class Face:
     """One face: performs calls, and says what came of them in words that both share."""
 
@@ -110,7 +114,8 @@ class Face:
             return self._shown(name, self.run(partial(getattr(log, name), *given, **named)))
         except DLError as error:
             told = str(error).replace(log.name, "LOG").replace(log.log_id, "ID")
-            return type(error).__name__, told
+            # Which record shows first that a log is no byte stream depends on what comes at once.
+            return type(error).__name__, _SHOWN_BY.sub("its record at PLACE", told)
 
     def _shown(self, name: str, found: Any) -> object:
         if name == "read":
