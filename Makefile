@@ -35,7 +35,7 @@ endif
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark fuzz bench bench-peers docs proto proto-check requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark abuse fuzz bench bench-peers docs proto proto-check requirements clean
 
 ##@ Use
 
@@ -128,6 +128,9 @@ chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n r
 
 chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n.
 	@$(BIN)/python -m tests.chaos_spark --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+abuse: $(STAMP) ## Measure what hostile clients cost: ARGS="--only ping --seconds 20".
+	@$(BIN)/python -m tests.abuse $(ARGS)
 
 fuzz: $(STAMP) ## Feed both ends of the wire with what atheris finds, for SECONDS=n.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group fuzz

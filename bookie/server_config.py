@@ -29,6 +29,7 @@ from dlcore.errors import ConfigurationError
 from dlcore.metadata.paths import parse_uri
 from dlcore.settings import Option, config_of, options_of, parse_value, require_log_level, values_of
 from dlcore.tls import TlsFiles
+from dlcore.wire.messages import ADD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +81,7 @@ class BookieConfig:
     """After this long without contact the metadata store drops the registration."""
     connection_bytes_max: int = 16 * MIB
     """Bytes of adds of one connection not yet durable, each that is stored by itself 2 KiB more,
-    beyond which it is not read: two batches."""
+    beyond which it is not read: two batches.  All connections together have four times as much."""
     read_bytes_max: int = 64 * MIB
     """Bytes on their way to readers, of all connections; beyond it reads wait."""
     receive_bytes_max: int = 64 * MIB
@@ -131,6 +132,12 @@ class BookieConfig:
             key="entry_size_bytes_max",
             value=self.storage.entry_size_bytes_max,
             rule=f"expected at most {ENTRY_SIZE_BYTES_MAX}, what the protocol can carry",
+        )
+        require(
+            condition=self.read_bytes_max >= ADD_BYTES_MAX,
+            key="read_bytes_max",
+            value=self.read_bytes_max,
+            rule=f"expected at least {ADD_BYTES_MAX}, what the largest entry needs",
         )
         require(
             condition=self.tls_client_auth in ("required", "none"),

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _READ_PAUSE_S = 0.05
 """Between two reads: what anybody who makes ids up can cost the metadata."""
 _READ_TIMEOUT_S = 5.0
-_SETTLED_AT_ONCE = 100
-"""Answers that come at once, before others have their turn on the event loop."""
+_REFUSED_AT_ONCE = 100
+"""Refusals that come at once, before others have their turn on the event loop."""
 
 
 class GivenIds:
@@ -101,8 +101,10 @@ class GivenIds:
                 except DLError as error:
                     problem = str(error)
                 self._next_read_s = loop.time() + _READ_PAUSE_S
-                for at in range(0, len(asked), _SETTLED_AT_ONCE):
-                    self._settle(asked[at : at + _SETTLED_AT_ONCE], problem)
+                # What goes on goes on at once, in the order in which it came.
+                self._settle([each for each in asked if self.covers(each[0])], problem)
+                for at in range(0, len(asked), _REFUSED_AT_ONCE):
+                    self._settle(asked[at : at + _REFUSED_AT_ONCE], problem)
                     await asyncio.sleep(0)  # others have their turn
         finally:
             self._settle(asked, "the bookie is closing")
@@ -138,7 +140,7 @@ def _go_on(
     if error is None and not answer.done():
         try:
             write().add_done_callback(partial(_end_alike, answer))
-        except DLError as refusal:
+        except Exception as refusal:  # noqa: BLE001  # who waits must not wait for ever
             error = refusal
     if error is not None:
         refuse(answer, error)

@@ -93,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_name: str | None = None
         """Whom the client's certificate names, where TLS asked for one."""
         self._is_reading = True
-        self.waits_for_turn = False
+        self.waits_for_turn = self.has_more = False
         self._is_write_paused = False
         self._is_writable = asyncio.Event()
         self._is_writable.set()
@@ -280,12 +280,15 @@ class Connection(asyncio.BufferedProtocol):
                     return True
                 event = self._end.next_event()
                 if event is None:
-                    if self._room.is_waiting:
+                    self.has_more = self._room.is_waiting
+                    if self.has_more:
                         break
                     self._resume_reading()
                     return False
                 self._take(event)
                 room -= len(event.frames) if isinstance(event, Add) else 1
+            else:
+                self.has_more = True
         except DLError as error:
             self._refuse(error)
         self._pause_reading()

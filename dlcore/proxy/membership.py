@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 2.0
-_PROBED_S = 0.5
-"""What a probe told of a proxy holds for so long: clients come in numbers."""
-_GONE_S = 5.0
-"""A proxy that was found gone is looked for again after so long: its session is over by then."""
 
 
 class Membership:
@@ -63,7 +59,6 @@ class Membership:
         self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
         """Locations of the proxies that take logs, this one among them until it leaves."""
-        self._gone: set[str] = set()
 
     def preferred(self, log: str) -> str | None:
         """Return the location of the proxy that should own a log; None if there is none."""
@@ -80,31 +75,21 @@ class Membership:
         return self.preferred(log.name)
 
     async def is_gone(self, location: str) -> bool:
-        """Return whether no process serves at the location of a proxy that has a node.
+        """Return whether connections are refused where a live proxy serves: asked anew each time.
 
-        Its node vanishes with its session, seconds later.  Until then it is none of the live ones.
+        Its node vanishes with its session, seconds later.
         """
-        if location in self._gone:
-            return True
         if location not in self.live or location == self.location:
             return False
         probe = self._probes.get(location)
-        if probe is None:
+        if probe is None:  # those who ask at the same time share one
             probe = self._tasks.start(self._probe(location), name=f"looking for {location}")
             self._probes[location] = probe
-            asyncio.get_running_loop().call_later(_PROBED_S, self._probes.pop, location, None)
+            probe.add_done_callback(lambda _: self._probes.pop(location, None))
         is_gone = await asyncio.shield(probe)
-        if is_gone and location in self.live:
+        if is_gone:
             logger.warning("the proxy at %s is gone: nobody listens there", location)
-            self._gone.add(location)
-            self.live -= {location}
-            asyncio.get_running_loop().call_later(_GONE_S, self._look_anew, location)
         return is_gone
-
-    def _look_anew(self, location: str) -> None:
-        """Take a proxy for live again if it has a node: another may serve there by now."""
-        self._gone.discard(location)
-        self._changed.set()
 
     async def join(self) -> None:
         """Appear among the live ones, and know the others.  Raises: MetadataError."""
@@ -172,7 +157,6 @@ class Membership:
         live = frozenset(unescape(node) for node in nodes or ())
         if self._has_left:
             live -= {self.location}
-        live -= self._gone
         if live != self.live:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")
             self.live = live

@@ -178,7 +178,6 @@ class Endpoint(AsyncClosing):
         self.is_reached = False
         """Whether a proxy has answered: then one that does not is waited for, whatever it says."""
         self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
-        self._put_turns: dict[str, int] = {}  # of logs, whose turn it was when a stream began
         self._unreached: dict[str, tuple[str, ...]] = {}
         self._located: dict[str, _Located] = {}  # the one used last comes last
         self._closings = BackgroundTasks()
@@ -264,11 +263,13 @@ class Endpoint(AsyncClosing):
         )
         return kind("; ".join(self._reasons.values()))
 
-    def put(self, log: str) -> Any:
-        """Begin to write to a log, at the proxy that owns it, as far as that is known."""
+    def put(self, log: str) -> tuple[Any, int]:
+        """Begin to write to a log, at the proxy that owns it, as far as that is known.
+
+        Returns the call, and whose turn it is: what `failed` is told.
+        """
         self._require_open()
-        _note(self._put_turns, log, self._turn)
-        return self._call(self._owners.get(log), "stream_stream", "DoPut")
+        return self._call(self._owners.get(log), "stream_stream", "DoPut"), self._turn
 
     def _call(self, location: str | None, kind: str, method: str, *request: bytes) -> Any:
         """Begin a call to the proxy at a location, or to the one whose turn it is."""
@@ -299,14 +300,13 @@ class Endpoint(AsyncClosing):
         """Note which proxy writes a log."""
         _note(self._owners, log, location)
 
-    def failed(self, log: str, *, reached: bool) -> None:
-        """Note that the proxy asked last does not write a log: another one is asked next.
+    def failed(self, log: str, turn: int, *, reached: bool) -> None:
+        """Note that the proxy asked at a turn does not write a log: another one is asked next.
 
         It is told which locations were not reached.
         """
         location = self._owners.pop(log, None)
         if location is None:
-            turn = self._put_turns.get(log, self._turn)
             self._pass_by(turn)
             location = f"{self._scheme}://{self._addresses[turn]}"
         if not reached:

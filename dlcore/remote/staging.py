@@ -126,7 +126,7 @@ class RemoteStagingWriter:
     async def _send_kept(self) -> None:
         """Open a stream and send what is kept, until one takes it."""
         while self._call is None:
-            self._call = call = self._calls.put(self._target.staging)
+            self._call = call = self._attempts.begin()
             try:
                 await write(call, first_message(self._target, self._schema))
                 ready = (await _read(call)).ready

@@ -127,8 +127,14 @@ class Attempts:
     def __init__(self, calls: Endpoint, log: str, patience_s: float) -> None:
         self._calls = calls
         self._log = log
+        self._turn = 0
         self._retries = Retries(patience_s)
         self.succeeded = self._retries.succeeded
+
+    def begin(self) -> Any:
+        """Begin a stream to the log."""
+        call, self._turn = self._calls.put(self._log)
+        return call
 
     async def failed(self, end: EndedError) -> None:
         """Wait until it is to be tried again.  Raises: what ended it for good."""
@@ -144,7 +150,7 @@ class Attempts:
             pass  # it is the one who serves the log
         elif location is None:
             reached = not isinstance(error, ProxyUnavailableError)
-            self._calls.failed(self._log, reached=reached)
+            self._calls.failed(self._log, self._turn, reached=reached)
         else:
             self._calls.is_owned_by(self._log, location)
         await asyncio.sleep(pause_s)

@@ -315,7 +315,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         schema = byte_log_schema() if message is None else message.batch.schema
         self._outbox.begin_again()
         self._drained_to, self._is_drained = None, False
-        call = self._calls.put(self.log_name)
+        call = self._attempts.begin()
         try:
             async with asyncio.timeout(SILENCE_S):
                 target = PutTarget(
@@ -455,7 +455,7 @@ async def append_if(
     condition = None if expected is None else str(expected)
     producer: str | Claim = _new_name()
     while True:
-        call = calls.put(log.name)
+        call = attempts.begin()
         try:
             async with asyncio.timeout(SILENCE_S):
                 unreachable = calls.unreached(log.name)

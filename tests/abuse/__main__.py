@@ -179,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.abuse", description=__doc__)
     parser.add_argument("--only", action="append", choices=every, metavar="NAME")
     parser.add_argument("--seconds", type=float, default=20, help="of each attack (default: 20)")
-    parser.add_argument("--after-s", type=float, default=60, help="until memory is looked at")
+    parser.add_argument("--after-s", type=float, default=65, help="until memory is looked at")
     arguments = parser.parse_args()
     print("| attack | at rest: memory, p50, p99 | under it | just after | memory later |")
     print("|---|---|---|---|---|")

@@ -18,11 +18,12 @@ from dlcore.errors import (
     DLError,
     LogElsewhereError,
     ProducerFencedError,
+    ProxyUnavailableError,
     SequenceGapError,
 )
 from dlcore.ids import DLSN
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import PutDecoder, PutMessage
+from dlcore.proxy.flight.put import UNREACHABLE_MAX, PutDecoder, PutMessage
 from dlcore.proxy.flight.sending import batch_message, schema_message
 from dlcore.proxy.reading.tickets import Place, Ticket
 from tests.simulation.calls import End
@@ -78,6 +79,8 @@ class Producer:
         self._count = 0
         self._streams = 0
         self._location: str | None = None
+        self._asked_at = ""
+        self._unreached: dict[str, None] = {}
         self._tells = proxies.rng.random() < _TELLING_SHARE
         self._claim: dict[str, object] | None = None
 
@@ -95,12 +98,14 @@ class Producer:
             except SequenceGapError as error:
                 self._produced.on_gap(error)
             except (DLError, TimeoutError) as error:
+                if isinstance(error, (ProxyUnavailableError, TimeoutError)):
+                    self._unreached[self._asked_at] = None
                 self._proxies.note(self.name, f"{type(error).__name__}: {error}")
             await asyncio.sleep(self._rng.expovariate(5.0))
 
     async def _write_some(self) -> None:
         location = self._location or self._proxies.some_location()
-        self._location = None
+        self._location, self._asked_at = None, location
         self._streams += 1
         stream = self._proxies.checkers.new_stream(self._produced, self._log)
         call = self._proxies.at(location).put(self.name)
@@ -110,6 +115,7 @@ class Producer:
             if isinstance(message, End):
                 self._check_end(message, location)
                 return
+            self._unreached.clear()
             if self._tells:
                 self._begin(json.loads(message.app_metadata)["ready"])
             hearing = asyncio.ensure_future(self._hear(call, stream))
@@ -148,6 +154,8 @@ class Producer:
             if self._rng.random() < 0.1:
                 self._claim = None
             command["producer"] = self._claim or self.name
+        if self._unreached:
+            command["unreachable"] = list(self._unreached)[-UNREACHABLE_MAX:]
         if command:
             return first_message({"log": self._log, **command})
         message = pb.FlightData.FromString(schema_message(SCHEMA))

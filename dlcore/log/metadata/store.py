@@ -307,18 +307,23 @@ class LogStore:
         return None if node is None else decode(LockHolder, node.value, source=path)
 
     async def break_lock(self, log: LogKey, owner: str) -> bool:
-        """Delete the writer lock that a process which is gone has left; False if it holds none.
+        """Delete the writer lock that a process which is gone has left; False if that is not known.
 
-        The lock keeps writers out of each other's way.  Should its owner write all the same, the
-        next writer's recovery fences it.
+        A lock of this session is none of these.  The lock keeps writers out of each other's way,
+        and safety does not hang on it: whoever writes without it is fenced by the next writer's
+        recovery.  That goes, too, for somebody who takes the lock in the moment between the look
+        at it and its deletion; so a deletion without an answer is not repeated.
         """
         path = self.paths_of(log).lock
         node = await persistently(lambda: self._store.get(path, fresh=True))
-        if node is None or decode(LockHolder, node.value, source=path).owner != owner:
+        if node is None or node.session == self._store.session_token:
             return False
-        version = node.version
-        with contextlib.suppress(NoNodeError, MetadataVersionError):  # it went by itself
-            await persistently(lambda: self._store.delete(path, version=version))
+        if decode(LockHolder, node.value, source=path).owner != owner:
+            return False
+        try:
+            await self._store.delete(path, version=node.version)
+        except (NoNodeError, MetadataVersionError, *UNANSWERED):
+            return False  # it is gone, or somebody else's, or that is not known
         return True
 
     async def apply(self, change: Change) -> VersionedHead:

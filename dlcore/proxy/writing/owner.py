@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.background import BackgroundTasks, outcome_of
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_DRAINED_AT_ONCE = 8
+"""Many at once would hold each other up, and with them the log that is written most."""
 _LEAVE_S = 5.0
 """How long streams may take to tell their clients the last acknowledgements."""
 
@@ -108,12 +111,9 @@ class LogOwner:
 
     async def _get(self, name: str, unreachable: Collection[str]) -> OwnedLog:
         passed_over = set(unreachable) - {self._membership.location}
-        await asyncio.gather(*map(self._membership.is_gone, passed_over))
         while True:
             decision = self._ownership.ask(name, self._membership.live - passed_over)
             if isinstance(decision, Elsewhere):
-                if await self._membership.is_gone(decision.location):
-                    continue
                 raise elsewhere(name, decision)
             match decision:
                 case Verdict.SERVE:
@@ -122,7 +122,7 @@ class LogOwner:
                     await outcome_of(self._changes[name])
                 case Verdict.ACQUIRE:
                     # In a task of its own: others wait for it, whoever asked first may go.
-                    await outcome_of(self._change(name, self._acquire))
+                    await outcome_of(self._change(name, partial(self._acquire, passed_over)))
                 case Verdict.FULL:
                     raise OverCapacityError(
                         f"log {name!r}: this proxy owns {self._config.logs_max} logs, the limit "
@@ -149,20 +149,29 @@ class LogOwner:
         return True
 
     async def drain(self) -> None:
-        """Take no log any more, and let go of all; clients are sent to those who take over."""
+        """Take no log any more, and let go of all; clients are sent to those who take over.
+
+        Those that are written come first, a few at a time: until its turn comes a log is served.
+        """
         await self._membership.leave()
         logs = list(self._logs.values())
+        closing: set[asyncio.Future[None]] = set()
         while len(self._ownership):
-            for name in self._ownership.owned():
+            for name in self._busiest_first()[: _DRAINED_AT_ONCE - len(closing)]:
                 self._ownership.release(name)
-                self._change(name, self._close)
-            if not self._changes:
+                closing.add(self._change(name, self._close))
+            changing = closing or set(self._changes.values())
+            if not changing:
                 break  # a change broke, which was told as the defect that it is
-            await asyncio.wait(list(self._changes.values()))
+            done, _ = await asyncio.wait(changing, return_when=asyncio.FIRST_COMPLETED)
+            closing -= done
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 for log in logs:
                     await log.wait_left()
+
+    def _busiest_first(self) -> list[str]:
+        return sorted(self._ownership.owned(), key=lambda name: self._logs[name].idle_s())
 
     async def undrain(self) -> None:
         """Take logs again, after `drain` has come to its end.  Raises: MetadataError."""
@@ -201,7 +210,7 @@ class LogOwner:
     def _change(
         self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]
     ) -> asyncio.Future[None]:
-        change = self._tasks.start(work(name), name=f"{work.__name__} {name}")
+        change = self._tasks.start(work(name), name=f"changing who owns {name}")
         self._changes[name] = change
         change.add_done_callback(lambda done: self._changed(name, done))
         return change
@@ -210,10 +219,11 @@ class LogOwner:
         if self._changes.get(name) is change:
             del self._changes[name]
 
-    async def _acquire(self, name: str) -> None:
+    async def _acquire(self, unreached: Collection[str], name: str) -> None:
         try:
             producers: Producers[asyncio.Future[DLSN]] = Producers()
-            writer = await self._open_writer(name, producers)
+            writer = await self._open_writer(name, producers, unreached)
+            await self._require_same(name, writer)
         except BaseException:
             self._ownership.gone(name)
             raise
@@ -221,26 +231,57 @@ class LogOwner:
         self._ownership.acquired(name)
         logger.info("log=%s is owned", name)
 
+    async def _require_same(self, name: str, writer: AsyncLogWriter) -> None:
+        """End a writer of a log that was renamed or deleted before it was locked.
+
+        What comes for its name is for another log, if there is one.
+        """
+        is_same = False
+        try:
+            found = await self._namespace.log_context.logs.find_existing([name])
+            is_same = [each.log_id for each in found] == [writer.log_id]
+        finally:
+            if not is_same:
+                await writer.abort()
+        if not is_same:
+            raise LogNotReadyError(f"log {name!r} changed while it was acquired: try again")
+
     async def _open_writer(
-        self, name: str, producers: Producers[asyncio.Future[DLSN]]
+        self,
+        name: str,
+        producers: Producers[asyncio.Future[DLSN]],
+        unreached: Collection[str],
     ) -> AsyncLogWriter:
         log = await self.open(name, lock_timeout_s=0.0)
         try:
             return await log.open_writer(producers=producers)
         except OwnershipAcquireFailedError as error:
-            await self._break_lock_of_who_is_gone(log, error.owner)
-            if error.owner in self._membership.live - {self._membership.location}:
-                raise elsewhere(name, Elsewhere(error.owner)) from error
-        # Of one whose node is gone, or that is about to let go: that is soon over.
+            owner = error.owner
+            if not await self._makes_way(log, owner, unreached):
+                with self.redirecting(name):
+                    raise
+        # Of one that is gone, or about to let go: that is soon over.
         log = await self.open(name)
         return await log.open_writer(producers=producers)
 
-    async def _break_lock_of_who_is_gone(self, log: DistributedLogManager, owner: str) -> None:
-        """Make way for this proxy where nobody serves any more, and where it served before."""
-        if owner == self._membership.location or await self._membership.is_gone(owner):
+    async def _makes_way(
+        self, log: DistributedLogManager, owner: str, unreached: Collection[str]
+    ) -> bool:
+        """Return whether the lock of a log is soon free, or was just deleted.
+
+        It is deleted where a client did not reach its owner, and connections there are refused to
+        this proxy, too; and where an earlier process at this proxy's own location left it.
+        """
+        membership = self._membership
+        is_here = owner == membership.location
+        if not is_here and owner not in membership.live:
+            return True
+        if is_here or (owner in unreached and await membership.is_gone(owner)):
             key = LogKey(name=log.name, log_id=log.log_id)
             if await self._namespace.log_context.logs.break_lock(key, owner):
                 logger.warning("log=%s: its lock was left by %s, which is gone", log.name, owner)
+                return True
+        return is_here
 
     async def _close(self, name: str) -> None:
         log = self._logs[name]

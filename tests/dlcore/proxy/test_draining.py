@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from dlcore.proxy.writing import owner
 from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.proxy.writing.owner import LogOwner
 from dlcore.transport.memory import MemoryBookieClient
 from tests.dlcore.proxy.test_put import until_owned
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, read_all
@@ -72,3 +74,45 @@ def test_a_change_that_breaks_does_not_keep_a_proxy(monkeypatch: pytest.MonkeyPa
         assert [str(context["exception"]) for context in told] == ["a defect"]
 
     with_proxies("a")(scenario)
+
+
+def test_logs_that_are_written_are_let_go_of_first_and_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that wait for their turn are served meanwhile."""
+    names = [f"log-{number:02}" for number in range(30)]
+    busy = names[17]
+    ended: list[str] = []
+    closing: set[str] = set()
+    most = 0
+    close = LogOwner._close
+
+    async def noting(self: LogOwner, name: str) -> None:
+        nonlocal most
+        ended.append(name)
+        closing.add(name)
+        most = max(most, len(closing))
+        await close(self, name)
+        closing.discard(name)
+
+    monkeypatch.setattr(LogOwner, "_close", noting)
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        for name in names:
+            stream = await client.opened(name)
+            await stream.send(b"x")
+            await stream.acked(1)
+            if name == busy:
+                written = stream
+            else:
+                await stream.told_all()
+        draining = asyncio.create_task(client.act("drain"))
+        await written.told_all()
+        assert len(ended) <= owner._DRAINED_AT_ONCE
+        await draining
+        assert ended[0] == busy
+        assert sorted(ended) == names
+        assert most == owner._DRAINED_AT_ONCE
+
+    with_proxies(*names)(scenario)

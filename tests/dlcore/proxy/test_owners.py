@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import DLError
+from dlcore.errors import DLError, LogRenamedError
+from dlcore.log.manager import DistributedLogManager
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy import membership as memberships
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.tickets import Ticket
 from dlcore.proxy.rendezvous import preferred_owner
@@ -118,13 +118,8 @@ async def where_sent(client: Client, here: str, name: str, **options: object) ->
     return metadata.get("dlog-location")
 
 
-def test_the_logs_of_one_where_nobody_listens_are_taken_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also those that it holds: should it live all the same, it is fenced, and told so.
-
-    It takes logs again once it was looked for anew.
-    """
+def test_the_logs_of_one_where_nobody_listens_are_taken_at_once() -> None:
+    """Once a client says that it did not reach it; should it live all the same, it is fenced."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -133,9 +128,10 @@ def test_the_logs_of_one_where_nobody_listens_are_taken_at_once(
         log = await other.open_log(held)
         writer = await log.open_writer()
         await writer.write(record(1))
-        assert await where_sent(client, here, held) == here
-        assert served.servers[0].reads._membership.live == {here}
-        assert await where_sent(client, here, free) == here
+        assert await where_sent(client, here, held) == gone
+        assert await where_sent(client, here, held, unreachable=["grpc://else:1"]) == gone
+        assert await where_sent(client, here, held, unreachable=[gone]) == here
+        assert await where_sent(client, here, free, unreachable=[gone]) == here
         with pytest.raises(DLError):
             await writer.write(record(2))
         await writer.abort()
@@ -145,10 +141,27 @@ def test_the_logs_of_one_where_nobody_listens_are_taken_at_once(
         await after.send(b"3")
         await after.acked(1)
         assert await log.get_log_record_count() == 2
-        await until(lambda: served.servers[0].reads._membership.live == {here, gone})
         await member.aclose()
 
-    monkeypatch.setattr(memberships, "_GONE_S", 1.0)
+    with_proxies()(scenario)
+
+
+def test_a_lock_of_a_proxy_itself_is_never_taken_for_one_that_was_left() -> None:
+    """An action that holds it, as rename does, is waited for."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(lock_timeout_s=30.0)
+        server: Any = served.servers[0]
+        namespace = server.reads._namespace
+        await namespace.create_log("a")
+        log = await namespace.open_log("a")
+        async with await log.open_writer() as writer:
+            sending = asyncio.create_task(where_sent(client, server.location, "a"))
+            await asyncio.sleep(0.2)
+            await writer.write(record(1))
+            assert not sending.done()
+        assert await sending == server.location
+
     with_proxies()(scenario)
 
 
@@ -194,5 +207,38 @@ def test_a_tail_is_read_where_it_is_followed() -> None:
             assert await told(served, other, "a") == (owner, [owner])
             reading.cancel()
             await asyncio.wait({reading})
+
+    with_proxies("a")(scenario)
+
+
+def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name may be another log's by then, whose records it would get."""
+    open_writer = DistributedLogManager.open_writer
+    is_renamed = False
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        server: Any = served.servers[0]
+        namespace = server.reads._namespace
+
+        async def late(self: DistributedLogManager, **more: Any) -> Any:
+            nonlocal is_renamed
+            if not is_renamed:
+                is_renamed = True
+                await namespace.rename_log("a", "b")
+                await namespace.create_log("a")
+            return await open_writer(self, **more)
+
+        monkeypatch.setattr(DistributedLogManager, "open_writer", late)
+        async with await open_namespace(server.location, patience_s=TIME_LIMIT_S) as remote:
+            with pytest.raises(LogRenamedError):
+                await (await remote.open_log("a")).open_writer()
+            log = await remote.open_log("a")
+            async with await log.open_writer() as writer:
+                await writer.write(record(1))
+            assert await log.get_log_record_count() == 1
+            assert await (await remote.open_log("b")).get_log_record_count() == 0
 
     with_proxies("a")(scenario)

@@ -53,7 +53,7 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
             closed = []
             for server in [*served.servers[2:]] * 2:
                 calls.is_owned_by("other", server.location)
-                call = calls.put("other")
+                call, _ = calls.put("other")
                 closed.append(calls._located[server.location].channel)
                 call.cancel()
                 assert next(iter(calls._located.items())) == owner
@@ -83,7 +83,7 @@ def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.Mo
             assert calls._owners == {"a": "grpc://a:1", "c": "grpc://c:1"}
             for log in ("a", "b", "c"):
                 calls.is_owned_by(log, f"grpc://{log}:2")
-                calls.failed(log, reached=False)
+                calls.failed(log, 0, reached=False)
             assert [calls.unreached(log) for log in "abc"] == [(), ("grpc://b:2",), ("grpc://c:2",)]
             calls.is_taken("b")
             assert list(calls._unreached) == ["c"]
@@ -93,15 +93,21 @@ def test_where_logs_are_written_is_noted_of_the_last_ones(monkeypatch: pytest.Mo
 
 
 def test_streams_that_lost_one_proxy_do_not_come_back_to_it() -> None:
-    """The second one that fails does not take the next proxy for the one that failed."""
+    """The second one that fails does not take the next proxy for the one that failed.
+
+    Nor is another proxy told that it was not reached.
+    """
 
     async def scenario() -> None:
         async with endpoint.Endpoint("grpc://host:1,host:2", patience_s=1) as calls:
-            streams = [calls.put(log) for log in "ab"]
-            for log in "ab":
-                calls.failed(log, reached=False)
-            assert calls._turn == 1
-            for stream in streams:
+            first, turn = calls.put("a")
+            second, same_turn = calls.put("a")
+            calls.failed("a", turn, reached=False)
+            third, next_turn = calls.put("a")
+            calls.failed("a", same_turn, reached=False)
+            assert (turn, same_turn, next_turn, calls._turn) == (0, 0, 1, 1)
+            assert calls.unreached("a") == ("grpc://host:1",)
+            for stream in (first, second, third):
                 stream.cancel()
 
     asyncio.run(scenario())
