@@ -263,16 +263,24 @@ def handover(sandbox: Sandbox, _folder: Path) -> list[Figure]:
         stopping.join()
         stopped.restart()
     put.close()
-    return [
-        Figure(
-            name="proxy_handover",
-            unit="ms",
-            value=statistics.median(gaps_ms),
-            limit=_GAP_MS_MAX,
-            target=Target(ratio=1.0, is_rate=False),
-            limits={"longest": max(gaps_ms), "shortest": min(gaps_ms)},
-        )
-    ]
+    return [_median_gap("proxy_handover", gaps_ms, _GAP_MS_MAX)]
+
+
+def _median_gap(name: str, gaps_ms: Sequence[float], limit_ms: float) -> Figure:
+    return Figure(
+        name=name,
+        unit="ms",
+        value=statistics.median(gaps_ms),
+        limit=limit_ms,
+        target=Target(ratio=1.0, is_rate=False),
+        limits={"longest": max(gaps_ms), "shortest": min(gaps_ms)},
+    )
+
+
+def _endpoint_of(sandbox: Sandbox) -> str:
+    """Return what names all proxies as they are now."""
+    addresses = (each.location.partition("://")[2] for each in sandbox.proxies)
+    return f"grpc://{','.join(addresses)}"
 
 
 def _load(put: Put, batch: pa.RecordBatch) -> None:
@@ -319,27 +327,15 @@ def killed(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     From the kill to the acknowledgement of the next record, by a writer of `dlcore.remote`; the
     median of them.
     """
-    gaps_ms = uvloop.run(_killed(sandbox))
-    return [
-        Figure(
-            name="proxy_killed",
-            unit="ms",
-            value=statistics.median(gaps_ms),
-            limit=_KILLED_MS_MAX,
-            target=Target(ratio=1.0, is_rate=False),
-            limits={"longest": max(gaps_ms), "shortest": min(gaps_ms)},
-        )
-    ]
+    return [_median_gap("proxy_killed", uvloop.run(_killed(sandbox)), _KILLED_MS_MAX)]
 
 
 async def _killed(sandbox: Sandbox) -> list[float]:
     log = _new_log(sandbox.uri)
     gaps_ms = []
     for txid in range(0, 2 * _KILLS, 2):
-        # Who was started again has another address.
-        endpoint = ",".join(each.location.partition("://")[2] for each in sandbox.proxies)
-        async with (
-            await remote.open_namespace(f"grpc://{endpoint}") as namespace,
+        async with (  # who was started again has another address
+            await remote.open_namespace(_endpoint_of(sandbox)) as namespace,
             await (await namespace.open_log(log)).open_writer() as writer,
         ):
             await writer.write(LogRecord(txid, bytes(RECORD_BYTES)))
@@ -356,8 +352,7 @@ async def _killed(sandbox: Sandbox) -> list[float]:
 async def _restarted(sandbox: Sandbox) -> float:
     """Return how many ms the longest append took."""
     names = [_new_log(sandbox.uri) for _ in range(_LOGS)]
-    endpoint = ",".join(each.location.partition("://")[2] for each in sandbox.proxies)
-    async with await remote.open_namespace(f"grpc://{endpoint}") as namespace:
+    async with await remote.open_namespace(_endpoint_of(sandbox)) as namespace:
         logs = [await namespace.open_log(name) for name in names]
         writers = [await log.open_writer() for log in logs]
         ending = asyncio.Event()

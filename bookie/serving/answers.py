@@ -20,8 +20,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._durable: list[int] = []
-        self._failed: list[Failed] = []
-        self._pongs: list[Pong] = []
+        self._others: list[Failed | Pong] = []
 
     def note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         """Settle requests: they are durable, or failed alike."""
@@ -31,22 +30,20 @@ class Answers:
             if not isinstance(error, DLError):
                 logger.error("a request failed unexpectedly", exc_info=error)
             status = status_of(error)
-            self._failed += (Failed(request_id, *status) for request_id in request_ids)
+            self._others += (Failed(request_id, *status) for request_id in request_ids)
 
     def note_alive(self, token: int) -> None:
         """Answer a sign of life."""
-        self._pongs.append(Pong(token))
+        self._others.append(Pong(token))
 
     def take(self) -> list[Buffer]:
         """Return the messages to send now."""
         durable, self._durable = self._durable, []
-        failed, self._failed = self._failed, []
+        others, self._others = self._others, []
         buffers: list[Buffer] = [
             encode_durable(durable[at : at + DURABLE_IDS_MAX])
             for at in range(0, len(durable), DURABLE_IDS_MAX)
         ]
-        pongs, self._pongs = self._pongs, []
-        told: list[Failed | Pong] = [*failed, *pongs]
-        for each in told:
+        for each in others:
             buffers += encode(each)
         return buffers

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,8 @@ from tests.abuse.attacks import (
     Target,
     large_add,
 )
+from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.resident import resident_kb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     Log: TypeAlias = AsyncDistributedLogManager | RemoteLog
 
-REPOSITORY = Path(__file__).parents[2]
 _REST_S = 5.0
 _LOOK_S = 0.1
 _LARGE_RECORDS, _LARGE_BYTES = 128, 1_000_000
@@ -64,21 +64,13 @@ class Seen:
         )
 
 
-def rss_mib(pid: int) -> float:
-    """Return the resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise ValueError(f"process {pid} has no memory")
-
-
 async def watch(pid: int, log: Log, seconds: float) -> Seen:
     """Write one record after the other for so long, and look at the memory."""
     seen = Seen()
 
     async def look() -> None:
         while True:
-            seen.rss_mib.append(rss_mib(pid))
+            seen.rss_mib.append(resident_kb(pid) / 1024)
             await asyncio.sleep(_LOOK_S)
 
     looking = asyncio.create_task(look())
@@ -100,9 +92,7 @@ async def watch(pid: int, log: Log, seconds: float) -> Seen:
 def attacker(name: str, target: list[str]) -> Iterator[None]:
     """Let a stranger attack meanwhile."""
     command = [sys.executable, "-m", "tests.abuse.attacks", name, *target]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=REPOSITORY) as process:
         try:
             yield
         finally:
@@ -168,7 +158,7 @@ async def measure(name: str, *, seconds: float, after_s: float) -> None:
                 during = await watch(pid, log, seconds)
             after = await watch(pid, log, _REST_S)
             await asyncio.sleep(after_s)
-            late_mib = rss_mib(pid)
+            late_mib = resident_kb(pid) / 1024
     row = (f"`{name}`", rest.told(), during.told(), after.told(), f"{late_mib:.0f} MiB")
     print(f"| {' | '.join(row)} |", flush=True)
 

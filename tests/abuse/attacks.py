@@ -1,7 +1,7 @@
 """Attacks of strangers on a server: ``python -m tests.abuse.attacks`` runs one of them.
 
-An attacker is a process of its own, which keeps no rule.  It begins at once, prints ``begun`` once
-all its connections stand, and ends when its standard input does.
+An attacker is a process of its own, which keeps no rule.  It begins at once, and ends when its
+standard input does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dlcore.wire.messages import (
     PROTOCOL_VERSION,
     Add,
     Hello,
+    Message,
     Ping,
     ReadEntry,
     encode,
@@ -59,9 +60,9 @@ class Target:
         return writer
 
 
-def bytes_of(message: object) -> bytes:
+def bytes_of(message: Message) -> bytes:
     """Return a message as it is sent."""
-    return b"".join(bytes(part) for part in encode(message))  # type: ignore[arg-type]
+    return b"".join(encode(message))
 
 
 def large_add(ledger_id: int, entry_id: int) -> bytes:
@@ -199,7 +200,6 @@ calls: list[Any] = []
 async def attack(name: str, target: Target) -> None:
     """Attack until standard input ends."""
     await (ATTACKS | ATTACKS_ON_PROXY)[name](target)
-    print("begun", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 

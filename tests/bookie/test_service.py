@@ -186,7 +186,7 @@ def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(tmp_path
                 end.send(adds(*[bad] * ADD_FRAMES_MAX, first=first))
                 first += ADD_FRAMES_MAX
                 await asyncio.sleep(0)
-            assert len(connection._answers._failed) <= 2 * ADD_FRAMES_MAX
+            assert len(connection._answers._others) <= 2 * ADD_FRAMES_MAX
             assert connection._transport is not None
             assert connection._transport.get_write_buffer_size() < 2**20
             client = client_of(served)
@@ -265,6 +265,18 @@ def test_one_budget_bounds_what_is_on_its_way_to_all_readers(tmp_path: Path) -> 
     run(scenario)
 
 
+def stand_still(served: ServedBookie) -> list[asyncio.Future[None]]:
+    """Let adds be taken and not be durable; return what they wait for."""
+    taken: list[asyncio.Future[None]] = []
+
+    def stands(_frame: bytes, *, is_recovery: bool = False) -> asyncio.Future[None]:
+        taken.append(asyncio.get_running_loop().create_future())
+        return taken[-1]
+
+    served.storage.writes.add_entry = stands  # type: ignore[assignment,method-assign]  # a probe
+    return taken
+
+
 def test_many_connections_share_what_is_in_flight(tmp_path: Path) -> None:
     """One alone has its whole bound; of many each has a share, and who comes last has some.
 
@@ -276,13 +288,7 @@ def test_many_connections_share_what_is_in_flight(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             served = await stack.enter_async_context(serve(tmp_path, connection_bytes_max=bound))
             service = served.service
-            taken: list[asyncio.Future[None]] = []
-
-            def stands(_frame: bytes, *, is_recovery: bool = False) -> asyncio.Future[None]:
-                taken.append(asyncio.get_running_loop().create_future())
-                return taken[-1]
-
-            served.storage.writes.add_entry = stands  # type: ignore[assignment,method-assign]  # a probe
+            taken = stand_still(served)
             assert service.in_flight_share() == bound
             held: list[int] = []
             for _ in range(clients):
@@ -429,13 +435,7 @@ def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with serve(tmp_path, connection_bytes_max=64 * 1024) as served:
-            taken: list[asyncio.Future[None]] = []
-
-            def stands(_frame: bytes, *, is_recovery: bool = False) -> asyncio.Future[None]:
-                taken.append(asyncio.get_running_loop().create_future())
-                return taken[-1]
-
-            served.storage.writes.add_entry = stands  # type: ignore[assignment,method-assign]  # a probe
+            taken = stand_still(served)
             async with raw_connection(served.address) as end:
                 (connection,) = served.service.connections
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))

@@ -18,8 +18,8 @@ from dlcore.namespace import open_namespace
 from tests.fixtures.aio import run, until
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import proxy_process
+from tests.fixtures.resident import resident_kb
 from tests.fixtures.served_proxies import Client, Stream
-from tests.integration.test_proxy_reading import resident_kb
 
 if TYPE_CHECKING:
     from dlcore.sandbox.cluster import Sandbox

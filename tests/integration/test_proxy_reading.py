@@ -8,7 +8,6 @@ import json
 import threading
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,6 +23,7 @@ from dlcore.records import LogRecord
 from dlcore.sync import LogSnapshot, open_namespace
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import ProxyThread, proxy_process, proxy_thread
+from tests.fixtures.resident import resident_kb
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -329,12 +329,6 @@ def test_many_who_wait_or_stand_still(sandbox: Sandbox, log: DistributedLogManag
         assert grown_kb < 110_000 + 100 * STANDING, "of those who stand still"
         for each in (*waiting, *behind):
             each.cancel()
-
-
-def resident_kb(pid: int) -> int:
-    """Return how much memory a process has."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0])
 
 
 def test_a_killed_bookie(fresh_sandbox: Callable[..., Sandbox]) -> None:

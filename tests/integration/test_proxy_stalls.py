@@ -22,8 +22,8 @@ from dlcore.proxy.server import ProxyServer
 from tests.fixtures.aio import run, until
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.proxies import serving_process
+from tests.fixtures.resident import resident_kb
 from tests.fixtures.served_proxies import Client, Stream
-from tests.integration.test_proxy_reading import resident_kb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -157,14 +157,14 @@ class LogOwner:
         logs = list(self._logs.values())
         closing: set[asyncio.Future[None]] = set()
         while len(self._ownership):
-            for name in self._busiest_first()[: _DRAINED_AT_ONCE - len(closing)]:
-                self._ownership.release(name)
-                closing.add(self._change(name, self._close))
-            changing = closing or set(self._changes.values())
-            if not changing:
+            for name in self._busiest_first():
+                if self._ownership.release(name):
+                    closing.add(self._change(name, self._close))
+                if len(closing) == _DRAINED_AT_ONCE:
+                    _, closing = await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
+            if not self._changes:
                 break  # a change broke, which was told as the defect that it is
-            done, _ = await asyncio.wait(changing, return_when=asyncio.FIRST_COMPLETED)
-            closing -= done
+            await asyncio.wait(list(self._changes.values()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 for log in logs:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import socket
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -20,9 +19,11 @@ from dlcore.sandbox.process import HOST, PortReservation, Warden
 from dlcore.sandbox.zookeeper import EmbeddedZooKeeper, find_java
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import sample
+from tests.fixtures.resident import resident_kb
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.integration
 
@@ -211,7 +212,5 @@ def test_a_server_that_was_never_started_says_so(tmp_path: Path) -> None:
 def test_it_is_small(tmp_path: Path) -> None:
     """It runs beside Spark and the bookies on a machine with 4 GB."""
     with EmbeddedZooKeeper(tmp_path) as server:
-        status = Path(f"/proc/{server.pid}/status").read_text()
-        resident_kb = int(status.partition("VmRSS:")[2].split()[0])
-        assert resident_kb < 200 * 1024
+        assert resident_kb(server.pid) < 200 * 1024
         assert os.getsid(server.pid) != os.getsid(0)  # Ctrl-C in our terminal is not for it
