@@ -305,8 +305,8 @@ class LedgerClientConfig(ShownFields):
     placement: PlacementConfig = PlacementConfig()
     """How ensembles are spread over racks, and how small they may be."""
     bookies_wait_s: float = 20.0
-    """How long a new ledger waits where too few bookies are writable, as while they start; 0: it
-    fails at once."""
+    """How long a new ledger, or an entry that cannot reach Qa, waits where too few bookies are
+    writable, as while they start; 0: it fails at once."""
     quarantine: QuarantineConfig = QuarantineConfig()
     """When a bookie that fails is not chosen any more, and for how long."""
 

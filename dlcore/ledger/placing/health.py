@@ -41,8 +41,6 @@ _LOOK_S = 1.0
 _LOOK_S_MAX = 5.0
 _STUCK_S = 0.1
 _STUCK_S_MAX = 2.0
-_STUCK_PATIENCE_S = 20.0
-"""How long adds that cannot reach Qa are tried on bookies that failed lately, without others."""
 
 
 @dataclass(slots=True)
@@ -175,61 +173,84 @@ class BookieHealth:
 
 
 class Choice(NamedTuple):
-    """Whom a ledger may take in the place of members that failed."""
+    """Bookies that a ledger may take in the place of members that failed."""
 
     candidates: Sequence[BookieId]
     readmitted: Sequence[BookieId]
     """Members that get entries again if there is nobody to replace them."""
-    pause_s: float
+    pause_s: float = 0.0
     """Wait for so long before they are tried: they failed a moment ago."""
+    may_wait: bool = False
+    """Whether adds that cannot reach Qa even so may wait for other bookies, or must fail now."""
 
 
 class ReplacementSearch:
     """One ledger's search for bookies in the place of members that failed.
 
-    Who failed lately is left out, unless adds wait and nobody else is there.  A bookie that is
-    registered and does not answer would hold up all that is sent to it, again and again; it is
-    tried at longer and longer intervals, unless entries cannot do without.
+    A bookie that failed lately is left out, unless adds wait and nobody else is there.  A bookie
+    that is registered and does not answer would hold up all that is sent to it, again and again;
+    it is tried at longer and longer intervals, unless entries cannot do without it.
+
+    Args:
+        conduct: how the bookies answer adds.
+        patience_s: how long an entry that cannot reach Qa waits for bookies.
     """
 
-    def __init__(self, conduct: Conduct) -> None:
+    def __init__(self, conduct: Conduct, *, patience_s: float) -> None:
         self._conduct = conduct
+        self._patience_s = patience_s
         self._look = Backoff(_LOOK_S, _LOOK_S_MAX)
         self._is_later_look = False
         self._stuck = Backoff(_STUCK_S, _STUCK_S_MAX)
-        self._stuck_since: float | None = None
+        self._is_stuck = False
+        self._stuck_entry = -1
+        self._stuck_since = -math.inf
 
     def choose(
         self,
         registered: Sequence[BookieId],
         *,
         members: Collection[BookieId],
-        is_stuck: bool,
+        stuck_entry: int | None,
         now: float,
     ) -> Choice:
-        """Choose from the writable bookies; `is_stuck` says whether adds cannot reach Qa."""
+        """Choose from the writable bookies.
+
+        Args:
+            registered: the writable bookies.
+            members: the last ensemble.
+            stuck_entry: the first unconfirmed entry, if some entry cannot reach Qa.  Patience
+                begins anew with each: what was confirmed since is progress.
+            now: the time.
+        """
         conduct = self._conduct
         usable = [each for each in registered if not conduct.is_resting(each, now)]
         is_later_look, self._is_later_look = self._is_later_look, False
-        readmitted: list[BookieId] = []
-        if is_stuck:
-            readmitted = [each for each in registered if conduct.is_last_hope(each, now)]
-        elif is_later_look:
-            readmitted = [each for each in registered if conduct.may_return(each, now)]
-        if not is_stuck or not set(usable).issubset(members):
-            self._stuck_since = None
-            return Choice(usable, readmitted, 0.0)
-        if self._stuck_since is None:
-            self._stuck_since = now
+        self._is_stuck = stuck_entry is not None
+        if stuck_entry is None:
+            back = conduct.may_return if is_later_look else None
+            return Choice(usable, [each for each in registered if back and back(each, now)])
+        readmitted = [each for each in registered if conduct.is_last_hope(each, now)]
+        # A member that is tried once more may still answer, so a look meanwhile finds nothing
+        # stuck.  That is no progress: patience would never end if it began anew after each trial.
+        if stuck_entry != self._stuck_entry:
+            self._stuck_entry, self._stuck_since = stuck_entry, now
             self._stuck.succeeded()
-        if now + max(self._stuck.pause_s, _STUCK_S) > self._stuck_since + _STUCK_PATIENCE_S:
-            return Choice(usable, readmitted, 0.0)
-        pause_s = 0.0 if set(registered).issubset(members) else self._stuck.failed(now)
-        return Choice(registered, readmitted, pause_s)
+        pause_s = max(self._stuck.pause_s, _STUCK_S)
+        may_wait = now + pause_s <= self._stuck_since + self._patience_s
+        if not may_wait or not set(usable).issubset(members):
+            return Choice(usable, readmitted, may_wait=may_wait)
+        is_all_members = set(registered).issubset(members)
+        return Choice(
+            registered,
+            readmitted,
+            pause_s=0.0 if is_all_members else self._stuck.failed(now),
+            may_wait=True,
+        )
 
     def look_later(self, now: float) -> float:
         """Return how long to go on without the failed members before looking again."""
-        return self._look.failed(now)
+        return (self._stuck if self._is_stuck else self._look).failed(now)
 
     def look_again(self) -> None:
         """Let the next choice be one that may take failed members back."""

@@ -23,7 +23,8 @@ Invariants:
 
 While replacements are looked for and get copies confirmation goes on: the ensemble in the metadata
 is still the one that the entries were sent to.  A failed position gets no new entries until it is
-replaced or, when nobody can replace it, re-admitted.
+replaced or, when nobody can replace it, re-admitted.  An entry that cannot reach Qa waits for
+bookies as long as the driver allows it; then the machine fails.
 
 Recovery writes entries back through the same machine with ``persist=False``: its ensemble changes
 take effect at once and in memory only.  They reach the metadata with the closing write.
@@ -147,6 +148,7 @@ class LedgerAppender:
         self._failed: dict[int, BookieId] = {}  # positions whose bookie failed
         self._reasons: dict[BookieId, DLError] = {}  # why it failed last
         self._is_looking = False
+        self._is_waiting = False  # for bookies, with an entry that cannot reach Qa
         self._joining: dict[int, BookieId] = {}  # who takes which place, once it has its copies
         self._copies_left = 0  # that they have yet to make durable
         self._planned: LedgerMetadata | None = None
@@ -219,7 +221,7 @@ class LedgerAppender:
         add = _Add(self.last_add_pushed, frame, ledger_bytes)
         self._adds[add.entry_id] = add
         effects = self._send(add, self._positions(add.entry_id))
-        if self._failed and not self._can_confirm(add):
+        if self._failed and not self._is_waiting and not self._can_confirm(add):
             effects += self._look()
         return effects
 
@@ -340,6 +342,7 @@ class LedgerAppender:
 
     def retry_replacements(self) -> list[Effect]:
         """Look again, a while after `RetryReplacements`."""
+        self._is_waiting = False
         return self._look() if self._failed and self.error is None else []
 
     def bookies_listed(
@@ -348,12 +351,14 @@ class LedgerAppender:
         *,
         readmitted: Collection[BookieId] = (),
         topology: Topology = UNKNOWN_TOPOLOGY,
+        may_wait: bool = False,
         rng: random.Random,
     ) -> list[Effect]:
         """Plan an ensemble change with bookies from `candidates`, chosen by `topology`.
 
         Where they do not suffice, failed bookies in `readmitted` get entries again: nothing changes
-        in the metadata for them.
+        in the metadata for them.  If some entry cannot reach Qa even so, the machine looks again
+        later if it `may_wait`, and fails otherwise.
         """
         assert self._planned is None
         self._is_looking = False
@@ -369,7 +374,7 @@ class LedgerAppender:
             rng=rng,
         )
         if not chosen:
-            return self._go_on_without(readmitted)
+            return self._go_on_without(readmitted, may_wait=may_wait)
         self._joining, self._copies_left = chosen, 0
         effects: list[Effect] = []
         for add in self._unconfirmed() if self._persist else ():
@@ -403,7 +408,7 @@ class LedgerAppender:
             return self.change_stored(planned)
         return [StoreMetadata(metadata=planned)]
 
-    def _go_on_without(self, readmitted: Collection[BookieId]) -> list[Effect]:
+    def _go_on_without(self, readmitted: Collection[BookieId], *, may_wait: bool) -> list[Effect]:
         effects: list[Effect] = []
         back = {position for position, bookie in self._failed.items() if bookie in readmitted}
         for position in back:
@@ -412,9 +417,10 @@ class LedgerAppender:
             for add in self._unconfirmed():
                 effects += self._send(add, [p for p in self._positions(add.entry_id) if p in back])
         stuck = next((add for add in self._unconfirmed() if not self._can_confirm(add)), None)
-        if stuck is not None:
+        if stuck is not None and not may_wait:
             return self.fail(self._not_enough(stuck))
         if self._failed:
+            self._is_waiting = stuck is not None
             effects.append(RetryReplacements(failed=self.failed_bookies))
         return effects
 

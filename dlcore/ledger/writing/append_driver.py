@@ -84,7 +84,9 @@ class AppendDriver:
         self._tasks = BackgroundTasks(self._on_task_failed)
         self._waiters: list[asyncio.Future[None]] = []
         self._placer = context.placer
-        self._search = ReplacementSearch(context.placer.health.adds)
+        self._search = ReplacementSearch(
+            context.placer.health.adds, patience_s=context.config.bookies_wait_s
+        )
         self._retry_timer: asyncio.TimerHandle | None = None
         self.share = Share(context.in_flight, self.notify)
 
@@ -235,10 +237,11 @@ class AppendDriver:
             )
             self._advance(effects)
             return
+        appender = self.appender
         choice = self._search.choose(
             registered,
-            members=self.appender.metadata.last_ensemble.bookies,
-            is_stuck=self.appender.is_stuck,
+            members=appender.metadata.last_ensemble.bookies,
+            stuck_entry=appender.last_add_confirmed + 1 if appender.is_stuck else None,
             now=self._loop.time(),
         )
         if choice.pause_s:
@@ -248,6 +251,7 @@ class AppendDriver:
                 choice.candidates,
                 readmitted=choice.readmitted,
                 topology=self._placer.topology(),
+                may_wait=choice.may_wait,
                 rng=self._context.rng,
             )
         )

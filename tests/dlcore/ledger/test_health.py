@@ -185,19 +185,20 @@ def test_a_refusal_that_is_no_fault_only_defers_the_next_trial() -> None:
 def test_failed_members_come_back_only_at_a_later_look_or_as_the_last_hope() -> None:
     """And then only after the pause that their failures ask for."""
     conduct = conduct_of()
-    search = ReplacementSearch(conduct)
+    search = ReplacementSearch(conduct, patience_s=20)
     members = (A, B)
     conduct.note_failure(A, 0)
-    choose = partial(search.choose, [A, B, C], members=members)
-    assert choose(is_stuck=False, now=2) == ([B, C], [], 0)
+    choose = partial(search.choose, [A, B, C], members=members, stuck_entry=None)
+    assert choose(now=2)[:2] == ([B, C], [])
     assert [search.look_later(now) for now in (0, 1, 3, 7, 12)] == [1, 2, 4, 5, 5]
     search.look_again()
-    assert choose(is_stuck=False, now=0.5) == ([B, C], [B, C], 0)
+    assert choose(now=0.5)[:2] == ([B, C], [B, C])
     search.look_again()
-    assert choose(is_stuck=False, now=2) == ([B, C], [A, B, C], 0)
-    assert choose(is_stuck=False, now=2) == ([B, C], [], 0)  # not a later look any more
-    assert choose(is_stuck=True, now=0.5) == ([B, C], [B, C], 0)
-    assert choose(is_stuck=True, now=2) == ([B, C], [A, B, C], 0)
+    assert choose(now=2)[:2] == ([B, C], [A, B, C])
+    assert choose(now=2)[:2] == ([B, C], [])  # not a later look any more
+    assert choose(stuck_entry=7, now=0.5)[:2] == ([B, C], [B, C])
+    assert choose(stuck_entry=7, now=2)[:2] == ([B, C], [A, B, C])
+    assert choose(now=2)[:2] == ([B, C], [])
     search.replaced()
     assert search.look_later(20) == 1
 
@@ -205,26 +206,49 @@ def test_failed_members_come_back_only_at_a_later_look_or_as_the_last_hope() -> 
 def test_bookies_that_failed_lately_are_tried_for_a_while_where_nobody_else_is_left() -> None:
     """At growing intervals; no pause where only members are left."""
     conduct = conduct_of()
-    search = ReplacementSearch(conduct)
-    members = (A, B)
+    search = ReplacementSearch(conduct, patience_s=20)
+    choose = partial(search.choose, members=(A, B))
     conduct.note_failure(C, 0)
-    assert search.choose([A, B], members=members, is_stuck=True, now=1) == ([A, B], [A, B], 0)
+    assert choose([A, B], stuck_entry=7, now=1) == ([A, B], [A, B], 0, True)
     now, pauses = 1.0, []
     while True:
         conduct.note_failure(C, now)
-        choice = search.choose([A, B, C], members=members, is_stuck=True, now=now)
+        choice = choose([A, B, C], stuck_entry=7, now=now)
         if C not in choice.candidates:
             break
         pauses.append(choice.pause_s)
         now += choice.pause_s
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0])
     assert now == pytest.approx(21, abs=2)
-    free = search.choose([A, B, C], members=members, is_stuck=True, now=now + REST_S)
+    free = choose([A, B, C], stuck_entry=7, now=now + REST_S)
     assert free.candidates == [A, B, C]
     conduct.note_failure(C, now + REST_S)
-    again = search.choose([A, B, C], members=members, is_stuck=True, now=now + REST_S)
+    again = choose([A, B, C], stuck_entry=8, now=now + REST_S)
     assert again[:2] == ([A, B, C], [A, B])
     assert again.pause_s == pytest.approx(0.1)
+    assert again.may_wait
+
+
+def test_an_entry_waits_for_bookies_as_long_as_it_was_told() -> None:
+    """Trials of members are no progress; the next entry that cannot reach Qa waits as long again.
+
+    Meanwhile the ledger looks again soon, not at the long pauses of one that can do without.
+    """
+    search = ReplacementSearch(conduct_of(), patience_s=5)
+    choose = partial(search.choose, [A], members=(A, B))
+    now, pauses = 1.0, []
+    while choose(stuck_entry=7, now=now).may_wait:
+        assert choose(stuck_entry=None, now=now).readmitted == []  # A is tried: nothing is stuck
+        assert choose(stuck_entry=7, now=now).may_wait
+        pauses.append(search.look_later(now))
+        now += pauses[-1]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.0])
+    assert choose(stuck_entry=8, now=now).may_wait
+    assert (
+        not ReplacementSearch(conduct_of(), patience_s=0)
+        .choose([A], members=(A, B), stuck_entry=7, now=1)
+        .may_wait
+    )
 
 
 @pytest.mark.parametrize(

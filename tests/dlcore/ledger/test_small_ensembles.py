@@ -187,3 +187,33 @@ def test_a_ledger_waits_for_the_least_that_it_needs_and_no_longer() -> None:
         assert loop.time() - begun == pytest.approx(20, abs=0.5)
 
     run(scenario, "AB", WAITING)
+
+
+def test_an_entry_waits_for_bookies_that_come_back_and_fails_after_the_time() -> None:
+    """Below Qa an open ledger goes on once a bookie is back; each entry waits as long as is told.
+
+    A bookie that still is registered and refuses adds shortens and prolongs nothing.
+    """
+
+    async def scenario(cluster: Cluster) -> None:
+        loop = asyncio.get_running_loop()
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 2)
+        for name in "BC":
+            cluster.bookies[name].stop()
+        await unregister(cluster, "B")
+        waiting = [writer.append([b"%d" % number]) for number in range(2)]
+        await asyncio.sleep(7)
+        assert not waiting[0].done()
+        cluster.bookies["B"].start()
+        await register(cluster, "B")
+        begun = loop.time()
+        assert [await each for each in waiting] == [2, 3]
+        assert loop.time() - begun < 4
+        cluster.bookies["B"].stop()
+        begun = loop.time()
+        with pytest.raises(NotEnoughBookiesError, match="entry 4 cannot reach 2 of 3"):
+            await writer.append([b"lost"])
+        assert loop.time() - begun == pytest.approx(20, abs=2.5)
+
+    run(scenario, "ABC", WAITING)
