@@ -100,7 +100,7 @@ OPTIONS = (
         default="all six; of typed logs their own",
         meaning="The columns to read, in this order. What is left out is neither decompressed nor "
         "made; with `log` and `sequence_id` alone (of typed logs `_log` and `_sequence_id`) "
-        "nothing is read from bookies at all, so that a count is one of metadata.",
+        "tasks read nothing from bookies; planning reads two entries of an open segment.",
     ),
     Option(
         name="includeMetadata",
