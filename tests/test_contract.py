@@ -1,7 +1,7 @@
 """The table of the contract names every row, and only tests that exist.
 
 Goal: a promise of the original that somebody relied on is either tested here, or left out for a
-reason that is written down.  Method: read docs/contract.md, and the test files as text.
+reason that is written down.  Method: read tests/CONTRACT.md, and the test files as text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-CONTRACT = TESTS.parent / "docs" / "contract.md"
+CONTRACT = TESTS / "CONTRACT.md"
 ROWS = 61
 NOT_HERE = "—:"
 

@@ -40,8 +40,21 @@ def test_make_help_explains_every_target() -> None:
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    """Relative links of the documents name files that exist."""
-    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    """Relative links of the documents name files that exist, and headings that these have."""
+    for document in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "tests/CONTRACT.md",
+    ]:
         text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text):
+            path = document.parent / target if target else document
+            assert path.exists(), f"{document.name}: {target}"
+            if anchor:
+                assert anchor in anchors_of(path), f"{document.name}: {target}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
