@@ -1,6 +1,6 @@
 """Goal: no interleaving breaks fencing and recovery.  Method: visit all of them, within a scope.
 
-``make model`` searches the larger scopes; README.md says what is covered and what is not.
+``make model`` searches the larger scopes; docs/proof.md says what is covered and what is not.
 """
 
 from __future__ import annotations
