@@ -39,7 +39,7 @@ from dlcore.namespace import open_namespace
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 _METHOD = "/arrow.flight.protocol.FlightService/"
 _ROW_BYTES = 1024
 _READY = b'{"ready": {}}'
@@ -71,7 +71,7 @@ class Log:
             return
         now = pa.array([time.time_ns() // 1000] * batch.num_rows, pa.int64())
         stored = self.writer.write_batch(
-            pa.RecordBatch.from_arrays([now, batch.column("payload")], names=["txid", "payload"])
+            pa.RecordBatch.from_arrays([now, batch.column("value")], names=["txid", "value"])
         )
         stored.add_done_callback(lambda done: acknowledge() if done.result() else None)
 

@@ -171,7 +171,7 @@ async def _stage(writer: StagingWriter, log: str) -> list[StagedExtent]:
 
 def _one_row() -> pa.RecordBatch:
     batch = record_batches(total_bytes=1_024 * _RECORD_BYTES, record_bytes=_RECORD_BYTES)[0]
-    return batch.select(["payload"]).slice(0, 1)
+    return batch.select(["value"]).slice(0, 1)
 
 
 async def _commits(client: CountedClient, log: str, rounds: int) -> list[Cost]:
@@ -274,7 +274,7 @@ async def _measure_reads(client: CountedClient, plan: Plan, curves: Curves) -> N
     ):
         for number in range(plan.micro_batches):
             writer = one if number % 2 else other  # tasks run in several processes
-            await writer.write_batch(pieces, batches[number % _PAYLOADS].select(["payload"]))
+            await writer.write_batch(pieces, batches[number % _PAYLOADS].select(["value"]))
             append = await client.begin_append()
             await append.commit(await writer.stage())
     print(f"{plan.micro_batches} micro-batches in {time.perf_counter() - started_s:.0f} s")

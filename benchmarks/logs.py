@@ -78,7 +78,7 @@ def record_batches(*, total_bytes: int, record_bytes: int) -> list[pa.RecordBatc
             [None, offsets.buffers()[1], pa.py_buffer(os.urandom(_BATCH_RECORDS * record_bytes))],
         )
         txid = pa.array(np.arange(first, first + _BATCH_RECORDS, dtype=np.int64))
-        batches.append(pa.RecordBatch.from_arrays([txid, payload], names=["txid", "payload"]))
+        batches.append(pa.RecordBatch.from_arrays([txid, payload], names=["txid", "value"]))
     return batches
 
 

@@ -61,26 +61,21 @@ def read(sandbox: Sandbox, folder: Path) -> list[Figure]:
     """
     batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
     figures = []
-    narrow = (["txid", "value"], ["txid", "payload"])
+    narrow = ["txid", "value"]
     for name, columns, segment_bytes in (
         ("proxy_read", narrow, CONFIG.segment_bytes_max),
-        ("proxy_read_all_columns", (None, None), CONFIG.segment_bytes_max),
+        ("proxy_read_all_columns", None, CONFIG.segment_bytes_max),
         ("proxy_read_parts", narrow, 16 * MIB),
     ):
         config = replace(CONFIG, segment_bytes_max=segment_bytes)
         log, _ = write_log(sandbox.uri, batches, config=config)
-        figures += _read(sandbox, folder, name, log, *columns)
+        figures += _read(sandbox, folder, name, log, columns)
         drop_log(sandbox.uri, log)
     return figures
 
 
 def _read(
-    sandbox: Sandbox,
-    folder: Path,
-    name: str,
-    log: str,
-    columns: list[str] | None,
-    core_columns: list[str] | None,
+    sandbox: Sandbox, folder: Path, name: str, log: str, columns: list[str] | None
 ) -> list[Figure]:
     bookies = [each.pid for each in sandbox.bookies]
     proxied = CpuCost([*bookies, sandbox.proxies[0].pid])
@@ -96,7 +91,7 @@ def _read(
         with open_namespace(sandbox.uri) as namespace, namespace.open_log(log) as manager:
             started = time.perf_counter()
             with direct.counted():
-                found = sum(batch.num_rows for batch in manager.read(columns=core_columns))
+                found = sum(batch.num_rows for batch in manager.read(columns=columns))
             assert found == _RECORDS
             return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 

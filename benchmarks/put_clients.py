@@ -75,7 +75,7 @@ class Put:
 
 def one_record() -> pa.RecordBatch:
     """Return a batch of 1 KB."""
-    return pa.record_batch({"payload": pa.array([os.urandom(RECORD_BYTES)], pa.binary())})
+    return pa.record_batch({"value": pa.array([os.urandom(RECORD_BYTES)], pa.binary())})
 
 
 def small_put_rate(location: str, log: str, *, clients: int, seconds: float) -> float:

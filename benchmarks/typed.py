@@ -44,7 +44,7 @@ def typed_read(sandbox: Sandbox, folder: Path) -> list[Figure]:
             writer.write_table(table)
         with namespace.open_log(plain).open_writer() as writer:
             zeros = pa.array([0] * len(texts), pa.int64())
-            writer.write_table({"txid": zeros, "payload": pa.array(texts, pa.binary())})
+            writer.write_table({"txid": zeros, "value": pa.array(texts, pa.binary())})
     path, asked = str(folder / "flights.arrow"), table.select(_QUESTION)
     with pa.ipc.new_file(path, asked.schema) as file:
         file.write_table(asked, max_chunksize=ROWS_PER_BATCH)

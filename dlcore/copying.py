@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BYTES_COLUMNS = ["txid", "payload"]
+_BYTES_COLUMNS = ["txid", "value"]
 _COMMIT_BYTES = 16 * 1024 * 1024
 """So much of the source is copied with one commit, or one entry."""
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
-from dlcore.log.entries.batches import typed_read_fields
+from dlcore.log.entries.batches import read_schema
+from dlcore.log.entries.old_names import with_old_names
 from dlcore.log.typed.arrow import columns_of, entry_schemas, schema_of, spelled
 from dlcore.log.typed.schema import LogSchema, as_required, check_columns, describe, loosened
 from dlcore.log.typed.text import parse_columns
@@ -15,26 +16,23 @@ from dlcore.log.typed.text import parse_columns
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+__all__ = [
+    "byte_row_schema",
+    "describe_schema",
+    "merge_schemas",
+    "require_fit",
+    "schema_from_bytes",
+    "schema_from_text",
+    "with_nulls_of",
+    "with_old_names",
+]
 
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 
 
 def byte_row_schema() -> pa.Schema:
-    """Return the columns of a log of bytes, as Spark and the clients of read proxies see its rows.
-
-    Spark requires that of its source to be this to the letter.
-    """
-    position, txid, sequence_id, _ = (field.type for field in typed_read_fields())
-    return pa.schema(
-        [
-            ("log", pa.string()),
-            ("dlsn", position),
-            ("txid", txid),
-            ("sequence_id", sequence_id),
-            ("timestamp", pa.timestamp("us", tz="UTC")),
-            ("value", pa.binary()),
-        ]
-    )
+    """Return the columns of a log of bytes, the same through all doors."""
+    return read_schema()
 
 
 def schema_from_text(text: str) -> pa.Schema:

@@ -1,7 +1,7 @@
 """Between Arrow batches of a log and of Spark: whole columns at a time, never a record.
 
 Small entries are joined into batches of some 64 thousand rows, because Spark's cost of a batch does
-not depend on its size; the payload of a large entry is handed on as it came, without a copy.
+not depend on its size; the values of a large entry are handed on as they came, without a copy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ROW_SCHEMA = byte_row_schema()
 _TIMESTAMP = ROW_SCHEMA.field("timestamp").type
 _DLSN = ROW_SCHEMA.field("dlsn").type
 
-WRITE_SCHEMA = pa.schema([("payload", pa.binary())])
-WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
+WRITE_SCHEMA = pa.schema([("value", pa.binary())])
+WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
 
 
 _KNOWN = tuple(name for name in ROW_SCHEMA.names if name != "value")
@@ -55,7 +55,7 @@ class RowShape:
         """Return rows of logs of bytes."""
         schema = pa.schema([ROW_SCHEMA.field(column) for column in columns])
         known = tuple(column if column in _KNOWN else None for column in columns)
-        return cls(schema, known, ("payload",) * len(known))
+        return cls(schema, known, ("value",) * len(known))
 
     @classmethod
     def of_typed(cls, schema: pa.Schema) -> RowShape:
@@ -203,7 +203,7 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
 def batches_by_log(
     batch: pa.RecordBatch, columns: WriteColumns, *, log: str | None
 ) -> list[tuple[str, pa.RecordBatch]]:
-    """Return what to write to which log: the columns ``payload`` and, if rows have one, ``txid``.
+    """Return what to write to which log: the columns ``value`` and, if rows have one, ``txid``.
 
     All of it goes to `log` if that is given, else each row where its ``log`` says, in order.  Of
     rows for typed logs all columns are written, and ``_log`` says where.

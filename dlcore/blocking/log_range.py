@@ -26,9 +26,13 @@ class Framed(ABC):
         """Return all of it as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all of it as a pandas frame.  Raises: as `to_arrow`."""
-        frame: pd.DataFrame = self.to_arrow().to_pandas()
-        return frame
+        """Return all of it as a pandas frame; parts of positions are `frame["dlsn"].struct`'s.
+
+        Raises: as `to_arrow`.
+        """
+        from dlcore.log.reading.ranges import pandas_from_arrow
+
+        return pandas_from_arrow(self.to_arrow())
 
     def to_polars(self) -> Any:
         """Return all of it as a Polars frame.

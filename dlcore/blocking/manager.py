@@ -149,7 +149,12 @@ class DistributedLogManager(Blocking):
             MetadataError.
         """
         reading = self._manager.read(start, end, columns=columns, where=where)
-        return LogRange(self._portal, self._call(reading))
+        found = self._call(reading)
+        if found.view.old_names:  # told on the loop, where nobody sees who calls
+            from dlcore.log.entries.old_names import warn_of_old_names
+
+            warn_of_old_names(found.view.old_names)
+        return LogRange(self._portal, found)
 
     def get_schema(self) -> pa.Schema | None:
         """Return the columns of a typed log; None of a log of bytes.

@@ -103,7 +103,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         Raises: as `read_next`, but for EndOfStreamError.
         """
         while (rows := self._next_rows(follow=follow)) is not None:
-            yield rows.take_batch()
+            yield rows.take_batch(self.log_name)
 
     def __iter__(self) -> Iterator[_Record]:
         return self.records()
@@ -151,7 +151,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         Raises: as `read_next`.
         """
         rows = self._fill(until_caught_up=timeout_s is None, timeout_s=timeout_s)
-        return None if rows is None else rows.take_batch()
+        return None if rows is None else rows.take_batch(self.log_name)
 
     def _next_rows(self, *, follow: bool) -> _Rows | None:
         try:

@@ -29,7 +29,7 @@ class StagingWriter(Blocking):
         return repr(self._writer)
 
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for `log`: payload (binary), and optionally txid (int64).
+        """Write rows for `log`: value (binary), and optionally txid (int64).
 
         Raises: LogNotFoundError, TransactionTooLargeError, TransactionIdOutOfOrderError,
             LogRecordTooLongError, ConfigurationError, WriteError.

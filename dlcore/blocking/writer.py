@@ -155,7 +155,7 @@ class LogWriter(BufferingWriter):
         self._taking = threading.Lock()  # whoever held it is not in this process
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of `batch`, which has the columns txid (int64) and payload (binary).
+        """Write the rows of `batch`, which has the columns txid (int64) and value (binary).
 
         For a typed log it has columns of the log's schema, and `_txid` where rows have their own;
         else they get the present time in epoch milliseconds, or the one before, if that is higher.

@@ -200,11 +200,17 @@ def payload_text(payload: bytes) -> str:
 
 
 def payload_json(payload: bytes) -> dict[str, str]:
-    """Return a payload for programs, without loss: as text, or as base64 where it is not UTF-8."""
+    """Return a payload for programs, without loss: as text, or as base64 where it is not UTF-8.
+
+    Up to version 0.1 its first name stands beside it: a program that looks for that would else find
+    nothing, and not be told.
+    """
     try:
-        return {"payload": payload.decode("utf-8")}
+        text = payload.decode("utf-8")
     except UnicodeDecodeError:
-        return {"payload_base64": base64.b64encode(payload).decode("ascii")}
+        encoded = base64.b64encode(payload).decode("ascii")
+        return {"value_base64": encoded, "payload_base64": encoded}
+    return {"value": text, "payload": text}
 
 
 def bytes_text(count: int) -> str:

@@ -53,10 +53,12 @@ _FIELDS: dict[str, Callable[[_Shown], object]] = {
     "timestamp_ms": lambda record: record.timestamp_ms,
     "time": lambda record: time_text(record.timestamp_ms),
     "size": lambda record: len(record.payload),
-    "payload": lambda record: payload_text(record.payload),
-    "payload_hex": lambda record: record.payload.hex(),
-    "payload_base64": lambda record: base64.b64encode(record.payload).decode("ascii"),
+    "value": lambda record: payload_text(record.payload),
+    "value_hex": lambda record: record.payload.hex(),
+    "value_base64": lambda record: base64.b64encode(record.payload).decode("ascii"),
 }
+_OLD_FIELDS = {f"payload{end}": f"value{end}" for end in ("", "_hex", "_base64")}
+"""What they were called at first; taken up to version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ def _parsed(given: str) -> str:
     template = _ESCAPE.sub(lambda found: _ESCAPED[found[1]], given)
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-        unknown = [name for name in names if name not in _FIELDS]
+        unknown = [name for name in names if name not in _FIELDS and name not in _OLD_FIELDS]
         if not unknown:
             _filled(template, LogRecordWithDLSN(0, b"", 0, EntryPlace(1, 0, 0, 0, 0)))
     except (ValueError, KeyError, IndexError) as error:
@@ -144,11 +146,17 @@ def _parsed(given: str) -> str:
         raise click.UsageError(
             f"--format {given!r}: no field {unknown[0]!r}, expected {', '.join(_FIELDS)}"
         )
+    for old in sorted(set(names) & _OLD_FIELDS.keys()):
+        note(
+            f"--format: {old} is called {_OLD_FIELDS[old]} now; the old name goes with version 0.2"
+        )
     return template
 
 
 def _filled(template: str, record: _Shown) -> str:
-    return template.format(**{name: of(record) for name, of in _FIELDS.items()})
+    fields = {name: of(record) for name, of in _FIELDS.items()}
+    old = {name: fields[new] for name, new in _OLD_FIELDS.items() if name in template}
+    return template.format(**fields, **old)
 
 
 def printed(command: _Command) -> _Command:
@@ -170,7 +178,7 @@ def printed(command: _Command) -> _Command:
             "--format",
             "template",
             metavar="TEXT",
-            help=f"A line for each record, like '{{dlsn}} {{payload}}'; of {', '.join(_FIELDS)}, "
+            help=f"A line for each record, like '{{dlsn}} {{value}}'; of {', '.join(_FIELDS)}, "
             r"with \t for a tab and \n for a line's end.",
         ),
     ):

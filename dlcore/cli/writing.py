@@ -209,7 +209,7 @@ def _open_remote_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
 
         def write_now(records: list[bytes], _: int) -> None:
             if records:
-                writer.write_batch(batch_of([0] * len(records), records).select(["payload"]))
+                writer.write_batch(batch_of([0] * len(records), records).select(["value"]))
 
         def write_numbered(records: list[bytes], count: int) -> None:
             writer.write_bulk(_numbered(records, count))

@@ -248,8 +248,9 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             start: a position, a transaction id (int) or a time (datetime with a time zone): the
                 first record that is not below it; None: the first one that is not truncated.
             end: likewise; None: the end of what is readable now.
-            columns: which ones, by name.  A typed log has also `_dlsn`, `_txid`, `_sequence_id`,
-                `_timestamp` and `_log`, which are there on request only.
+            columns: which ones, by name; by default all of a log of bytes (docs/contract.md).  A
+                typed log has also `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp`, which
+                are there on request only.
             where: only the rows that fulfil it, such as ``pc.field("fare") > 20``.
 
         Raises:
@@ -259,7 +260,12 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             ConfigurationError: a time has no time zone.
         """
         self._require_open()
-        return await self._readers.open_range(start, end, columns, where)
+        found = await self._readers.open_range(start, end, columns, where)
+        if found.view.old_names:
+            from dlcore.log.entries.old_names import warn_of_old_names  # late: it loads Arrow
+
+            warn_of_old_names(found.view.old_names)
+        return found
 
     async def get_schema(self) -> pa.Schema | None:
         """Return the columns of a typed log; None of a log of bytes.

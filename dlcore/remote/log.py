@@ -36,7 +36,7 @@ from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import planning, subscriptions
 from dlcore.remote.planning import LogInfo, Received, received
-from dlcore.remote.reader import BytesReader, RemoteReader, RemoteRecord
+from dlcore.remote.reader import RemoteReader, RemoteRecord
 from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
 
@@ -401,7 +401,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
 
         Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
         """
-        reader = BytesReader(self._calls, self._log)
+        reader = RemoteReader(self._calls, self._log, ["dlsn", "txid", "value"])
         await reader.seek()
         if reader.is_typed:
             raise SchemaMismatchError(f"log {self.name!r} is typed: it is no stream of bytes")

@@ -253,7 +253,7 @@ async def scan(
 def _columns_of(part: ScanRange) -> list[str]:
     """Return what to ask for: where records are, and the columns of the log that are wanted."""
     if part.schema is None:
-        wanted = part.columns is None or "payload" in part.columns
+        wanted = part.columns is None or "value" in part.columns
         return [*_POSITIONS, *(["value"] if wanted else [])]
     names = [column.name for column in part.schema.latest]
     wanted_names = [name for name in names if part.columns is None or name in part.columns]
@@ -267,10 +267,8 @@ def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
     times = timestamps.cast(pa.timestamp("ms", "UTC"))
     sequence, times_ms = numbers_of(sequence_ids), numbers_of(times)
     names = batch.schema.names
-    data = ["payload" if name == "value" else name for name in names[len(_POSITIONS) :]]
-    txid_name = names[1]
     rows = pa.RecordBatch.from_arrays(
-        [txids, *batch.columns[len(_POSITIONS) :]], [txid_name, *data]
+        [txids, *batch.columns[len(_POSITIONS) :]], [names[1], *names[len(_POSITIONS) :]]
     )
     starts = [0, *(np.flatnonzero(np.diff(entries) | np.diff(lssns)) + 1).tolist()]
     for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):

@@ -98,7 +98,7 @@ class RemoteRows(Rows[RemoteRecord]):
     def _make_records(self, first_row: int) -> list[RemoteRecord]:
         return records_of(self._batch.slice(first_row))
 
-    def take_batch(self) -> pa.RecordBatch:
+    def take_batch(self, log: str) -> pa.RecordBatch:
         """Take all that is left, with the columns that were asked for."""
         first_row = self._row_count - self.rows_left
         self.drop()
@@ -272,22 +272,6 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         self._position = self.position
         self._drop_rows()
         await self._leave()
-
-
-class BytesReader(RemoteReader):
-    """A reader of a log for a stream of bytes, which knows the columns of the core's reader."""
-
-    def __init__(self, calls: Endpoint, log: LogKey) -> None:
-        super().__init__(calls, log, ["dlsn", "txid", "value"])
-
-    async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
-        """Return the rest of a message, as `AsyncLogReader.read_batch`.  Raises: as `read_next`."""
-        batch = await super().read_batch(until_caught_up=until_caught_up)
-        if batch is None:
-            return None
-        dlsns, txids, values = (batch.column(each) for each in ("dlsn", "txid", "value"))
-        names = ["lssn", "entry_id", "slot_id", "txid", "payload"]
-        return pa.RecordBatch.from_arrays([*dlsns.flatten(), txids, values], names=names)
 
 
 def _leave_to_the_next(task: asyncio.Task[Any]) -> None:

@@ -157,7 +157,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN | None]:
         """Accept the rows of a batch; return the future of its last position.
 
-        It has the columns of a typed log, or `payload`; and `_txid` or `txid` where rows have their
+        It has the columns of a typed log, or `value`; and `_txid` or `txid` where rows have their
         own transaction ids, which are the time otherwise.  A proxy tells what does not fit, which
         ends the writer.
 

@@ -237,7 +237,7 @@ class Client:
         async with append:
             for log, identities in records.items():
                 payloads = pa.array([payload_of(each) for each in identities], pa.binary())
-                await append.write_batch(log, pa.record_batch({"payload": payloads}))
+                await append.write_batch(log, pa.record_batch({"value": payloads}))
             while True:
                 try:
                     await append.commit()
@@ -263,7 +263,7 @@ class Client:
         payloads = [b"%d" % number * _SCRATCH_REPEATS for number in range(_SCRATCH_RECORDS)]
         async with await manager.open_writer() as writer:
             await writer.write_batch(
-                pa.record_batch({"txid": range(_SCRATCH_RECORDS), "payload": payloads})
+                pa.record_batch({"txid": range(_SCRATCH_RECORDS), "value": payloads})
             )
         async with await manager.open_reader() as reader:
             read = await reader.read_bulk(_SCRATCH_RECORDS + 1, until_caught_up=True)

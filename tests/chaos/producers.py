@@ -62,7 +62,7 @@ async def produce(
                     identities = [f"{name}#{burst * _BURST_MAX + each}" for each in range(count)]
                     events.sent(work.log, identities)
                     payloads = [payload_of(each) for each in identities]
-                    future = writer.write_batch(pa.record_batch({"payload": payloads}))
+                    future = writer.write_batch(pa.record_batch({"value": payloads}))
                     future.add_done_callback(partial(_answered, events, identities))
                     await writer.wait_for_capacity()
                     await asyncio.sleep(rng.uniform(0, _PAUSE_S_MAX))

@@ -111,7 +111,7 @@ def test_what_is_refused_at_the_moment_waits_for_the_next_call(log: Refusing) ->
             writer.write(LogRecord(txid, b"x" * 50))
             taken.append(txid)
         if txid % 7 == 0:
-            batch = pa.record_batch({"txid": [txid, txid], "payload": [b"y", b"y"]})
+            batch = pa.record_batch({"txid": [txid, txid], "value": [b"y", b"y"]})
             with suppress(LogNotReadyError):
                 writer.write_batch(batch)
                 taken += [txid, txid]
@@ -180,7 +180,7 @@ def test_a_writer_that_has_ended_takes_nothing(
     with pytest.raises(AlreadyClosedError):
         writer.write_bulk([LogRecord(2, b"x")])
     with pytest.raises(AlreadyClosedError):
-        writer.write_batch(pa.record_batch({"txid": [2], "payload": [b"x"]}))
+        writer.write_batch(pa.record_batch({"txid": [2], "value": [b"x"]}))
     with pytest.raises(AlreadyClosedError):
         writer.flush()
     assert log.txids() == [1]

@@ -287,7 +287,7 @@ def test_a_scan_finds_its_log_under_another_name() -> None:
         await log.rename("visits")
         await namespace.create_log("clicks")
         found = [b async for b in scan(scans, uri="memory", clients=PlannedClients(namespace))]
-        assert [b.batch["payload"].to_pylist() for b in found] == [[b"a"]]
+        assert [b.batch["value"].to_pylist() for b in found] == [[b"a"]]
 
     on_namespace(body)
 
@@ -512,7 +512,7 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
         append = await namespace.begin_append("job", 1)
         staging = await namespace.open_staging_writer(identity="job")
         watch = namespace.watch_logs()
-        batch = pa.record_batch({"payload": [b"a"]})
+        batch = pa.record_batch({"value": [b"a"]})
         await append.write_batch("clicks", batch)
         await staging.write_batch("clicks", batch)
 

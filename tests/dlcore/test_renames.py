@@ -185,7 +185,7 @@ def test_a_staged_append_meets_a_rename() -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         namespace = cluster.namespaces[0]
         append = await namespace.begin_append("job", 1)
-        await append.write_batch("clicks", pa.record_batch({"payload": [b"a", b"b"]}))
+        await append.write_batch("clicks", pa.record_batch({"value": [b"a", b"b"]}))
         await log.rename("visits")
         assert (await append.commit()).committed
         assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
@@ -193,7 +193,7 @@ def test_a_staged_append_meets_a_rename() -> None:
     on_log(body)
 
 
-PAYLOADS = pa.record_batch({"payload": [b"a", b"b"]})
+PAYLOADS = pa.record_batch({"value": [b"a", b"b"]})
 
 
 @pytest.mark.parametrize("applied", [False, True])
@@ -241,7 +241,7 @@ def test_one_append_knows_a_log_by_two_names() -> None:
         extents = []
         for name, payload in (("clicks", b"a"), ("visits", b"b")):
             writer = await namespace.open_staging_writer(identity="job")
-            await writer.write_batch(name, pa.record_batch({"payload": [payload]}))
+            await writer.write_batch(name, pa.record_batch({"value": [payload]}))
             extents += await writer.stage()
             await writer.aclose()
             if name == "clicks":
@@ -262,7 +262,7 @@ def test_one_append_to_two_logs_of_one_name_is_refused() -> None:
         extents = []
         for payload in (b"a", b"b"):
             writer = await namespace.open_staging_writer(identity="job")
-            await writer.write_batch("clicks", pa.record_batch({"payload": [payload]}))
+            await writer.write_batch("clicks", pa.record_batch({"value": [payload]}))
             extents += await writer.stage()
             await writer.aclose()
             if payload == b"a":

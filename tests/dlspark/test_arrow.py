@@ -43,7 +43,7 @@ def scanned(
             pa.array([entry * 10 + row for row in range(len(payloads))], pa.int64()),
             pa.array(payloads, pa.binary()),
         ],
-        names=["txid", "payload"],
+        names=["txid", "value"],
     )
     return ScanBatch(
         batch=batch,
@@ -64,7 +64,7 @@ def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
             "txid": part.batch.column("txid")[row].as_py(),
             "sequence_id": part.sequence_id + row,
             "timestamp": EPOCH + datetime.timedelta(milliseconds=part.timestamp_ms),
-            "value": part.batch.column("payload")[row].as_py(),
+            "value": part.batch.column("value")[row].as_py(),
         }
         for row in range(part.batch.num_rows)
     ]
@@ -117,7 +117,7 @@ def test_a_single_entry_is_not_copied() -> None:
     """The payload that Spark gets is the memory that was received."""
     part = scanned([b"abc"] * 10)
     (batch,) = RowBuilder("a", BYTES).build([part])
-    given_buffer = part.batch.column("payload").buffers()[2]
+    given_buffer = part.batch.column("value").buffers()[2]
     assert batch.column("value").buffers()[2].address == given_buffer.address
 
 
@@ -151,26 +151,26 @@ def test_values_of_any_string_or_binary_type(kind: pa.DataType) -> None:
     ((log, rows),) = batches_by_log(batch, kinds, log="clicks")
     assert log == "clicks"
     assert rows.schema.equals(WRITE_SCHEMA)
-    assert rows.column("payload").to_pylist() == [b"a", "ü".encode()]
+    assert rows.column("value").to_pylist() == [b"a", "ü".encode()]
 
 
 def test_txids_go_along() -> None:
     """In the order of the columns that a log wants."""
     rows = written(value=["a"], txid=pa.array([5], pa.int64()))
-    assert rows == {"clicks": [{"txid": 5, "payload": b"a"}]}
-    assert WRITE_SCHEMA_WITH_TXID.names == ["txid", "payload"]
+    assert rows == {"clicks": [{"txid": 5, "value": b"a"}]}
+    assert WRITE_SCHEMA_WITH_TXID.names == ["txid", "value"]
 
 
 def test_rows_go_where_their_log_column_says() -> None:
     """In their order; the option wins over the column."""
     columns = {"value": list("abcd"), "log": ["x", "y", "x", "y"]}
     assert written(None, **columns) == {
-        "x": [{"payload": b"a"}, {"payload": b"c"}],
-        "y": [{"payload": b"b"}, {"payload": b"d"}],
+        "x": [{"value": b"a"}, {"value": b"c"}],
+        "y": [{"value": b"b"}, {"value": b"d"}],
     }
     assert list(written("z", **columns)) == ["z"]
     assert written(None, value=["a", "b"], log=["x", "x"]) == {
-        "x": [{"payload": b"a"}, {"payload": b"b"}]
+        "x": [{"value": b"a"}, {"value": b"b"}]
     }
 
 
@@ -180,7 +180,7 @@ def test_rows_of_very_many_logs() -> None:
     names = [f"log-{n % (count // 2)}" for n in range(count)]
     found = written(None, value=[str(n) for n in range(count)], log=names)
     assert list(found) == names[: count // 2]
-    assert found["log-7"] == [{"payload": b"7"}, {"payload": b"10007"}]
+    assert found["log-7"] == [{"value": b"7"}, {"value": b"10007"}]
 
 
 def test_empty_batches_write_nothing() -> None:
@@ -233,7 +233,7 @@ def test_rows_without_any_txid_get_theirs_from_the_log() -> None:
     columns = WriteColumns(has_txid=True, has_log=False)
     rows = pa.record_batch({"value": [b"a", b"b"], "txid": pa.array([None, None], pa.int64())})
     ((_, written),) = batches_by_log(rows, columns, log="clicks")
-    assert written.schema.names == ["payload"]
+    assert written.schema.names == ["value"]
     some = pa.record_batch({"value": [b"a", b"b"], "txid": pa.array([1, None], pa.int64())})
     with pytest.raises(ConfigurationError, match="'txid' is null in 1 of 2 rows"):
         batches_by_log(some, columns, log="clicks")

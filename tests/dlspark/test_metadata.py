@@ -63,7 +63,7 @@ def log(namespace: Namespace) -> str:
         with namespace.open_log(name) as manager, manager.open_writer() as writer:
             writer.write_bulk(LogRecord(txid, b"%d" % txid) for txid in range(start, start + 5))
     with namespace.begin_append(f"metadata:{name}", 3) as append:
-        append.write_batch(name, pa.record_batch({"payload": [b"x"] * 4}))
+        append.write_batch(name, pa.record_batch({"value": [b"x"] * 4}))
         append.commit()
     return name
 

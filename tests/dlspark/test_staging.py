@@ -118,7 +118,7 @@ def test_settings_of_the_log_hold_for_the_sink(target: Target) -> None:
             assert all(segment.entry_count >= 25 for segment in segments)
     assert sizes[1] < sizes[0] / 2
     with open_namespace(target.uri) as namespace, namespace.open_log(target.log) as log:
-        assert log.read().to_arrow()["payload"].to_pylist() == values * 4
+        assert log.read().to_arrow()["value"].to_pylist() == values * 4
 
 
 def test_a_stream_that_goes_on_from_an_old_checkpoint_is_told_what_to_do(target: Target) -> None:

@@ -70,7 +70,7 @@ class Application:
     def payloads(self, log: str) -> list[bytes]:
         """Return what a log holds."""
         with self.namespace.open_log(log) as opened:
-            payloads: list[bytes] = opened.read().to_arrow()["payload"].to_pylist()
+            payloads: list[bytes] = opened.read().to_arrow()["value"].to_pylist()
         return payloads
 
     def create_again(self) -> None:

@@ -235,7 +235,7 @@ def test_reads_that_do_not_fit(bench: Bench) -> None:
     bench.namespace.create_log(bytes_log)
     for name in (bytes_log, bench.log):
         with bench.namespace.begin_append(name, 1) as append:
-            column = {"payload": [b"x"]} if name == bytes_log else {"id": [1]}
+            column = {"value": [b"x"]} if name == bytes_log else {"id": [1]}
             append.write_batch(name, pa.record_batch(column))
             append.commit()
     reader = bench.source(log=bytes_log).reader(schema)

@@ -80,7 +80,7 @@ def payloads_in(uri: str, log: str) -> list[bytes]:
     """Return what a log holds, read without a proxy."""
     with open_namespace(uri) as namespace:
         table = namespace.open_log(log).read().to_arrow()
-    return [bytes(each) for each in table["payload"].to_pylist()]
+    return [bytes(each) for each in table["value"].to_pylist()]
 
 
 def test_python(

@@ -230,11 +230,11 @@ def test_a_range_is_waited_for(namespace_uri: str, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(AsyncLogReader, "_add", add)
     uses: list[Callable[[Any], list[bytes]]] = [
-        lambda found: found.to_arrow()["payload"].to_pylist(),
-        lambda found: list(found.to_pandas()["payload"]),
-        lambda found: found.to_polars()["payload"].to_list(),
-        lambda found: pa.RecordBatchReader.from_stream(found).read_all()["payload"].to_pylist(),
-        lambda found: [each for batch in found for each in batch["payload"].to_pylist()],
+        lambda found: found.to_arrow()["value"].to_pylist(),
+        lambda found: list(found.to_pandas()["value"]),
+        lambda found: found.to_polars()["value"].to_list(),
+        lambda found: pa.RecordBatchReader.from_stream(found).read_all()["value"].to_pylist(),
+        lambda found: [each for batch in found for each in batch["value"].to_pylist()],
     ]
     with dlcore.sync.open_namespace(namespace_uri) as namespace, namespace.open_log(name) as log:
         for use in uses:

@@ -20,7 +20,7 @@ def test_settings_of_a_log(namespace_uri: str) -> None:
         namespace.create_log("face/settings", settings=LogSettings(entry_bytes=200))
         log = namespace.open_log("face/settings", create_if_missing=True)
         with log.open_writer() as writer:
-            writer.write_batch(pa.record_batch({"txid": [1] * 4, "payload": [b"x" * 88] * 4}))
+            writer.write_batch(pa.record_batch({"txid": [1] * 4, "value": [b"x" * 88] * 4}))
             writer.flush()
             elsewhere = other.open_log("face/settings")
             assert elsewhere.update_settings(segment_bytes_max=400).entry_bytes == 200
@@ -63,7 +63,7 @@ def test_a_timed_writer_that_fails_says_so_at_the_next_call(
         writer.write(LogRecord(1, b"late"))
         wait_until(lambda: "records are refused" in caplog.text, timeout_s=30)
         with pytest.raises(EndOfStreamError):
-            writer.write_batch(pa.record_batch({"txid": [2], "payload": [b"late"]}))
+            writer.write_batch(pa.record_batch({"txid": [2], "value": [b"late"]}))
         writer.close()
 
 

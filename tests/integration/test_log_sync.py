@@ -69,7 +69,7 @@ def test_the_readme_example(namespace_uri: str) -> None:
             with pytest.raises(TransactionIdOutOfOrderError):
                 writer.write(LogRecord(1, b"late"))
             writer.flush()
-            writer.write_batch(pa.record_batch({"txid": [3, 4], "payload": [b"d", b"e"]}))
+            writer.write_batch(pa.record_batch({"txid": [3, 4], "value": [b"d", b"e"]}))
             last = writer.commit()
             assert last == log.get_last_dlsn()
             with log.open_reader(dlsn=DLSN.INITIAL) as reader:
@@ -78,7 +78,7 @@ def test_the_readme_example(namespace_uri: str) -> None:
                 assert (first.txid, first.payload, first.sequence_id) == (1, b"a", 0)
                 rest = reader.read_batch()
                 assert rest is not None
-                assert rest.column("payload").to_pylist() == [b"b", b"c"]
+                assert rest.column("value").to_pylist() == [b"b", b"c"]
                 assert [r.txid for r in reader.read_bulk(100)] == [3, 4]
                 assert reader.read_next() is None
                 assert reader.read_next(non_blocking=True) is None
@@ -109,7 +109,7 @@ def test_a_scan_in_another_process(namespace_uri: str) -> None:
         with namespace.begin_append("sync-scan", 1) as append:
             append.write_batch(
                 "sync/scan",
-                pa.record_batch({"payload": [b"%d" % i for i in range(10_000, 20_000)]}),
+                pa.record_batch({"value": [b"%d" % i for i in range(10_000, 20_000)]}),
             )
             assert append.commit().committed
         snapshot = log.get_snapshot()
@@ -138,7 +138,7 @@ def test_what_was_staged_here_is_committed_elsewhere(namespace_uri: str) -> None
     with open_namespace(namespace_uri) as namespace:
         log = namespace.open_log("sync/staged", create_if_missing=True)
         with namespace.begin_append("sync-staged", 1) as staging:
-            staging.write_batch("sync/staged", pa.record_batch({"payload": [b"a", b"b"]}))
+            staging.write_batch("sync/staged", pa.record_batch({"value": [b"a", b"b"]}))
             extents = staging.stage()
             assert log.get_log_record_count() == 0
             with namespace.begin_append("sync-staged", 1) as committing:
@@ -224,10 +224,10 @@ def test_batches_and_records_in_turn(namespace_uri: str) -> None:
             writer = log.open_writer()
             assert writer.write_bulk(LogRecord(n, b"x" * size) for n in range(count)) == count
             empty = pa.record_batch(
-                {"txid": pa.array([], pa.int64()), "payload": pa.array([], pa.binary())}
+                {"txid": pa.array([], pa.int64()), "value": pa.array([], pa.binary())}
             )
             writer.write_batch(empty)
-            writer.write_batch(pa.record_batch({"txid": [count], "payload": [b"last"]}))
+            writer.write_batch(pa.record_batch({"txid": [count], "value": [b"last"]}))
             assert writer.last_txid == count
             writer.mark_end_of_stream()
             writer.close()
@@ -392,7 +392,7 @@ def test_a_log_is_copied_once(namespace_uri: str) -> None:
                     writer.write_bulk(LogRecord(first + n, b"%d" % n) for n in range(100))
                 assert copy_log(log, namespace, "sync/target") == 100
                 assert copy_log(log, namespace, "sync/target") == 0
-            columns = ["txid", "payload", "sequence_id"]
+            columns = ["txid", "value", "sequence_id"]
             with namespace.open_log("sync/target") as target:
                 copied = target.read().to_arrow().select(columns)
             assert copied == log.read().to_arrow().select(columns)

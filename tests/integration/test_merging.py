@@ -58,7 +58,7 @@ class Work:
                 writer = one if number % 2 else other
                 rows = [b"%07d" % (number * ROWS + row) * 40 for row in range(ROWS)]
                 self.payloads += rows
-                await writer.write_batch("clicks", pa.record_batch({"payload": rows}))
+                await writer.write_batch("clicks", pa.record_batch({"value": rows}))
                 append = await namespace.begin_append("query", number)
                 assert (await append.commit(await writer.stage())).committed
                 if number % (APPENDS // KILLS) == APPENDS // KILLS - 1:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 pytestmark = pytest.mark.integration
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 
 
 def serving(files: TlsFiles, *more: str) -> list[str]:
@@ -45,7 +45,7 @@ def log(namespace_uri: str) -> str:
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log(name)
         with namespace.open_log(name).open_writer() as writer:
-            writer.write_batch(pa.record_batch({"txid": [1], "payload": [b"one"]}))
+            writer.write_batch(pa.record_batch({"txid": [1], "value": [b"one"]}))
     return name
 
 

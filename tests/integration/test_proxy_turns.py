@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 WAIT_S = 90
 PRODUCERS = 4
 VERSIONS = amount(15, sampled=8)
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 
 
 def logs_for_each(proxies: Sequence[ProxyProcess], home: str) -> dict[str, str]:
@@ -73,7 +73,7 @@ def test_producers_and_appends_over_logs_of_two_proxies(sandbox: Sandbox) -> Non
                 appending = namespace.begin_append(home, version)
                 for log in logs:
                     rows = [f"s:{2 * version}".encode(), f"s:{2 * version + 1}".encode()]
-                    appending.write_batch(log, pa.record_batch({"payload": rows}))
+                    appending.write_batch(log, pa.record_batch({"value": rows}))
                 assert appending.commit().committed
                 assert namespace.begin_append(home, version).commit([]).already_committed
         finally:
@@ -82,7 +82,7 @@ def test_producers_and_appends_over_logs_of_two_proxies(sandbox: Sandbox) -> Non
                 thread.join(WAIT_S)
         for log in logs:
             table = namespace.open_log(log).read().to_arrow()
-            found = [bytes(each) for each in table["payload"].to_pylist()]
+            found = [bytes(each) for each in table["value"].to_pylist()]
             txids = table["txid"].to_pylist()
             assert txids == sorted(txids)
             staged = [f"s:{number}".encode() for number in range(2 * VERSIONS)]
@@ -117,5 +117,5 @@ def test_a_mode_keeps_proxies_or_all_others_out(proxy: ProxyProcess, namespace_u
         with pytest.raises(pa.ArrowException, match="not written through proxies"):
             refused.close()
         with manager.open_writer() as direct:
-            direct.write_batch(pa.record_batch({"txid": [direct.last_txid], "payload": [b"two"]}))
+            direct.write_batch(pa.record_batch({"txid": [direct.last_txid], "value": [b"two"]}))
         assert manager.get_log_record_count() == 2

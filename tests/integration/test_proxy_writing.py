@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 WAIT_S = 60
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def payloads_in(uri: str, log: str) -> list[bytes]:
     """Return what a log holds, read without a proxy."""
     with open_namespace(uri) as namespace:
         table = namespace.open_log(log).read().to_arrow()
-    return [bytes(each) for each in table["payload"].to_pylist()]
+    return [bytes(each) for each in table["value"].to_pylist()]
 
 
 def test_a_plain_client_writes_and_is_acknowledged(
@@ -113,7 +113,7 @@ def test_a_wrong_stream_is_refused_and_others_go_on(
         for descriptor, schema, error in (
             (flight.FlightDescriptor.for_path("no/such/log"), SCHEMA, "LogNotFoundError"),
             (flight.FlightDescriptor.for_command(b"\x00\xff"), SCHEMA, "command"),
-            (flight.FlightDescriptor.for_path(log), pa.schema([("a", pa.int8())]), "payload"),
+            (flight.FlightDescriptor.for_path(log), pa.schema([("a", pa.int8())]), "value"),
         ):
             wrong, answers = client.do_put(descriptor, schema)
             assert told(answers) is None

@@ -32,7 +32,7 @@ def log(namespace_uri: str) -> Iterator[DistributedLogManager]:
                 with manager.open_writer() as writer:
                     txids = list(range(first, first + COUNT // 2))
                     payloads = [b"%d" % txid for txid in txids]
-                    writer.write_batch(pa.record_batch({"txid": txids, "payload": payloads}))
+                    writer.write_batch(pa.record_batch({"txid": txids, "value": payloads}))
             yield manager
 
 
@@ -43,7 +43,7 @@ def test_tables_and_frames(log: DistributedLogManager) -> None:
     assert table["txid"].to_pylist() == list(range(1_000, 39_000))
     assert sum(batch.num_rows for batch in part) == 38_000
     frame = part.to_pandas()
-    assert frame["payload"].iloc[-1] == b"38999"
+    assert frame["value"].iloc[-1] == b"38999"
     assert part.to_polars().equals(pl.from_arrow(table))
     assert part.schema == table.schema
     assert repr(part).startswith("<LogRange 'ranges' from 1:")
@@ -62,7 +62,7 @@ def test_streams_that_others_scan(log: DistributedLogManager) -> None:
     rows = log.read()
     query = "select count(*), min(txid), max(sequence_id) from rows where txid >= 100"
     assert duckdb.execute(query).fetchall() == [(COUNT - 100, 100, COUNT - 1)]
-    assert duckdb.execute("select payload from rows limit 1").fetchall() == [(b"0",)]
+    assert duckdb.execute("select value from rows limit 1").fetchall() == [(b"0",)]
     lazy = pl.scan_arrow_c_stream(rows)
     assert lazy.select(pl.col("txid").sum()).collect().item() == sum(range(COUNT))
     reader = pa.RecordBatchReader.from_stream(rows)

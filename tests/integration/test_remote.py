@@ -145,7 +145,7 @@ def test_ranges(remote: RemoteNamespace, log: DistributedLogManager) -> None:
     found = remote.open_log(log.name)
     rows = found.read().to_arrow().to_pylist()
     assert [row["txid"] for row in rows] == list(range(100))
-    assert [row["value"] for row in rows] == log.read().to_arrow().column("payload").to_pylist()
+    assert [row["value"] for row in rows] == log.read().to_arrow().column("value").to_pylist()
     position = DLSN(*rows[30]["dlsn"].values())
     table = found.read(position, 60, columns=["txid"]).to_arrow()
     assert table.to_pydict() == {"txid": list(range(30, 60))}
@@ -209,7 +209,7 @@ def test_logs_come_and_go(remote: RemoteNamespace) -> None:
     assert not remote.log_exists(name)
     with remote.open_log(name, create_if_missing=True) as log:
         with log.open_writer() as writer:
-            writer.write_table(pa.table({"payload": ["a", "b", "c"]}))
+            writer.write_table(pa.table({"value": ["a", "b", "c"]}))
         with log.open_reader() as reader:
             assert [each.payload for each in reader.read_bulk(2)] == [b"a", b"b"]
             third = reader.read_next()

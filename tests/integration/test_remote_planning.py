@@ -51,7 +51,7 @@ def logs(direct: Namespace) -> list[str]:
             for entry in range(4):
                 txids = [100 * segment + 10 * entry + n for n in range(5)]
                 payloads = [f"{segment}.{entry}.{n}".encode() for n in range(5)]
-                writer.write_batch(pa.record_batch({"txid": txids, "payload": payloads}))
+                writer.write_batch(pa.record_batch({"txid": txids, "value": payloads}))
                 writer.flush()
     bytes_log.truncate(DLSN(1, 1, 2))
     direct.create_log(f"{home}/typed", schema=COLUMNS)
@@ -143,7 +143,7 @@ def test_snapshots_that_are_taken_again(
     same()
     with log.open_writer() as writer:
         for segment in range(3):
-            writer.write_batch(pa.record_batch({"txid": [900 + segment], "payload": [b"x"]}))
+            writer.write_batch(pa.record_batch({"txid": [900 + segment], "value": [b"x"]}))
             writer.commit()
             same()
     assert same() != first
@@ -156,7 +156,7 @@ def test_snapshots_that_are_taken_again(
     direct.create_log(name)
     same()
     with direct.open_log(name).open_writer() as writer:
-        writer.write_batch(pa.record_batch({"txid": [1], "payload": [b"again"]}))
+        writer.write_batch(pa.record_batch({"txid": [1], "value": [b"again"]}))
     same()
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 COLUMNS = pa.schema([("fare", pa.float64()), ("city", pa.string())])
 
 
@@ -72,7 +72,7 @@ def rows(*payloads: str) -> pa.RecordBatch:
 
 def held(direct: Namespace, log: str) -> list[str]:
     """Return the payloads that a log holds."""
-    payloads = direct.open_log(log).read().to_arrow()["payload"].to_pylist()
+    payloads = direct.open_log(log).read().to_arrow()["value"].to_pylist()
     return [bytes(each).decode() for each in payloads]
 
 
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_refused(direct: Namespace, proxy: ProxyProcess, logs: 
     with pytest.raises(KeyError, match="no/such/log"):
         put(proxy.location, {"staging": identity}, good, ({"log": "no/such/log"}, good[1]))
     wrong = pa.record_batch({"city": ["x"]})
-    with pytest.raises(pa.ArrowInvalid, match="needs a column payload"):
+    with pytest.raises(pa.ArrowInvalid, match="needs a column value"):
         put(proxy.location, {"staging": identity}, ({"log": logs[0]}, wrong))
     staged = put(proxy.location, {"staging": identity}, good)["staged"]
     append = {"identity": identity, "version": 1, "token": "t", "extents": staged}
@@ -210,7 +210,7 @@ def test_the_names_of_the_core(direct: Namespace, remote: RemoteNamespace, logs:
         with pytest.raises(LogRecordTooLongError):
             writer.stage()
         writer.discard()
-        writer.write_batch(logs[1], pa.record_batch({"txid": [2, 1], "payload": [b"x", b"y"]}))
+        writer.write_batch(logs[1], pa.record_batch({"txid": [2, 1], "value": [b"x", b"y"]}))
         with pytest.raises(TransactionIdOutOfOrderError):
             writer.stage()
         with pytest.raises(ConfigurationError, match="the same columns"):

@@ -169,7 +169,7 @@ def test_the_blocking_writer(sandbox: Sandbox) -> None:
             assert writer.next_sequence == 48
             writer.flush()
             writer.write_batch(pa.record_batch({"value": ["50"]}))
-            writer.write_table(pa.table({"payload": [b"51", b"52"]}))
+            writer.write_table(pa.table({"value": [b"51", b"52"]}))
             assert writer.commit() == direct.get_last_dlsn()
             writer.write(LogRecord(2**60, bytes(MESSAGE_BYTES)))
             assert direct.name in repr(writer)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 120.0
 QUICK = ("--lost-bookie-delay-s=300", "--poll-interval-s=0.5", "--retry-pause-s=0.5")
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 SMALL = LogConfig(entry_bytes=1024, segment_bytes_max=4096)
 
 
@@ -94,7 +94,7 @@ def test_one_of_three_may_be_down(fresh_sandbox: Callable[..., Sandbox]) -> None
                 writer.commit()
             assert len(log.get_log_segments()) > 3
         with namespace.begin_append("three-hosts", 1) as append:
-            rows = {"txid": [1], "payload": [b"staged"]}
+            rows = {"txid": [1], "value": [b"staged"]}
             append.write_batch("appended", pa.RecordBatch.from_pydict(rows))
             assert append.commit().committed
         proxies[owner].kill()

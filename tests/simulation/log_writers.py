@@ -101,7 +101,7 @@ class _Session:
         if len(payloads) == 1:
             future = writer.write(LogRecord(txid, payloads[0] + b" " * rng.choice((0, 0, 300))))
         else:
-            columns = {"txid": [txid] * len(payloads), "payload": payloads}
+            columns = {"txid": [txid] * len(payloads), "value": payloads}
             future = writer.write_batch(pa.record_batch(columns))
         future.add_done_callback(partial(answered, self._process, self._writing, payloads))
 

@@ -256,7 +256,7 @@ class Logs:
     def _batch(self, name: str, payloads: list[bytes], txid: int | None) -> pa.RecordBatch:
         if name == TYPED:
             return self._types.batch(payloads, txid)
-        columns: dict[str, list[bytes] | list[int]] = {"payload": payloads}
+        columns: dict[str, list[bytes] | list[int]] = {"value": payloads}
         if txid is not None:
             columns["txid"] = [txid] * len(payloads)
         return pa.record_batch(columns)

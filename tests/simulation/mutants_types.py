@@ -76,7 +76,7 @@ def columns_of_others_are_dropped() -> Iterator[None]:
 
     def asked(known: Sequence[Column], columns: Sequence[Column]) -> Any:
         names = {column.name for column in columns}
-        kept = [column for column in known if column.name in names or column.name == "payload"]
+        kept = [column for column in known if column.name in names or column.name == "value"]
         return merge_columns(kept, columns)
 
     with patch.object(schema_module, "merge_columns", asked):

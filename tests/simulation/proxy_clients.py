@@ -42,7 +42,7 @@ _RECORDS_MAX = 150
 """Of one producer."""
 _TELLING_SHARE = 0.6
 _COLUMNS = ("value", "dlsn", "txid", "sequence_id", "timestamp", "log")
-SCHEMA = pa.schema([("payload", pa.binary())])
+SCHEMA = pa.schema([("value", pa.binary())])
 
 
 def first_message(command: dict[str, object]) -> bytes:
@@ -55,7 +55,7 @@ def first_message(command: dict[str, object]) -> bytes:
 
 def payload_message(payloads: list[bytes], beside: dict[str, object] | None) -> bytes:
     """Return records as they are sent, and what goes beside them."""
-    rows = pa.record_batch({"payload": payloads})
+    rows = pa.record_batch({"value": payloads})
     message = pb.FlightData.FromString(batch_message(rows, DLSN.INITIAL))
     message.ClearField("app_metadata")
     if beside is not None:

@@ -293,5 +293,5 @@ async def shift_names(logs: Logs, process: LogProcess) -> None:
     payloads = [f"shifter/{first + number}/0".encode() for number in range(rng.randint(1, 5))]
     async with await log.open_writer() as writer:
         writing.on_write(payloads)
-        written = writer.write_batch(pa.record_batch({"payload": payloads}))
+        written = writer.write_batch(pa.record_batch({"value": payloads}))
         writing.on_acknowledged(payloads, await written)

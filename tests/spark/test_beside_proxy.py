@@ -35,7 +35,7 @@ def test_a_stream_is_written_beside_producers(
         with namespace.open_log(source).open_writer() as writer:
             for first in range(0, ROWS, 10):
                 payloads = [b"s:%d" % number for number in range(first, first + 10)]
-                writer.write_batch(pa.record_batch({"txid": [first] * 10, "payload": payloads}))
+                writer.write_batch(pa.record_batch({"txid": [first] * 10, "value": payloads}))
                 writer.flush()
         stop = threading.Event()
         sent: dict[str, list[bytes]] = {f"p{number}": [] for number in range(PRODUCERS)}
@@ -61,7 +61,7 @@ def test_a_stream_is_written_beside_producers(
             for thread in threads:
                 thread.join(WAIT_S)
         table = namespace.open_log(target).read().to_arrow()
-    found = [bytes(each) for each in table["payload"].to_pylist()]
+    found = [bytes(each) for each in table["value"].to_pylist()]
     assert [each for each in found if each.startswith(b"s:")] == [
         b"s:%d" % number for number in range(ROWS)
     ]

@@ -58,7 +58,7 @@ class Logs:
             with self._namespace.open_log(name).open_writer() as writer:
                 numbers = list(range(first, first + count))
                 payloads = [b"%d" % number for number in numbers]
-                writer.write_batch(pa.record_batch({"txid": numbers, "payload": payloads}))
+                writer.write_batch(pa.record_batch({"txid": numbers, "value": payloads}))
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_batches_are_written_through_an_endpoint(
         write(small, "overwrite", log=f"{home}/0")
         write(small.limit(0), log=f"{home}/0", txnAppId=home, txnVersion="1")
         found = namespace.open_log(f"{home}/0").read().to_arrow()
-        assert sorted(map(bytes, found["payload"].to_pylist())) == [b"x", b"y"]
+        assert sorted(map(bytes, found["value"].to_pylist())) == [b"x", b"y"]
         typed = f"{home}/typed"
         write(spark.createDataFrame([(1.5, "x")], "fare double, city string"), log=typed)
         more = spark.createDataFrame([(2.5, 7)], "fare double, tip long")
@@ -216,7 +216,7 @@ def test_a_stream_is_written_through_proxies_that_die(
             query.stop()
         table = namespace.open_log(target).read().to_arrow()
     assert table["txid"].to_pylist() == list(range(1100))
-    assert [int(bytes(each)) for each in table["payload"].to_pylist()] == list(range(1100))
+    assert [int(bytes(each)) for each in table["value"].to_pylist()] == list(range(1100))
 
 
 @pytest.mark.prove  # the tests above show that nothing but the endpoint is told
@@ -250,4 +250,4 @@ def test_spark_where_proxies_alone_can_be_reached(
         copied = namespace.open_log(f"{logs.home}/copy").read().to_arrow()
         assert sorted(copied["txid"].to_pylist()) == list(range(1000))
         new = namespace.open_log(f"{logs.home}/new").read().to_arrow()
-        assert sorted(map(bytes, new["payload"].to_pylist())) == [b"%d" % n for n in range(10)]
+        assert sorted(map(bytes, new["value"].to_pylist())) == [b"%d" % n for n in range(10)]

@@ -18,6 +18,7 @@ from dlcore.errors import (
 )
 from dlcore.ids import TXID_MAX
 from dlcore.log.entries.body import byte_log_schema, over
+from dlcore.log.entries.old_names import warn_of_old_names
 from dlcore.log.typed.rows import cut_by
 from dlcore.records import LogRecordWithDLSN
 
@@ -38,16 +39,20 @@ _FEW_RECORDS = 100
 
 @cache
 def read_schema() -> pa.Schema:
-    """Return what `read_batch` returns; the first three columns are the record's DLSN."""
+    """Return the columns of a log of bytes, the same through all doors.
+
+    Spark requires them of its source to the letter: nullable, and times in microseconds, though a
+    log keeps milliseconds.
+    """
+    position = pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())])
     return pa.schema(
         [
-            pa.field("lssn", pa.int64(), nullable=False),
-            pa.field("entry_id", pa.int64(), nullable=False),
-            pa.field("slot_id", pa.int64(), nullable=False),
-            pa.field("txid", pa.int64(), nullable=False),
-            pa.field("sequence_id", pa.int64(), nullable=False),
-            pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
-            pa.field("payload", pa.binary(), nullable=False),
+            ("log", pa.string()),
+            ("dlsn", position),
+            ("txid", pa.int64()),
+            ("sequence_id", pa.int64()),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+            ("value", pa.binary()),
         ]
     )
 
@@ -76,19 +81,28 @@ def ends_of(payloads: Sequence[bytes]) -> Any:
 
 
 def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -> pa.RecordBatch:
-    """Return `batch` with exactly the columns txid and payload.
+    """Return `batch` with exactly the columns txid and value.
 
     Args:
-        batch: has a column payload (binary, or a type that is binary inside), and txid (integers).
+        batch: has a column value (binary, or a type that is binary inside), and txid (integers).
+            The column may still have its old name, payload.
         assigned_txid: what all rows of a batch without txid have there; None: it needs its own.
 
     Raises:
         ConfigurationError: a column is missing, has another type, or holds nulls.
     """
-    payload = _column(batch, "payload")
-    if payload is None:
+    value, old = _column(batch, "value"), _column(batch, "payload")
+    if value is not None and old is not None:
         raise ConfigurationError(
-            f"a batch needs a column payload, it has {batch.schema.names}: a log of bytes takes "
+            "a batch has the columns value and payload, which is the old name of value: leave out "
+            "the one that is not meant"
+        )
+    if old is not None:
+        warn_of_old_names(["payload"])
+        value = old
+    if value is None:
+        raise ConfigurationError(
+            f"a batch needs a column value, it has {batch.schema.names}: a log of bytes takes "
             "that and txid; other columns are for logs that were created with a schema"
         )
     txid = _column(batch, "txid")
@@ -96,7 +110,7 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
         if assigned_txid is None:
             raise ConfigurationError(f"a batch needs a column txid, it has {batch.schema.names}")
         txid = over(np.full(batch.num_rows, assigned_txid, np.int64), pa.int64())
-    columns = [_typed("txid", txid, pa.int64()), _typed("payload", payload, pa.binary())]
+    columns = [_typed("txid", txid, pa.int64()), _typed("value", value, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=byte_log_schema())
 
 
@@ -216,51 +230,56 @@ def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:
     return int(np.searchsorted(numbers_of(batch.column(0)), txid, side="left"))
 
 
-def read_batch(batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int) -> pa.RecordBatch:
+def read_batch(
+    batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int, log: str
+) -> pa.RecordBatch:
     """Return rows of one entry, the first at `first_slot`, with all columns of `read_schema`."""
-    lssn, entry_id, slot_id, sequence_id, timestamp = _numbers_of(batch, place, first_slot)
-    columns = [
-        *(lssn, entry_id, slot_id),
-        batch.column(0),
-        *(sequence_id, timestamp),
-        batch.column(1),
-    ]
+    dlsn, sequence_id, timestamp = _known_of(batch, place, first_slot)
+    names = repeated_text(log, batch.num_rows)
+    columns = [names, dlsn, batch.column(0), sequence_id, timestamp, batch.column(1)]
     return pa.RecordBatch.from_arrays(columns, schema=read_schema())
 
 
-def _numbers_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> list[pa.Array]:
-    """Return what is known of rows of an entry: the three parts of the DLSN, number and time."""
+def repeated_text(text: str, count: int) -> pa.Array:
+    """Return a column that has the same text in each of its rows."""
+    data = text.encode()
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data * count))
+
+
+def _known_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> list[pa.Array]:
+    """Return what is known of rows of an entry: their DLSN, their number and their time."""
     count = batch.num_rows
     numbers = np.empty((5, count), np.int64)
     numbers[0] = place.lssn
     numbers[1] = place.entry_id
     numbers[2] = np.arange(first_slot, first_slot + count)
     numbers[3] = numbers[2] + place.sequence_id
-    numbers[4] = place.timestamp_ms
-    integers = [over(row, pa.int64()) for row in numbers[:4]]
-    return [*integers, over(numbers[4], read_schema().field("timestamp").type)]
+    numbers[4] = place.timestamp_ms * 1000
+    position, number, time = _known_types()
+    *parts, sequence_id = (over(row, number) for row in numbers[:4])
+    dlsn = pa.Array.from_buffers(position, count, [None], children=parts)
+    return [dlsn, sequence_id, over(numbers[4], time)]
+
+
+@cache
+def _known_types() -> tuple[pa.DataType, ...]:
+    """Return the types of a position, of a number and of a time: to look them up takes longer."""
+    return tuple(read_schema().field(name).type for name in ("dlsn", "sequence_id", "timestamp"))
 
 
 @cache
 def typed_read_fields() -> tuple[pa.Field, ...]:
     """Return the columns that `read_batch` of a typed log has before those of the log."""
-    return (
-        pa.field(
-            "_dlsn",
-            pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())]),
-        ),
-        pa.field("_txid", pa.int64()),
-        pa.field("_sequence_id", pa.int64()),
-        pa.field("_timestamp", read_schema().field("timestamp").type),
-    )
+    names = ("dlsn", "txid", "sequence_id", "timestamp")
+    return tuple(read_schema().field(name).with_name(f"_{name}") for name in names)
 
 
 def typed_read_batch(
     batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int
 ) -> pa.RecordBatch:
     """Return rows of one entry of a typed log, the first at `first_slot`, with what is known."""
-    *position, sequence_id, timestamp = _numbers_of(batch, place, first_slot)
-    dlsn = pa.StructArray.from_arrays(position, fields=list(typed_read_fields()[0].type))
+    dlsn, sequence_id, timestamp = _known_of(batch, place, first_slot)
     columns = [dlsn, batch.column(0), sequence_id, timestamp, *batch.columns[1:]]
     schema = pa.schema([*typed_read_fields(), *list(batch.schema)[1:]])
     return pa.RecordBatch.from_arrays(columns, schema=schema)

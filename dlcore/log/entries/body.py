@@ -43,7 +43,7 @@ BYTES_SCHEMA_ID = 0
 @cache
 def byte_log_schema() -> pa.Schema:
     """Return the schema of the entries of a byte log."""
-    return pa.schema([("txid", pa.int64()), ("payload", pa.binary())])
+    return pa.schema([("txid", pa.int64()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

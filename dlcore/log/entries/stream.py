@@ -34,15 +34,15 @@ def bytes_of(batch: pa.RecordBatch, log: str) -> tuple[int, memoryview]:
     Raises:
         UnexpectedError: their transaction ids do not say where they end: it is no byte stream.
     """
-    payload = batch.column("payload")
-    _, offsets, data = payload.buffers()
-    ends = np.frombuffer(offsets, np.int32, len(payload) + 1, payload.offset * 4).astype(np.int64)
+    value = batch.column("value")
+    _, offsets, data = value.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(value) + 1, value.offset * 4).astype(np.int64)
     txids = numbers_of(batch.column("txid"))
     begin = int(txids[0]) - int(ends[1] - ends[0])
     wrong = np.flatnonzero(txids - txids[0] != ends[1:] - ends[1])
     if begin < 0 or len(wrong):
         row = int(wrong[0]) if len(wrong) else 0
-        place = ":".join(str(batch.column(name)[row]) for name in ("lssn", "entry_id", "slot_id"))
+        place = ":".join(map(str, batch.column("dlsn")[row].as_py().values()))
         expected = begin + int(ends[row + 1] - ends[0])
         raise UnexpectedError(
             f"log {log!r} is no byte stream: its record at {place} has transaction id "

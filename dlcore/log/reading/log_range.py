@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dlcore.errors import EndOfStreamError
-from dlcore.log.reading.ranges import polars_from_arrow, rows_before
+from dlcore.log.reading.ranges import pandas_from_arrow, polars_from_arrow, rows_before
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -29,8 +29,11 @@ class AsyncFramed(ABC):
         """Return all of it as a table."""
 
     async def to_pandas(self) -> pd.DataFrame:
-        """Return all of it as a pandas frame.  Raises: as `to_arrow`."""
-        return await asyncio.to_thread((await self.to_arrow()).to_pandas)
+        """Return all of it as a pandas frame; parts of positions are `frame["dlsn"].struct`'s.
+
+        Raises: as `to_arrow`.
+        """
+        return await asyncio.to_thread(pandas_from_arrow, await self.to_arrow())
 
     async def to_polars(self) -> Any:
         """Return all of it as a Polars frame.

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from dlcore.errors import ConfigurationError, SchemaMismatchError
 from dlcore.html_tables import fields_html
 from dlcore.ids import DLSN
-from dlcore.log.entries.batches import read_schema, typed_read_fields
+from dlcore.log.entries.batches import read_schema, repeated_text, typed_read_fields
+from dlcore.log.entries.old_names import OLD_NAMES, old_column
 from dlcore.log.typed.arrow import conform, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pandas as pd
     import pyarrow.compute as pc
 
     from dlcore.log.reading.snapshot import Finder
@@ -66,9 +68,9 @@ def rows_before(batch: pa.RecordBatch, end: DLSN) -> pa.RecordBatch:
 
 
 def _first_dlsn(batch: pa.RecordBatch) -> DLSN:
-    if batch.schema.names[0] == typed_read_fields()[0].name:
-        return DLSN(*batch.column(0)[0].as_py().values())
-    return DLSN(*(batch.column(index)[0].as_py() for index in range(3)))
+    typed = typed_read_fields()[0].name
+    name = typed if batch.schema.names[0] == typed else "dlsn"
+    return DLSN(*batch.column(name)[0].as_py().values())
 
 
 class RangeView:
@@ -78,7 +80,7 @@ class RangeView:
         log: its name.
         schema: of a typed log.
         columns: by name, what a log says of its records included; by default all of the log's own,
-            of a log of bytes all there are.
+            of a log of bytes all there are.  Those of a log of bytes may have their old names.
         where: what rows must fulfil, over any of these columns.
 
     Raises:
@@ -103,24 +105,37 @@ class RangeView:
         if isinstance(columns, str):
             raise ConfigurationError(f"columns={columns!r}: expected a list, like [{columns!r}]")
         names = list(default if columns is None else columns)
-        self._log_field = [pa.field(_LOG, pa.string())] if schema is not None else []
-        available = pa.schema([*self._read, *self._log_field])
+        is_typed = schema is not None
+        available = pa.schema([*self._read, *([pa.field(_LOG, pa.string())] if is_typed else [])])
+        known = available if is_typed else _with_old_columns(available)
         for name in names:
-            if available.get_field_index(name) < 0 or names.count(name) > 1:
+            if known.get_field_index(name) < 0 or names.count(name) > 1:
                 raise SchemaMismatchError(
                     f"log {log!r}: columns={names}: {name!r} is none of its columns, or there "
                     f"twice; there are {', '.join(available.names)}"
                 )
-        self.schema = pa.schema([available.field(name) for name in names])
+        self.schema = pa.schema([known.field(name) for name in names])
+        self.old_names = set(names) & OLD_NAMES.keys() if not is_typed else set()
+        """The old names by which it was asked for."""
+        self._filters_old = False
         if where is not None:
-            try:
-                pa.Table.from_batches([], self._read).filter(where)
-            except (pa.ArrowException, TypeError) as error:
-                raise SchemaMismatchError(
-                    f"log {log!r}: where={where}: expected a pyarrow.compute.Expression over "
-                    f"{', '.join(self._read.names)}: {error}"
-                ) from error
+            self._check(where, known)
         self._takes_all = where is None and self.schema.equals(self._read)
+
+    def _check(self, where: pc.Expression, known: pa.Schema) -> None:
+        """Raise unless rows can be chosen by `where`, perhaps by old names."""
+        try:
+            pa.Table.from_batches([], self._read).filter(where)
+        except (pa.ArrowException, TypeError) as error:
+            with suppress(pa.ArrowException, TypeError):
+                pa.Table.from_batches([], known).filter(where)
+                self._filters_old = True
+                self.old_names |= {name for name in OLD_NAMES if name in str(where)}
+                return
+            raise SchemaMismatchError(
+                f"log {self._log!r}: where={where}: expected a pyarrow.compute.Expression over "
+                f"{', '.join(self._read.names)}: {error}"
+            ) from error
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return what is wanted of a batch as a reader returns it."""
@@ -129,14 +144,28 @@ class RangeView:
         if not batch.schema.equals(self._read):
             batch = conform(batch, self._read)  # the log's schema has changed since
         if self._where is not None:
-            batch = _aligned(batch).filter(self._where)
-        arrays = [
-            pa.array([self._log], pa.string()).take(pa.array(np.zeros(batch.num_rows, np.int64)))
-            if name == _LOG
-            else batch.column(name)
-            for name in self.schema.names
-        ]
+            rows = _with_old_columns_of(batch) if self._filters_old else batch
+            batch = _aligned(rows).filter(self._where)
+        arrays = [self._column(batch, name) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        if name == _LOG:
+            return repeated_text(self._log, batch.num_rows)
+        if name in self.old_names:
+            return old_column(batch, name)
+        return batch.column(name)
+
+
+def _with_old_columns(schema: pa.Schema) -> pa.Schema:
+    none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+    return _with_old_columns_of(none).schema
+
+
+def _with_old_columns_of(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of a log of bytes with each column by its old name, too."""
+    arrays = [*batch.columns, *(old_column(batch, name) for name in OLD_NAMES)]
+    return pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, *OLD_NAMES])
 
 
 def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -184,6 +213,19 @@ class RangeExtent:
             f"{self.log!r} from {self.start} to {self.end}, about {self.record_count_estimate:,} "
             f"records, {self.size_bytes_estimate / 1e6:,.1f} MB"
         )
+
+
+def pandas_from_arrow(table: pa.Table) -> pd.DataFrame:
+    """Return a pandas frame of a table, in which positions stay as Arrow has them.
+
+    As dictionaries, which is pandas' own way, 200,000 of them take 170 ms, and so a millisecond.
+    """
+    import pandas as pd
+
+    position = read_schema().field("dlsn").type
+    kinds = {position: pd.ArrowDtype(position)}
+    frame: pd.DataFrame = table.to_pandas(types_mapper=kinds.get)
+    return frame
 
 
 def polars_from_arrow() -> Callable[[pa.Table], Any]:

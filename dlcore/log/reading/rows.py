@@ -74,8 +74,8 @@ class Rows(Generic[_Record]):
         """Return the records from this row on."""
 
     @abstractmethod
-    def take_batch(self) -> pa.RecordBatch:
-        """Take all that is left, with the columns that the log's batches have."""
+    def take_batch(self, log: str) -> pa.RecordBatch:
+        """Take all that is left, with the columns that batches of the log `log` have."""
 
     def records(self) -> Iterator[_Record]:
         """Return the one iterator over what is left."""
@@ -142,10 +142,10 @@ class EntryRows(Rows[LogRecordWithDLSN]):
             return self._plain.records(place, first_row)
         return records_of(self._slice(first_row), place, first_slot=first_row)
 
-    def take_batch(self) -> pa.RecordBatch:
-        """Take all that is left, with the columns that the log's batches have."""
+    def take_batch(self, log: str) -> pa.RecordBatch:
+        """Take all that is left, with the columns that batches of the log `log` have."""
         first_row = self._row_count - self.rows_left
-        batch = self._read(self._slice(first_row), self.place, first_slot=first_row)
+        batch = self._read(self._slice(first_row), first_row, log)
         self.drop()
         return batch
 
@@ -156,7 +156,8 @@ class EntryRows(Rows[LogRecordWithDLSN]):
         self.drop()
         return stored
 
-    _read = staticmethod(read_batch)
+    def _read(self, rows: pa.RecordBatch, first_slot: int, log: str) -> pa.RecordBatch:
+        return read_batch(rows, self.place, first_slot=first_slot, log=log)
 
     def _slice(self, first_row: int) -> pa.RecordBatch:
         if callable(self._batch):
@@ -169,7 +170,8 @@ class TypedEntryRows(EntryRows):
 
     __slots__ = ()
 
-    _read = staticmethod(typed_read_batch)
+    def _read(self, rows: pa.RecordBatch, first_slot: int, log: str) -> pa.RecordBatch:
+        return typed_read_batch(rows, self.place, first_slot=first_slot)
 
     def records(self) -> Iterator[LogRecordWithDLSN]:
         """Refuse to make records.

@@ -166,7 +166,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         Raises: as `read_next`, but for EndOfStreamError.
         """
         while (rows := await self._next_rows(follow=follow)) is not None:
-            yield rows.take_batch()
+            yield rows.take_batch(self.log_name)
 
     def __aiter__(self) -> AsyncIterator[_Record]:
         return self.records()
@@ -238,7 +238,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         """
         async with self._turn:
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
-            return rows.take_batch() if rows is not None else None
+            return rows.take_batch(self.log_name) if rows is not None else None
 
     async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[_Rows]:
         """Return the rows that are here, of a few MB, which are the caller's from then on.

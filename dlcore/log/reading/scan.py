@@ -214,7 +214,7 @@ def _named(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBatch(ShownFields):
-    """Records of one entry, in order: `batch` has the columns txid (int64) and payload (binary),
+    """Records of one entry, in order: `batch` has the columns txid (int64) and value (binary),
     of a typed log `_txid` and the log's own, or those of them that its range asks for.
 
     The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows

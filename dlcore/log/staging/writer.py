@@ -135,7 +135,7 @@ class StagingWriter(AsyncClosing):
             await self.write_batch(log, batch)
 
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for `log`: payload (binary), and txid (int64) where they have their own.
+        """Write rows for `log`: value (binary), and txid (int64) where they have their own.
 
         For a typed log, columns of its schema, and `_txid` where they have their own.
 

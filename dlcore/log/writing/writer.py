@@ -197,7 +197,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         return future
 
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
-        """Accept the rows of `batch` (txid, payload); return the future of its last position.
+        """Accept the rows of `batch` (txid, value); return the future of its last position.
 
         The batch is cut to entries; it is refused as a whole or accepted as a whole.
 

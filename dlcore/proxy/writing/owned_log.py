@@ -41,9 +41,10 @@ _Result = TypeVar("_Result")
 
 READING_MAX = 8
 """So many streams read at once when the log takes records more slowly than they come."""
-_PAYLOAD_NAMES = ("payload", "value")
+_VALUE_NAMES = ("value", "payload")
+"""The second is the old name, which clients of other languages may go on sending."""
 _TXID = "txid"
-_PAYLOAD_KINDS = (
+_VALUE_KINDS = (
     pa.types.is_binary,
     pa.types.is_large_binary,
     pa.types.is_string,
@@ -187,18 +188,18 @@ class OwnedLog:
         if isinstance(self.writer, AsyncTypedLogWriter):
             return
         names = schema.names
-        payloads = [name for name in names if name in _PAYLOAD_NAMES]
-        others = [name for name in names if name not in (*_PAYLOAD_NAMES, _TXID)]
+        values = [name for name in names if name in _VALUE_NAMES]
+        others = [name for name in names if name not in (*_VALUE_NAMES, _TXID)]
         name = self.writer.log_name
-        if len(payloads) != 1 or others or len(names) != len(set(names)):
+        if len(values) != 1 or others or len(names) != len(set(names)):
             raise ConfigurationError(
-                f"log {name!r} is of bytes: expected one column payload (or value) and, if rows "
+                f"log {name!r} is of bytes: expected one column value (or payload) and, if rows "
                 f"have their own transaction ids, txid; not {names}"
             )
-        kind = schema.field(payloads[0]).type
-        if not any(is_kind(kind) for is_kind in _PAYLOAD_KINDS):
+        kind = schema.field(values[0]).type
+        if not any(is_kind(kind) for is_kind in _VALUE_KINDS):
             raise ConfigurationError(
-                f"log {name!r}: column {payloads[0]} has type {kind}, expected binary"
+                f"log {name!r}: column {values[0]} has type {kind}, expected binary"
             )
         if _TXID in names and not pa.types.is_integer(schema.field(_TXID).type):
             raise ConfigurationError(
@@ -324,8 +325,8 @@ class OwnedLog:
             if isinstance(payload, bytes):
                 return LogRecord(txid, payload)
         names = batch.schema.names
-        if "value" in names:
-            batch = batch.rename_columns(["payload" if name == "value" else name for name in names])
+        if "payload" in names:
+            batch = batch.rename_columns(["value" if name == "payload" else name for name in names])
         return byte_log_batch(batch, assigned_txid=txid)
 
 

@@ -56,8 +56,8 @@ def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path)
     tail = [json.loads(line) for line in shell.text("log", "tail", log, "--json").splitlines()]
     assert [record["txid"] for record in tail] == [1, 2, 3, 4]
     assert [record["sequence_id"] for record in tail] == [0, 1, 2, 3]
-    assert [record.get("payload") for record in tail] == ["one", "", None, "four"]
-    assert base64.b64decode(tail[2]["payload_base64"]) == b"\xff\x00"
+    assert [record.get("value") for record in tail] == ["one", "", None, "four"]
+    assert base64.b64decode(tail[2]["value_base64"]) == b"\xff\x00"
     assert tail[-1]["dlsn"] == wrote["last_dlsn"]
 
     exit_code, _, err = shell.outcome("log", "truncate", log, "9:9:9", "--yes")
@@ -122,7 +122,7 @@ def test_tail_takes_the_end_or_a_start(shell: Shell, log: str, tmp_path: Path) -
 
     def payloads(*arguments: str) -> list[int]:
         out = shell.text("log", "tail", log, "--json", *arguments)
-        return [int(json.loads(line)["payload"]) for line in out.splitlines()]
+        return [int(json.loads(line)["value"]) for line in out.splitlines()]
 
     assert payloads() == list(range(111, 121))
     assert payloads("-n", "40") == list(range(81, 121))
@@ -232,7 +232,7 @@ def test_follow_sees_each_line_as_it_is_written(sandbox: Sandbox, log: str) -> N
             for text in (b"first", b"second"):
                 writer.stdin.write(text + b"\n")
                 writer.stdin.flush()
-                assert json.loads(reader.stdout.readline())["payload"] == text.decode()
+                assert json.loads(reader.stdout.readline())["value"] == text.decode()
             writer.stdin.close()
             assert writer.wait(WAIT_S) == 0
             reader.send_signal(2)
@@ -281,7 +281,7 @@ def test_following_ends_with_an_error_when_the_cluster_is_gone(
                 try:
                     assert reader.stdout is not None
                     assert reader.stderr is not None
-                    assert json.loads(reader.stdout.readline())["payload"] == "first"
+                    assert json.loads(reader.stdout.readline())["value"] == "first"
                     # At once: it tells what it has heard nothing of when the first is due.
                     ends = [bookie.pid for bookie in sandbox.bookies]
                     if dies == "everything":
@@ -309,7 +309,7 @@ def test_staging(shell: Shell) -> None:
     shell.text("log", "create", identity)
     with open_namespace(shell.uri) as namespace:
         with namespace.open_staging_writer(identity=identity) as writer:
-            writer.write_batch(identity, pa.record_batch({"payload": [b"a"]}))
+            writer.write_batch(identity, pa.record_batch({"value": [b"a"]}))
             extents = writer.stage()
             (row,) = [r for r in shell.json("staging", "list") if r["identity"] == identity]
             assert (row["ledger"], row["state"]) == (extents[0].ledger_id, "filled")

@@ -38,7 +38,7 @@ def log(namespace_uri: str) -> str:
                 for entry in range(3):
                     txids = [100 * segment + 10 * entry + each for each in range(5)]
                     payloads = [f"{txid}".encode() for txid in txids]
-                    writer.write_batch(pa.record_batch({"txid": txids, "payload": payloads}))
+                    writer.write_batch(pa.record_batch({"txid": txids, "value": payloads}))
                     writer.flush()
         manager.truncate(DLSN(1, 0, 2))
     return name
@@ -139,7 +139,7 @@ def test_records_are_written_through_proxies(
             count = "1 record" if "whole" in options or "framed" in options else "3 records"
             assert f"wrote {count} to log {name}, the last one at " in told
         tables = [namespace.open_log(name).read().to_arrow() for name in (there, here)]
-    assert tables[0]["payload"] == tables[1]["payload"]
+    assert tables[0]["value"] == tables[1]["value"]
     assert len(tables[0])
     if "line-number" in options:
         assert tables[0]["txid"] == tables[1]["txid"]
@@ -222,7 +222,7 @@ def test_logs_are_made_and_ended_through_proxies(
     assert (code, f"'{log}/none' does not exist" in told) == (1, True)
     with open_remote(proxy.location) as namespace, namespace.open_log(log) as opened:
         with opened.open_writer() as writer:
-            writer.write_table(pa.table({"payload": ["a", "b", "c"]}))
+            writer.write_table(pa.table({"value": ["a", "b", "c"]}))
         code, told = dlog("log", "truncate", log, str(opened.get_last_dlsn()), "--yes", **endpoint)
         assert (code, "Drop the 2 records" in told) == (0, True)
         assert opened.get_log_record_count() == 1
@@ -248,13 +248,13 @@ def test_a_log_is_released_by_the_proxy_that_owns_it(
     with open_remote(proxy.location) as remote:
         remote.create_log(log)
         with remote.open_log(log).open_writer() as writer:
-            writer.write_table(pa.table({"payload": ["a"]}))
+            writer.write_table(pa.table({"value": ["a"]}))
     assert log in proxy.act("logs")["logs"]
     done = {"log": log, "released": True}
     assert dlog("proxy", "release", log, "--json", **endpoint) == (0, json.dumps(done) + "\n")
     assert log not in proxy.act("logs")["logs"]
     with open_namespace(namespace_uri) as direct, direct.open_log(log).open_writer() as own:
-        own.write_batch(pa.record_batch({"txid": [10**15], "payload": [b"b"]}))
+        own.write_batch(pa.record_batch({"txid": [10**15], "value": [b"b"]}))
     code, told = dlog("proxy", "release", log, **endpoint)
     assert (code, told) == (0, f"log {log} is owned by no proxy\n")
     code, told = dlog("proxy", "release", log)

@@ -67,7 +67,7 @@ def test_formats_and_starts(shell: Shell, log: str, tmp_path: Path) -> None:
         shell.text("log", "write", log, "--file", str(path))
     path.write_bytes(b"")
     assert shell.text("log", "write", log, "--file", str(path)) == f"wrote 0 records to log {log}\n"
-    out = shell.text("log", "tail", log, "--format", "{dlsn} {payload_hex} {size:>3}")
+    out = shell.text("log", "tail", log, "--format", "{dlsn} {value_hex} {size:>3}")
     assert out.splitlines() == ["1:0:0 31   1", "2:0:0 32   1", "3:0:0 33   1"]
     escaped = shell.text("log", "tail", log, "-n", "1", "--format", r"{dlsn}\t{size}\n\\n\x")
     assert escaped == "3:0:0\t1\n\\n\\x\n"

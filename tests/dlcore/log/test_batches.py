@@ -80,7 +80,7 @@ for count in (1, 2, 1000):
         )
         decoded = decode_entry_batch(body, decode_entry_header(body))
         records_of(decoded, EntryPlace(1, 0, 0, 0, 0), first_slot=0)
-        bytes_of(read_batch(decoded, EntryPlace(1, 0, 0, 0, 0), first_slot=0), "log")
+        bytes_of(read_batch(decoded, EntryPlace(1, 0, 0, 0, 0), first_slot=0, log="log"), "log")
 print("pandas" in sys.modules)
 """
     done = subprocess.run(
@@ -189,24 +189,24 @@ def test_transaction_ids_out_of_range_are_no_question_of_order(txids: list[int])
 def test_columns_are_found_by_name_and_cast() -> None:
     """Other integers and text are taken; other columns are left out."""
     batch = pa.record_batch(
-        {"other": [1.5], "payload": pa.array(["é"]), "txid": pa.array([7], pa.int32())}
+        {"other": [1.5], "value": pa.array(["é"]), "txid": pa.array([7], pa.int32())}
     )
     assert byte_log_batch(batch).schema == byte_log_schema()
-    assert byte_log_batch(batch).to_pydict() == {"txid": [7], "payload": ["é".encode()]}
-    without = pa.record_batch({"payload": [b"a", b"b"]})
+    assert byte_log_batch(batch).to_pydict() == {"txid": [7], "value": ["é".encode()]}
+    without = pa.record_batch({"value": [b"a", b"b"]})
     assert byte_log_batch(without, assigned_txid=7).to_pydict()["txid"] == [7, 7]
 
 
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"payload": [b"a"]}, "needs a column txid"),
-        ({"txid": [1]}, "needs a column payload"),
-        ({"txid": [1.5], "payload": [b"a"]}, "column txid has type double"),
-        ({"txid": [1], "payload": [7]}, "column payload has type int64"),
-        ({"txid": [None, 1], "payload": [b"a", b"b"]}, "column txid holds 1 nulls"),
-        ({"txid": [1, 2], "payload": [b"a", None]}, "column payload holds 1 nulls"),
-        ({"txid": pa.array([2**63], pa.uint64()), "payload": [b"a"]}, "does not fit int64"),
+        ({"value": [b"a"]}, "needs a column txid"),
+        ({"txid": [1]}, "needs a column value"),
+        ({"txid": [1.5], "value": [b"a"]}, "column txid has type double"),
+        ({"txid": [1], "value": [7]}, "column value has type int64"),
+        ({"txid": [None, 1], "value": [b"a", b"b"]}, "column txid holds 1 nulls"),
+        ({"txid": [1, 2], "value": [b"a", None]}, "column value holds 1 nulls"),
+        ({"txid": pa.array([2**63], pa.uint64()), "value": [b"a"]}, "does not fit int64"),
     ],
 )
 def test_wrong_columns_are_named(columns: dict[str, object], problem: str) -> None:
@@ -241,23 +241,24 @@ def test_rows_are_read_with_their_positions() -> None:
     """As an Arrow batch, and as records: the same rows."""
     batch = batch_of([5, 5, 7], [b"a", b"", b"c" * 65])
     place = EntryPlace(3, 8, 39, 30, 1_700_000_000_123)
-    rows = read_batch(batch, place, first_slot=1)
+    rows = read_batch(batch, place, first_slot=1, log="clicks")
     records = records_of(batch, place, first_slot=1)
     assert rows.schema == read_schema()
-    columns = [rows.column(name).to_pylist() for name in ("lssn", "entry_id", "slot_id")]
-    assert [DLSN(*at) for at in zip(*columns, strict=True)] == [r.dlsn for r in records]
+    assert rows.column("log").to_pylist() == ["clicks"] * 3
+    positions = rows.column("dlsn").to_pylist()
+    assert [DLSN(*at.values()) for at in positions] == [r.dlsn for r in records]
     assert [r.dlsn for r in records] == [DLSN(3, 8, 1), DLSN(3, 8, 2), DLSN(3, 8, 3)]
     assert rows.column("txid").to_pylist() == [r.txid for r in records] == [5, 5, 7]
     assert rows.column("sequence_id").to_pylist() == [r.sequence_id for r in records]
     assert [r.sequence_id for r in records] == [40, 41, 42]
     assert [r.position_in_segment for r in records] == [11, 12, 13]
-    assert rows.column("payload").to_pylist() == [r.payload for r in records]
-    times = [value.value for value in rows.column("timestamp")]
+    assert rows.column("value").to_pylist() == [r.payload for r in records]
+    times = [value.value / 1000 for value in rows.column("timestamp")]
     assert times == [r.timestamp_ms for r in records] == [1_700_000_000_123] * 3
     assert records[0] == records_of(batch.slice(0, 1), place, first_slot=1)[0]
     assert "dlsn=3:8:1, txid=5, sequence_id=40," in repr(records[0])
     assert repr(records[2]).endswith("ccc'… (65 bytes))")
-    assert read_batch(batch.slice(3), place, first_slot=4).schema == read_schema()
+    assert read_batch(batch.slice(3), place, first_slot=4, log="").schema == read_schema()
 
 
 def test_rows_are_taken_once() -> None:
@@ -272,9 +273,9 @@ def test_rows_are_taken_once() -> None:
     for record in rows.records():
         if record.txid == 6:
             break
-    rest = rows.take_batch()
+    rest = rows.take_batch("clicks")
     assert rest.column("txid").to_pylist() == [7, 8, 9]
-    assert rest.column("slot_id").to_pylist() == [7, 8, 9]
+    assert [at["slot"] for at in rest.column("dlsn").to_pylist()] == [7, 8, 9]
     assert rest.column("sequence_id").to_pylist() == [107, 108, 109]
     assert (rows.rows_left, rows.position) == (0, DLSN(3, 9, 0))
     assert rows.peek_records(1) == []
@@ -282,7 +283,7 @@ def test_rows_are_taken_once() -> None:
     left = dropped.records()
     dropped.drop()
     assert list(left) == []
-    assert EntryRows(batch, place, 0, size_bytes=1).take_batch().num_rows == 10
+    assert EntryRows(batch, place, 0, size_bytes=1).take_batch("").num_rows == 10
     assert EntryRows(batch, place, 11, size_bytes=1).rows_left == 0
 
 

@@ -63,7 +63,7 @@ async def fill(log: DistributedLogManager, *, first_txid: int = 1) -> None:
                 txids = list(range(txid, txid + 2 * count, 2))
                 txid += 2 * count
                 await writer.write_batch(
-                    pa.record_batch({"txid": txids, "payload": [b"x" * 40] * count})
+                    pa.record_batch({"txid": txids, "value": [b"x" * 40] * count})
                 )
 
 
@@ -101,7 +101,7 @@ def reads_of(reader: AsyncLogReader) -> dict[str, Callable[[], Awaitable[Sequenc
 
     async def rows() -> Sequence[DLSN]:
         taken = await reader.take_rows(until_caught_up=True, records_min=400)
-        return [dlsn for each in taken for dlsn in dlsns_of(each.take_batch())]
+        return [dlsn for each in taken for dlsn in dlsns_of(each.take_batch("clicks"))]
 
     async def bulk(**until: Any) -> Sequence[DLSN]:
         return [each.dlsn for each in await reader.read_bulk(400, **until)]
@@ -119,8 +119,7 @@ def dlsns_of(batch: pa.RecordBatch) -> list[DLSN]:
     """Return the positions of a batch's rows."""
     from dlcore.ids import DLSN
 
-    columns = (batch.column(name).to_pylist() for name in ("lssn", "entry_id", "slot_id"))
-    return [DLSN(*each) for each in zip(*columns, strict=True)]
+    return [DLSN(*each.values()) for each in batch.column("dlsn").to_pylist()]
 
 
 @pytest.mark.parametrize("way", ["one", "batch", "rows", "bulk", "bulk with a deadline"])

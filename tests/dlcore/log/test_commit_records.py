@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def stage(namespace: Namespace, *, identity: str) -> StagedExtent:
     """Stage one record."""
     async with await namespace.open_staging_writer(identity=identity) as writer:
-        await writer.write_batch("clicks", pa.record_batch({"payload": [b"a"]}))
+        await writer.write_batch("clicks", pa.record_batch({"value": [b"a"]}))
         (extent,) = await writer.stage()
     return extent
 

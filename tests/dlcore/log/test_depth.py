@@ -47,7 +47,7 @@ class Counted:
         append = await self.namespace.begin_append("job", self.versions)
         async with await self.namespace.open_staging_writer(identity="job") as writer:
             for log in logs:
-                await writer.write_batch(log, pa.record_batch({"payload": [b"x"]}))
+                await writer.write_batch(log, pa.record_batch({"value": [b"x"]}))
             extents = await writer.stage()
         with self.store.record() as requests:
             assert (await append.commit(extents)).committed
@@ -129,7 +129,7 @@ def test_more_logs_than_are_promised_are_refused_before_anything_is_staged() -> 
         logs = [f"log{number}" for number in range(LOGS_PER_APPEND + 1)]
         for log in logs:
             await client.namespace.create_log(log)
-        rows = pa.record_batch({"payload": [b"x"]})
+        rows = pa.record_batch({"value": [b"x"]})
         parts = [(log, rows) for log in logs]
         async with await client.namespace.open_staging_writer(identity="job") as writer:
             with client.store.record() as requests:

@@ -73,9 +73,9 @@ def test_columns_that_are_wanted_are_there(compression: str) -> None:
     """Of a compressed entry no others; what is asked for and is no column of it is not missed."""
     body = entry(compression)
     header = decode_entry_header(body)
-    for columns in (frozenset[str](), frozenset({"more"}), frozenset({"payload", "more"})):
+    for columns in (frozenset[str](), frozenset({"more"}), frozenset({"value", "more"})):
         batch = decode_entry_batch(body, header, None, columns)
-        names = ["txid", "payload"] if "payload" in columns or compression == "none" else ["txid"]
+        names = ["txid", "value"] if "value" in columns or compression == "none" else ["txid"]
         assert batch.equals(BATCH.select(names))
     with pytest.raises(InvalidEntryError, match="does not parse"):
         decode_entry_batch(body[:-60], header, None, frozenset())

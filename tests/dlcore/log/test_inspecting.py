@@ -39,7 +39,7 @@ def test_first_and_last_record() -> None:
             with pytest.raises(LogEmptyError):
                 await get()
         writer = await log.open_writer()
-        await writer.write_batch(pa.record_batch({"txid": [3, 4, 5], "payload": [b"x"] * 3}))
+        await writer.write_batch(pa.record_batch({"txid": [3, 4, 5], "value": [b"x"] * 3}))
         await writer.commit()
         assert (await log.get_last_record()).txid == 5
         await writer.aclose()
@@ -69,7 +69,7 @@ def test_the_status_of_a_log() -> None:
         assert (empty.record_count, empty.writer, empty.sealed) == (0, None, False)
         cluster.clocks["a"].current_ms += 5_000
         async with await log.open_writer() as writer:
-            await writer.write_batch(pa.record_batch({"txid": [1, 2, 3], "payload": [b"x"] * 3}))
+            await writer.write_batch(pa.record_batch({"txid": [1, 2, 3], "value": [b"x"] * 3}))
             await writer.commit()
             status = await log.status()
             assert status.writer == "a"

@@ -75,7 +75,7 @@ def test_everyday_work() -> None:
         assert snapshot.end == DLSN(SEGMENTS, EXTENTS, 0)
         assert snapshot.count_records(snapshot.first, snapshot.end) == SEGMENTS * EXTENTS
         append = await namespace.begin_append("job", 1)
-        await append.write_batch("old", pa.record_batch({"payload": [b"new"]}))
+        await append.write_batch("old", pa.record_batch({"value": [b"new"]}))
         assert (await append.commit()).logs == {
             "old": (DLSN(SEGMENTS + 1, 0, 0), DLSN(SEGMENTS + 1, 1, 0))
         }
@@ -138,7 +138,7 @@ def test_a_step_takes_few_extents_however_full_the_chunks_are() -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         namespace = cluster.namespaces[0]
         async with await namespace.open_staging_writer(identity="job") as writer:
-            await writer.write_batch("clicks", pa.record_batch({"payload": [b"x"]}))
+            await writer.write_batch("clicks", pa.record_batch({"value": [b"x"]}))
             (first,) = await writer.stage()
             extents = [
                 structs.replace(first, first_entry_id=n, last_entry_id=n)

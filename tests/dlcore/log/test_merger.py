@@ -105,7 +105,7 @@ class Scene:
         extents = []
         for number, (task_clock, writer) in enumerate(self._writers):
             payloads = [f"{version}-{number}-{row}".encode() * 10 for row in range(1 + version % 3)]
-            columns: dict[str, list[bytes] | list[int]] = {"payload": payloads}
+            columns: dict[str, list[bytes] | list[int]] = {"value": payloads}
             if version % 2:
                 columns["txid"] = [clock.current_ms + number] * len(payloads)
             task_clock.current_ms = clock.current_ms - 3 * number  # clocks differ: floors count

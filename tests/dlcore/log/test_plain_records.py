@@ -67,7 +67,7 @@ def test_a_large_payload_is_not_copied_and_is_read_back(size: int) -> None:
     assert parts[1] is payload
     batch = pa.ipc.read_record_batch(pa.py_buffer(b"".join(parts)), byte_log_schema())
     batch.validate(full=True)
-    assert batch.to_pydict() == {"txid": [7], "payload": [payload]}
+    assert batch.to_pydict() == {"txid": [7], "value": [payload]}
 
 
 @given(RECORDS, st.integers(0, 11))

@@ -57,7 +57,7 @@ def test_ranges_by_position_transaction_id_and_time(seed: int) -> None:
             table = await found.to_arrow()
             assert table.schema == found.schema == read_schema()
             assert table["sequence_id"].to_pylist() == wanted
-            assert table["payload"].to_pylist() == [records[n].payload for n in wanted]
+            assert table["value"].to_pylist() == [records[n].payload for n in wanted]
             assert await found.to_arrow() == table  # each use reads again
             assert (found.extent.record_count_estimate > 0) == bool(wanted)
             assert found.extent.is_empty == (not wanted)
@@ -73,7 +73,9 @@ def test_frames(monkeypatch: pytest.MonkeyPatch) -> None:
             for txid in range(5):
                 await writer.write(record(txid, b"%d" % txid))
         part = await log.read(1, 4)
-        assert (await part.to_pandas())["payload"].tolist() == [b"1", b"2", b"3"]
+        pandas = await part.to_pandas()
+        assert pandas["value"].tolist() == [b"1", b"2", b"3"]
+        assert pandas["dlsn"].struct.field("entry").tolist() == [1, 2, 3]
         frame = await part.to_polars()
         assert frame.equals(pl.from_arrow(await part.to_arrow()))
         monkeypatch.setitem(sys.modules, "polars", None)
@@ -146,8 +148,8 @@ def test_of_a_range_nothing_is_read_behind_its_end(monkeypatch: pytest.MonkeyPat
 def test_rows_before_a_position() -> None:
     """All of an entry below it, none of one above, a part of the one that it is in."""
     batch = read_batch(
-        pa.record_batch({"txid": [1, 2, 3], "payload": [b""] * 3}), EntryPlace(3, 8, 0, 0, 0),
-        first_slot=2,
+        pa.record_batch({"txid": [1, 2, 3], "value": [b""] * 3}), EntryPlace(3, 8, 0, 0, 0),
+        first_slot=2, log="clicks",
     )  # fmt: skip
     ends = [(3, 9, 0), (4, 0, 0), (3, 8, 3), (3, 8, 2), (3, 8, 1), (3, 8, 99), (3, 7, 9), (2, 9, 9)]
     assert [rows_before(batch, DLSN(*end)).num_rows for end in ends] == [3, 3, 1, 0, 0, 3, 0, 0]

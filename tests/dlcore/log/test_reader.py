@@ -51,7 +51,7 @@ async def fill(cluster: MemoryCluster, log: DistributedLogManager, *, seed: int 
             append = await namespace.begin_append(f"filler-{seed}", version)
             for _ in range(rng.randrange(1, 4)):
                 payloads = [b"y" * rng.randrange(100)] * rng.randrange(1, 20)
-                await append.write_batch(log.name, pa.record_batch({"payload": payloads}))
+                await append.write_batch(log.name, pa.record_batch({"value": payloads}))
             await append.commit()
 
 
@@ -215,7 +215,7 @@ def test_batches_have_documented_columns() -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(
-                pa.record_batch({"txid": [1, 2, 3], "payload": [b"a", b"b", b"c"]})
+                pa.record_batch({"txid": [1, 2, 3], "value": [b"a", b"b", b"c"]})
             )
         async with await log.open_reader() as reader:
             await reader.read_next()
@@ -223,7 +223,7 @@ def test_batches_have_documented_columns() -> None:
             assert batch is not None
             assert batch.schema == read_schema()
             rows = batch.to_pylist()
-            assert [(r["slot_id"], r["txid"], r["payload"]) for r in rows] == [
+            assert [(r["dlsn"]["slot"], r["txid"], r["value"]) for r in rows] == [
                 (1, 2, b"b"),
                 (2, 3, b"c"),
             ]
@@ -451,10 +451,8 @@ def test_iterating_over_a_reader() -> None:
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         async with await log.open_writer() as writer:
-            await writer.write_batch(
-                pa.record_batch({"txid": list(range(5)), "payload": [b"x"] * 5})
-            )
-            await writer.write_batch(pa.record_batch({"txid": [5, 6], "payload": [b"y"] * 2}))
+            await writer.write_batch(pa.record_batch({"txid": list(range(5)), "value": [b"x"] * 5}))
+            await writer.write_batch(pa.record_batch({"txid": [5, 6], "value": [b"y"] * 2}))
         async with await log.open_reader() as reader:
             assert reader.position == DLSN.INITIAL
             async for found in reader:
@@ -538,7 +536,7 @@ def test_positions_at_the_edges() -> None:
         for txids in ([5, 7], [7, 7, 9], [12]):
             async with await log.open_writer() as writer:
                 payloads = [b"%d" % txid for txid in txids]
-                await writer.write_batch(pa.record_batch({"txid": txids, "payload": payloads}))
+                await writer.write_batch(pa.record_batch({"txid": txids, "value": payloads}))
 
         async def first(**start: Any) -> DLSN | None:
             async with await log.open_reader(**start) as reader:
@@ -558,7 +556,7 @@ def test_positions_at_the_edges() -> None:
         async with await log.open_reader(dlsn=DLSN(4, 0, 1)) as future:
             assert await future.read_next(until_caught_up=True) is None
             async with await log.open_writer() as writer:
-                await writer.write_batch(pa.record_batch({"txid": [20, 21], "payload": [b"x"] * 2}))
+                await writer.write_batch(pa.record_batch({"txid": [20, 21], "value": [b"x"] * 2}))
             found = await future.read_next()
             assert found is not None
             assert found.dlsn == DLSN(4, 0, 1)

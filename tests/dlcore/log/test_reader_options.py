@@ -160,7 +160,7 @@ def test_entries_that_are_none_are_left_out_only_when_asked(*, keeps_header: boo
         async with await log.open_writer() as writer:
             for first in (0, 2, 4):
                 await writer.write_batch(
-                    pa.record_batch({"txid": [first, first + 1], "payload": [b"x"] * 2})
+                    pa.record_batch({"txid": [first, first + 1], "value": [b"x"] * 2})
                 )
                 await writer.flush()
         ledger_id = (await log.get_log_segments())[0].extents[0].ledger_id

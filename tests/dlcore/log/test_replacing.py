@@ -36,19 +36,19 @@ def test_an_append_that_replaces() -> None:
         namespace = cluster.namespaces[-1]
         for number, values in enumerate(([b"a", b"b"], [b"c"], [b"d", b"e", b"f"])):
             append = await namespace.begin_append("replacer", number)
-            await append.write_batch(log.name, pa.record_batch({"payload": values}))
+            await append.write_batch(log.name, pa.record_batch({"value": values}))
             result = await append.commit(replaces=[log.name])
             assert [r.payload for r in await read_all(log)] == values
             first, _ = result.logs[log.name]
             assert await log.get_first_active_dlsn() == first
         again = await namespace.begin_append("replacer", 2)
-        await again.write_batch(log.name, pa.record_batch({"payload": [b"x"]}))
+        await again.write_batch(log.name, pa.record_batch({"value": [b"x"]}))
         assert (await again.commit(replaces=[log.name])).already_committed
         assert len(await read_all(log)) == 3
         with pytest.raises(AlreadyTruncatedError):
             await log.open_reader(dlsn=DLSN(1, 0, 1))
         more = await namespace.begin_append("replacer", 3)
-        await more.write_batch(log.name, pa.record_batch({"payload": [b"g"]}))
+        await more.write_batch(log.name, pa.record_batch({"value": [b"g"]}))
         await more.commit()
         assert [r.payload for r in await read_all(log)] == [b"d", b"e", b"f", b"g"]
 
@@ -98,7 +98,7 @@ def test_a_name_that_means_another_log_by_now() -> None:
             await writer.write(record(1))
         name = log.name
         append = await namespace.begin_append("replacer", 1)
-        await append.write_batch(name, pa.record_batch({"payload": [b"a"]}))
+        await append.write_batch(name, pa.record_batch({"value": [b"a"]}))
         await log.rename("elsewhere")
         await namespace.create_log(name)
         with pytest.raises(AppendAbortedError, match="two logs"):

@@ -257,7 +257,7 @@ def test_staged_appends_that_ended_get_old_too() -> None:
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         await log.update_settings(retention_s=3600)
-        batch = pa.record_batch({"payload": [b"x"]})
+        batch = pa.record_batch({"value": [b"x"]})
         for version in range(2):
             async with await cluster.namespaces[0].begin_append("me", version) as append:
                 await append.write_batch("clicks", batch)
@@ -451,7 +451,7 @@ def test_changes_while_a_log_expires(change: str, at: int) -> None:
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         await write(cluster, log, 1, 2)
-        batch = pa.record_batch({"payload": [b"x"]})
+        batch = pa.record_batch({"value": [b"x"]})
         async with await cluster.namespaces[0].begin_append("me", 1) as append:
             await append.write_batch("clicks", batch)
             await append.commit()

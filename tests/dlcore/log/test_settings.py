@@ -54,9 +54,7 @@ async def entries_of(log: DistributedLogManager) -> list[tuple[int, int]]:
 
 async def write_batch(writer: AsyncLogWriter, txid: int, rows: int) -> None:
     """Write so many rows at once and wait for them."""
-    await writer.write_batch(
-        pa.record_batch({"txid": [txid] * rows, "payload": [b"x" * 88] * rows})
-    )
+    await writer.write_batch(pa.record_batch({"txid": [txid] * rows, "value": [b"x" * 88] * rows}))
 
 
 def test_a_writer_has_the_settings_of_its_log() -> None:
@@ -102,7 +100,7 @@ def test_staged_appends_have_the_settings_of_each_log() -> None:
             "small", settings=LogSettings(entry_bytes=200, segment_bytes_max=300)
         )
         small = await namespace.open_log("small")
-        batch = pa.record_batch({"payload": [b"x" * 88] * 4})
+        batch = pa.record_batch({"value": [b"x" * 88] * 4})
         for version in range(2):
             async with await namespace.begin_append("me", version) as append:
                 for name in ("small", "clicks"):
@@ -184,7 +182,7 @@ def test_entries_are_compressed_as_the_log_says() -> None:
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         namespace = cluster.namespaces[0]
-        batch = pa.record_batch({"payload": [b"x" * 1000] * 20})
+        batch = pa.record_batch({"value": [b"x" * 1000] * 20})
         sizes = []
         for version, compression in enumerate(("none", "zstd")):
             await log.update_settings(compression=compression)

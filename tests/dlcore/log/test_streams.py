@@ -39,13 +39,11 @@ def batch_of(records: list[tuple[int, bytes]]) -> pa.RecordBatch:
 
     rows = [
         {
-            "lssn": 1,
-            "entry_id": 7,
-            "slot_id": slot,
+            "dlsn": {"lssn": 1, "entry": 7, "slot": slot},
             "txid": txid,
             "sequence_id": slot,
             "timestamp": 0,
-            "payload": payload,
+            "value": payload,
         }
         for slot, (txid, payload) in enumerate(records)
     ]

@@ -35,7 +35,7 @@ def test_a_lone_record_leaves_at_once_and_the_rest_fills_an_entry() -> None:
     assert transmitter.acknowledged() is first
     assert (first.slots, first.tickets) == ([0], ["first"])
     group = transmitter.next_group()
-    assert group.batch().to_pydict() == {"txid": [2, 2], "payload": [b"b", b"c"]}
+    assert group.batch().to_pydict() == {"txid": [2, 2], "value": [b"b", b"c"]}
     assert (group.first_txid, group.last_txid, group.record_count) == (2, 2, 2)
     assert (group.slots, group.tickets) == ([0, 1], ["second", "third"])
 
@@ -71,7 +71,7 @@ def test_small_batches_are_joined_with_records_in_order() -> None:
     group = transmitter.next_group()
     assert group.batch().to_pydict() == {
         "txid": [1, 2, 3, 4],
-        "payload": [b"a", b"b", b"c", b"d"],
+        "value": [b"a", b"b", b"c", b"d"],
     }
     assert (group.slots, group.tickets) == ([0, 2, 3], ["first", "batch", "last"])
 
@@ -93,7 +93,7 @@ def test_a_batch_of_one_row_is_a_record() -> None:
     assert transmitter.pending_records == 5
     transmitter.acknowledged()
     group = transmitter.next_group()
-    assert group.batch().to_pydict() == {"txid": [5, 5, 6, 6], "payload": [b"b", b"c", b"d", b"e"]}
+    assert group.batch().to_pydict() == {"txid": [5, 5, 6, 6], "value": [b"b", b"c", b"d", b"e"]}
     assert (group.slots, group.tickets) == ([1, 2, 3], ["two", "row", "another"])
     assert group.marked == [MarkedRows(Mark(claim, 8), 1, 2)]
     transmitter.acknowledged()

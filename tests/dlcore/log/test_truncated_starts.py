@@ -65,7 +65,7 @@ async def by_reader(log: DistributedLogManager, kind: str, start: Any) -> list[b
 async def by_range(log: DistributedLogManager, kind: str, start: Any) -> list[bytes]:
     """Read a range that begins there."""
     table = await (await log.read(start)).to_arrow()
-    found: list[bytes] = table["payload"].to_pylist()
+    found: list[bytes] = table["value"].to_pylist()
     return found
 
 

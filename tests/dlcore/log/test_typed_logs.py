@@ -185,8 +185,8 @@ def test_columns_and_rows_that_are_wanted() -> None:
         async with await namespace.open_log("plain") as plain:
             async with await plain.open_writer() as bytes_writer:
                 await bytes_writer.write(record(7))
-            found = await plain.read(columns=["payload", "txid"], where=pc.field("txid") == 7)
-            assert (await found.to_arrow()).to_pylist() == [{"payload": b"x", "txid": 7}]
+            found = await plain.read(columns=["value", "txid"], where=pc.field("txid") == 7)
+            assert (await found.to_arrow()).to_pylist() == [{"value": b"x", "txid": 7}]
             with pytest.raises(ConfigurationError, match=r"expected a list, like \['txid'\]"):
                 await plain.read(columns="txid")
             with pytest.raises(SchemaMismatchError, match="'fare' is none of its columns"):
@@ -352,7 +352,7 @@ def test_staged_rows_and_scans(seed: int, compression: str) -> None:
                     batch = trips(range(written, written + rng.randint(1, 9)), schema)
                     await append.write_batch("trips", batch)
                     written += batch.num_rows
-                await append.write_batch("plain", pa.record_batch({"payload": [b"x"]}))
+                await append.write_batch("plain", pa.record_batch({"value": [b"x"]}))
                 if version == 0:
                     with pytest.raises(SchemaMismatchError, match="no column 'city'"):
                         await append.write_batch("trips", trips(range(1), WIDER))

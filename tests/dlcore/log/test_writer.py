@@ -75,7 +75,7 @@ def test_batches_and_records_mix() -> None:
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         async with await log.open_writer() as writer:
             first = writer.write(record(1))
-            batch = pa.record_batch({"txid": list(range(2, 5002)), "payload": [b"y" * 50] * 5000})
+            batch = pa.record_batch({"txid": list(range(2, 5002)), "value": [b"y" * 50] * 5000})
             last = writer.write_batch(batch)
             after = writer.write(record(5002))
             assert await first < await last < await after
@@ -100,7 +100,7 @@ def test_refused_records_leave_the_writer_usable() -> None:
             with pytest.raises(TransactionIdOutOfOrderError, match="6 is lower than 7"):
                 writer.write(record(6))
             with pytest.raises(TransactionIdOutOfOrderError):
-                writer.write_batch(pa.record_batch({"txid": [9, 8], "payload": [b"", b""]}))
+                writer.write_batch(pa.record_batch({"txid": [9, 8], "value": [b"", b""]}))
             largest = writer.write(record(7, b"z" * RECORD_SIZE_BYTES_MAX))
             assert await largest == DLSN(1, 1, 0)
         assert [r.txid for r in await read_all(log)] == [7, 7]

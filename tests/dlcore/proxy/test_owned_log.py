@@ -29,7 +29,7 @@ LAST = DLSN(1, 7, 0)
 
 def rows(*payloads: bytes) -> pa.RecordBatch:
     """Return a batch."""
-    return pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+    return pa.record_batch({"value": pa.array(payloads, pa.binary())})
 
 
 class Writer:
@@ -88,7 +88,7 @@ def test_a_batch_waits_while_its_writer_is_aside(is_conditional: bool) -> None:
         accept = partial(owned.accept_if, expected=LAST) if is_conditional else owned.accept
         accepted = await accept(rows(b"a", b"b"))
         ((batch, _),) = writer.written
-        assert batch.to_pydict() == {"txid": [2**60] * 2, "payload": [b"a", b"b"]}
+        assert batch.to_pydict() == {"txid": [2**60] * 2, "value": [b"a", b"b"]}
         assert accepted.fresh == 2
 
     with_log(scenario)
@@ -198,7 +198,7 @@ def test_two_streams_of_a_producer_write_a_record_once() -> None:
 
         owned._fitted = slowly  # type: ignore[method-assign]
         accepted = await owned.accept(rows(b"a", b"b", b"c"), Mark(claim, 0))
-        assert [batch["payload"].to_pylist() for batch, _ in writer.written] == [
+        assert [batch["value"].to_pylist() for batch, _ in writer.written] == [
             [b"a", b"b"],
             [b"c"],
         ]

@@ -136,12 +136,12 @@ def test_transaction_ids_are_the_time_and_never_fall() -> None:
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ([("key", pa.binary())], "expected one column payload"),
-        ([("payload", pa.binary()), ("value", pa.binary())], "expected one column payload"),
-        ([("payload", pa.binary()), ("payload", pa.binary())], "expected one column payload"),
-        ([("payload", pa.binary()), ("key", pa.binary())], "expected one column payload"),
-        ([("payload", pa.int64())], "column payload has type int64, expected binary"),
-        ([("payload", pa.binary()), ("txid", pa.string())], "txid has type string"),
+        ([("key", pa.binary())], "expected one column value"),
+        ([("payload", pa.binary()), ("value", pa.binary())], "expected one column value"),
+        ([("payload", pa.binary()), ("payload", pa.binary())], "expected one column value"),
+        ([("value", pa.binary()), ("key", pa.binary())], "expected one column value"),
+        ([("value", pa.int64())], "column value has type int64, expected binary"),
+        ([("value", pa.binary()), ("txid", pa.string())], "txid has type string"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_first(

@@ -26,7 +26,7 @@ from dlcore.proxy.flight.put import (
 from dlcore.proxy.flight.sending import framed
 from tests.fixtures import served_proxies
 
-BATCH = pa.record_batch({"payload": [b"one", b"two", b""], "txid": [1, 2, 3]})
+BATCH = pa.record_batch({"value": [b"one", b"two", b""], "txid": [1, 2, 3]})
 
 
 def parsed(data: pb.FlightData) -> PutMessage:
@@ -158,7 +158,7 @@ def test_a_header_that_was_seen_tells_nothing_of_the_next_body() -> None:
     for other in (body[:-8], body + bytes(8), body[:8] + b"\xff" * 8 + body[16:]):
         with pytest.raises(ConfigurationError, match=r"does not parse|says that"):
             decoder.decode(parsed(pb.FlightData(data_header=header, data_body=other)))
-    another = pa.record_batch({"payload": [b"uno", b"due", b""], "txid": [4, 5, 6]})
+    another = pa.record_batch({"value": [b"uno", b"due", b""], "txid": [4, 5, 6]})
     assert decoder.decode(data_of(another.serialize())).equals(another)
     assert decoder.decode(data_of(another.slice(1).serialize())).equals(another.slice(1))
 
@@ -176,7 +176,7 @@ def test_messages_of_another_kind_are_refused() -> None:
 def test_a_schema_that_does_not_parse_is_refused() -> None:
     """Names are text."""
     schema = BATCH.schema.serialize()
-    header = data_of(schema).told.data_header.replace(b"payload", b"pay\xff\xfead")
+    header = data_of(schema).told.data_header.replace(b"value", b"va\xff\xfee")
     with pytest.raises(ConfigurationError, match="the schema does not parse"):
         PutDecoder(data_of(schema, data_header=header))
 
@@ -257,7 +257,7 @@ def test_a_message_is_what_the_protobuf_library_says_of_it(
 
 def test_a_body_that_comes_last_is_not_copied() -> None:
     """It is a view into what came, if it is long."""
-    data = framed(pa.record_batch({"payload": [bytes(COPIED_BYTES_MAX)]}).serialize(), b"")
+    data = framed(pa.record_batch({"value": [bytes(COPIED_BYTES_MAX)]}).serialize(), b"")
     assert PutMessage.parse(data).body.obj is data
 
 

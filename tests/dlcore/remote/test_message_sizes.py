@@ -27,7 +27,7 @@ def test_a_writer_cuts_what_is_too_large() -> None:
         log = await remote(served)
         async with await log.open_writer() as writer:
             futures = writer.write_bulk(LogRecord(0, b"%1000d" % number) for number in range(450))
-            rows = pa.record_batch({"payload": [b"%1000d" % number for number in range(450, 1500)]})
+            rows = pa.record_batch({"value": [b"%1000d" % number for number in range(450, 1500)]})
             futures.append(writer.write_batch(rows))
             futures.append(writer.write(LogRecord(2**60, bytes(LIMIT - 1000))))
             told = await asyncio.gather(*futures)
@@ -56,11 +56,11 @@ def test_staging_cuts_what_is_too_large() -> None:
             append = await namespace.begin_append("job", 1)
             for first in range(0, 600, 200):
                 rows = [b"%1000d" % number for number in range(first, first + 200)]
-                await append.write_batch("clicks", pa.record_batch({"payload": rows}))
-            await append.write_batch("clicks", pa.record_batch({"payload": [bytes(LIMIT - 1000)]}))
+                await append.write_batch("clicks", pa.record_batch({"value": rows}))
+            await append.write_batch("clicks", pa.record_batch({"value": [bytes(LIMIT - 1000)]}))
             assert (await append.commit()).committed
             refused = await namespace.begin_append("job", 2)
-            await refused.write_batch("clicks", pa.record_batch({"payload": [bytes(LIMIT)]}))
+            await refused.write_batch("clicks", pa.record_batch({"value": [bytes(LIMIT)]}))
             with pytest.raises(LogRecordTooLongError, match="takes 100000 bytes at most"):
                 await refused.stage()
             await refused.aclose()

@@ -16,7 +16,7 @@ from dlcore.remote.outbox import MESSAGE_BYTES, End, Outbox
 
 def rows(count: int, size: int = 1) -> pa.RecordBatch:
     """Return a batch."""
-    return pa.record_batch({"payload": [bytes(size)] * count})
+    return pa.record_batch({"value": [bytes(size)] * count})
 
 
 def outbox(bytes_max: int = 2**30, first: int = 0) -> Outbox[str]:

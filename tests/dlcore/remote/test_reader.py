@@ -262,7 +262,7 @@ def test_rows_without_positions() -> None:
     assert (rows.rows_left, rows.position) == (2, DLSN(1, 0, 0))
     with pytest.raises(ConfigurationError, match="read batches"):
         rows.records()
-    assert rows.take_batch() == batch
+    assert rows.take_batch("clicks") == batch
     assert (rows.rows_left, rows.position) == (0, DLSN(1, 1, 0))
 
 

@@ -101,7 +101,7 @@ def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
 
     async def scenario(served: Proxies, namespace: RemoteNamespace) -> None:
         writer = await written(namespace, "a")
-        await writer.write_batch("clicks", pa.record_batch({"payload": [bytes(LIMIT)]}))
+        await writer.write_batch("clicks", pa.record_batch({"value": [bytes(LIMIT)]}))
         for _ in range(2):
             with pytest.raises(LogRecordTooLongError, match="takes 100000 bytes at most"):
                 await writer.stage()

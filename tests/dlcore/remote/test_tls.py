@@ -79,9 +79,9 @@ def test_the_right_files_read_write_and_stage(files: Files) -> None:
             async with opened(server.location, files.client) as namespace:
                 log = await namespace.open_log("clicks")
                 async with await log.open_writer() as writer:
-                    await writer.write_batch(pa.record_batch({"payload": [b"written"]}))
+                    await writer.write_batch(pa.record_batch({"value": [b"written"]}))
                 append = await namespace.begin_append("job", served.servers.index(server))
-                await append.write_batch("clicks", pa.record_batch({"payload": [b"staged"]}))
+                await append.write_batch("clicks", pa.record_batch({"value": [b"staged"]}))
                 await append.commit()
                 read = [each.payload async for each in (await log.open_reader()).records()]
         assert read == [each.payload for each in await records(served)]
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_told_at_once(
             with pytest.raises(ConfigurationError, match=text):
                 await namespace.open_log("clicks")
             staging = await namespace.open_staging_writer(identity="job")
-            await staging.write_batch("clicks", pa.record_batch({"payload": [b"x"]}))
+            await staging.write_batch("clicks", pa.record_batch({"value": [b"x"]}))
             with pytest.raises(ConfigurationError, match=text):
                 await staging.stage()
 

@@ -67,7 +67,7 @@ def test_positions_are_those_of_the_records() -> None:
             assert await writer.flush() is None
             futures = writer.write_bulk(numbered(0, 50))
             await writer.flush()
-            futures.append(writer.write_batch(pa.record_batch({"payload": [b"50", b"51"]})))
+            futures.append(writer.write_batch(pa.record_batch({"value": [b"50", b"51"]})))
             futures += writer.write_bulk([LogRecord(2**60, b"52")])
             await writer.submit_table(pa.table({"value": ["53"]}))
             await writer.submit_batch(pa.record_batch({"value": pa.array([], pa.string())}))
@@ -103,8 +103,8 @@ def test_what_cannot_follow_is_refused_at_once() -> None:
             with pytest.raises(ConfigurationError, match="'9': expected a LogRecord"):
                 await wrong
             with pytest.raises(ConfigurationError, match="no position"):
-                writer.write_batch(pa.record_batch({"payload": pa.array([], pa.binary())}))
-            large = pa.record_batch({"payload": [bytes(1000 * 1000)] * 40})
+                writer.write_batch(pa.record_batch({"value": pa.array([], pa.binary())}))
+            large = pa.record_batch({"value": [bytes(1000 * 1000)] * 40})
             writer.write_batch(large).cancel()
             with pytest.raises(OverCapacityError, match="are not acknowledged"):
                 writer.write(LogRecord(8, b""))
@@ -289,7 +289,7 @@ def test_an_append_on_a_condition() -> None:
         with pytest.raises(ConditionFailedError) as failed:
             await log.append(numbered(9, 1), expected=None)
         assert failed.value.last == "1:0:2"
-        batch = pa.record_batch({"payload": [b"3"]})
+        batch = pa.record_batch({"value": [b"3"]})
         assert await log.append(batch, expected=first) == DLSN(1, 1, 0)
         with pytest.raises(ConfigurationError, match="expected records"):
             await log.append([], expected=None)
