@@ -59,12 +59,18 @@ def follow_progress(
     It returns after about `seconds`, or when the query has ended.
 
     Raises:
-        ConfigurationError: matplotlib or IPython is not installed.
+        ConfigurationError: this is no notebook, or matplotlib is not installed.
     """
+    no_notebook = (
+        "a plot that follows a query needs a notebook; plot_progress(…) gives one anywhere"
+    )
     try:
+        from IPython.core.getipython import get_ipython
         from IPython.display import Image, display
     except ImportError as error:
-        raise ConfigurationError("a plot that follows a query needs a notebook") from error
+        raise ConfigurationError(no_notebook) from error
+    if get_ipython() is None:
+        raise ConfigurationError(no_notebook)
 
     def picture() -> Any:
         drawn = io.BytesIO()

@@ -128,6 +128,7 @@ def test_a_plot_that_follows_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     shown = SimpleNamespace(update=drawn.append)
     monkeypatch.setattr("IPython.display.display", lambda *_, **__: shown)
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", object)
     listener = ProgressListener(prints=False, registry=CollectorRegistry())
 
     class Query:
@@ -166,3 +167,10 @@ def test_a_plot_says_what_it_needs(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigurationError, match=r"a plot .*needs"):
         draw()
+
+
+def test_a_plot_that_follows_needs_a_notebook() -> None:
+    """In a program it ended in an AttributeError, once it had printed what nobody can see."""
+    listener = ProgressListener(prints=False, registry=CollectorRegistry())
+    with pytest.raises(ConfigurationError, match=r"needs a notebook; plot_progress"):
+        follow_progress(listener, None, seconds=1)  # type: ignore[arg-type]
