@@ -39,7 +39,7 @@ from dlcore.cli.watching import watch_log
 from dlcore.cli.writing import write_log
 from dlcore.clock import SystemClock
 from dlcore.config import LogConfig, QuorumConfig
-from dlcore.errors import ConfigurationError, CorruptMetadataError
+from dlcore.errors import ConfigurationError, CorruptMetadataError, LogExistsError
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.records import NotLessThan, RecordField
 
@@ -91,15 +91,18 @@ for command in (
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The same from a file: such a text, or the schema of an Arrow or Parquet file.",
 )
+@click.option("--if-missing", is_flag=True, help="Leave a log LOG alone that is there already.")
 @common_options
 def create_log(
     log: str,
+    *,
     replication_factor: int | None,
     ensemble: int | None,
     write_quorum: int | None,
     ack_quorum: int | None,
     schema_text: str | None,
     schema_file: Path | None,
+    if_missing: bool,
 ) -> None:
     """Create the log LOG, of bytes, or typed by --schema or --schema-file.
 
@@ -110,11 +113,17 @@ def create_log(
     if asks_proxies and any(size is not None for size in sizes):
         raise click.UsageError("proxies say on how many bookies a log is: give --uri to say it")
     quorum, schema = _quorum(*sizes), _schema(schema_text, schema_file)
-    run_async(
-        lambda logs: logs.create_log(log, config=LogConfig(quorum=quorum), schema=schema),
-        remote=lambda logs: logs.create_log(log, schema=schema),
-    )
     name = validate_log_name(log)
+    try:
+        run_async(
+            lambda logs: logs.create_log(log, config=LogConfig(quorum=quorum), schema=schema),
+            remote=lambda logs: logs.create_log(log, schema=schema),
+        )
+    except LogExistsError:
+        if not if_missing:
+            raise
+        show_done(f"log {name} is there already", {"log": name, "created": False})
+        return
     if asks_proxies:
         show_done(f"created log {name}", {"log": name})
     else:

@@ -45,6 +45,9 @@ def test_a_log_from_creation_to_deletion(shell: Shell, log: str, tmp_path: Path)
     assert shell.text("log", "list", "-q", log) == f"{log}\n"
     assert shell.json("log", "list", "no-such-prefix") == []
     assert shell.json("log", "create", f"/{log}/made")["log"] == f"{log}/made"  # its name
+    again = shell.json("log", "create", f"{log}/made", "--if-missing")
+    assert again == {"log": f"{log}/made", "created": False}
+    assert shell.outcome("log", "create", f"{log}/made")[0] != 0
     shell.text("log", "delete", f"/{log}/made", "--yes")
     shown = shell.json("log", "show", log)
     assert (shown["records"], shown["first_dlsn"], shown["sealed"]) == (0, None, False)
