@@ -9,13 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.ports import free_ports
@@ -67,7 +66,7 @@ def section(name: str, log: str, *endpoints: str) -> str:
     text = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     assert "```" in text
     addresses = ", ".join(f'"{each}"' for each in endpoints)
-    text = text.replace('"grpc://127.0.0.1:4190"', addresses).replace('"orders"', json.dumps(log))
+    text = text.replace('"grpc://127.0.0.1:2185"', addresses).replace('"orders"', json.dumps(log))
     return text.replace('"log": "orders"', f'"log": "{log}"')
 
 
@@ -81,34 +80,6 @@ def payloads_in(uri: str, log: str) -> list[bytes]:
     with open_namespace(uri) as namespace:
         table = namespace.open_log(log).read().to_arrow()
     return [bytes(each) for each in table["value"].to_pylist()]
-
-
-def test_python(
-    sandbox: Sandbox, endpoint: str, elsewhere: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Written through the proxy that serves the log, which another one named, and read."""
-    name = f"recipes/{uuid4().hex}"
-    with open_namespace(sandbox.uri) as namespace:
-        log = namespace.open_log(name, create_if_missing=True)
-        with log.open_writer() as writer:
-            for number in range(RECORDS):
-                writer.write(LogRecord(number, f"{number}".encode()))
-    known: dict[str, Any] = {}
-    found = [
-        block
-        for each in ("pyarrow", "Polars", "DuckDB", "This library")
-        for block in blocks(section(each, elsewhere, endpoint), "python")
-    ]
-    assert len(found) == 8
-    for block in found:
-        exec(block.replace('"clicks"', f'"{name}"'), known)
-    assert payloads_in(sandbox.uri, elsewhere) == [b"%d" % number for number in range(RECORDS)]
-    assert known["frame"].height == RECORDS
-    assert known["table"].num_rows == 100
-    told = capsys.readouterr().out
-    assert told.startswith("100 b'100'\n")
-    assert "[(1000, 999, 2.89)]\n" in told
-    assert told.endswith(" b'999'\n")
 
 
 def program(language: str, text: str, folder: Path, pytestconfig: pytest.Config) -> list[str]:

@@ -1,21 +1,23 @@
-"""The README's blocks, pasted in order by a new user, do what they show."""
+"""The README's blocks, pasted in order by a new user, each of them twice, do what they show."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fixtures.pages import blocks_of
 from tests.fixtures.ports import free_ports
 from tests.fixtures.spark import settings_in
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 WAIT_S = 240
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -25,16 +27,15 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     """One shell with its sandbox, and the Python blocks in it, one after the other."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     # The ports of its sandbox may be taken here: those after another one are not.
-    base_port = str(free_ports(4))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("2181", base_port)
-    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    assert [kind for kind, _ in blocks] == ["bash", "python", "python", "python"]
-    others = re.findall(r"^```(?!bash|python)(.*)$", readme, re.MULTILINE)
-    assert others == [""] * (len(blocks) + 2)  # the ends of these, and one block of make targets
+    base_port = free_ports(5)
+    places = {"zookeeper": f"127.0.0.1:{base_port}", "proxy": f"127.0.0.1:{base_port + 4}"}
+    blocks = [each.at(**places) for each in blocks_of("README.md") if each.language]
+    assert [each.language for each in blocks] == ["bash", "python", "python", "python"]
     script = ["set -eu -o pipefail"]
-    for kind, text in blocks:
+    for each in blocks:
+        text = 2 * each.text.replace("--base-port 2181", f"--base-port {base_port}")
         bare = "env --unset=DLOG_URI .venv/bin/python"  # each may be pasted by itself
-        script.append(text if kind == "bash" else f"{bare} - <<'END'\n{text}END")
+        script.append(text if each.language == "bash" else f"{bare} - <<'END'\n{text}END")
     script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
     environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
     # The session that they start is as small as those of other tests.
@@ -64,6 +65,7 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
             os.killpg(shell.pid, signal.SIGTERM)  # the sandbox stops what it started
             assert shell.stdout is not None
             shell.stdout.read()  # until the last of them has ended
-    assert lines[-3:] == ["6", "5", "done"]
+    # Twice 3 of the shell, 2 of Spark and 1 of Python; of these Spark copied those before it ended.
+    assert lines[-3:] == ["12", "10", "done"]
     for shown in (" b'1'", "Paris"):  # of a reader, and of a typed log
         assert any(shown in line for line in lines), "\n".join(lines)

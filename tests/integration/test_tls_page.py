@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,17 +11,20 @@ from dlcore.remote import open_namespace
 from dlcore.tls import TlsFiles
 from dlcore.tls_refusals import own_refusal
 from tests.dlcore.transport.test_tls import client_of
+from tests.fixtures.pages import blocks_of
 from tests.fixtures.served_bookie import BOOKIE, frame_of, run, serve
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/tls.md"
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands were run."""
     made = tmp_path_factory.mktemp("page")
-    commands = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S))
+    # Each block is pasted twice: what is there already does no harm.
+    commands = "".join(2 * each.text for each in blocks_of("docs/tls.md"))
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=made,

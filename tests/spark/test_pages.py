@@ -1,0 +1,197 @@
+"""Each block of code in README and docs runs as it is pasted, twice, in the order of its page.
+
+Goal: who copies a page from top to bottom, from an empty cluster on, sees it work, and whoever
+pastes a block again does no harm.  Method: the blocks are taken out of the pages.  Those of Python
+and SQL run in one program for each page, those of a shell in a shell; nothing is changed but the
+ports, and where checkpoints are, for the session began in another folder.  A block that no test
+runs here is in a table, with the reason; nothing else is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import dlcore.remote.sync
+from dlcore.sandbox.cluster import Sandbox
+from tests.fixtures.pages import PAGES, Block, blocks_of
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+SHELL_S = 120
+CHECKPOINT = "checkpoint-of-copy"
+OTHER_TESTS = {
+    "README.md": "tests/integration/test_readme.py, for it starts a sandbox of its own",
+    "docs/tls.md": "tests/integration/test_tls_page.py, which uses what they make",
+}
+"""Pages whose blocks another test runs, likewise twice."""
+INSTALLS = "installs packages, from the network; tests/test_packaging.py builds them"
+PROVED = "tests/integration/test_client_recipes.py does, with make prove, where its tools are"
+NOT_RUN = {
+    "README.md, text: make demo     # a real c": "is what runs this test, and more",
+    "docs/abuse.md, text: make abuse": "takes a quarter of an hour",
+    "docs/clients.md, go: package main": PROVED,
+    "docs/clients.md, sh: go mod init example.com/": PROVED,
+    "docs/clients.md, java: import com.fasterxml.jac": PROVED,
+    'docs/clients.md, xml: <project xmlns="http://m': PROVED,
+    "docs/clients.md, sh: mvn -q compile dependenc": PROVED,
+    "docs/clients.md, rust: use std::{sync::Arc, tim": PROVED,
+    "docs/clients.md, toml: [package]": PROVED,
+    "docs/clients.md, sh: cargo run --quiet": PROVED,
+    "docs/package.md, text: pip install '.[spark]'": INSTALLS,
+    "docs/package.md, text: pip wheel . --no-deps -w": INSTALLS,
+}
+"""How blocks begin that are not run, and why."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """What the README's sandbox is, on other ports."""
+    folder = tmp_path_factory.mktemp("pages")
+    with Sandbox(3, data_dir=folder, proxies=1, autorecovery=False) as started:
+        yield started
+
+
+class Reader:
+    """Somebody with an empty cluster who pastes what stands on a page."""
+
+    def __init__(self, folder: Path, cluster: Sandbox, spark: SparkSession) -> None:
+        self.told: list[str] = []  # by shells
+        self.known: dict[str, Any] = {"__name__": "__main__"}
+        self._folder = folder
+        self._spark = spark
+        self._places = {
+            "zookeeper": urlsplit(cluster.uri).netloc,
+            "proxy": urlsplit(cluster.proxies[0].location).netloc,
+        }
+
+    def paste(self, block: Block) -> None:
+        """Run a block twice in a row."""
+        block = block.at(**self._places)
+        checkpoint = self._folder / CHECKPOINT
+        block = block._replace(text=block.text.replace(CHECKPOINT, str(checkpoint)))
+        for _ in range(2):
+            getattr(self, f"_run_{block.language}")(block)
+            self._hear_out()
+
+    def _hear_out(self) -> None:
+        """Wait until a listener that was added has heard of the query, and remove it."""
+        listener = self.known.pop("listener", None)
+        if listener is not None:
+            wait_until(lambda: listener.points, timeout_s=SHELL_S)
+            self._spark.streams.removeListener(listener)
+
+    def _run_python(self, block: Block) -> None:
+        code = "\n" * (block.line - 1) + block.text  # an error names the line of the page
+        exec(compile(code, block.page, "exec"), self.known)
+
+    def _run_sql(self, block: Block) -> None:
+        for statement in filter(str.strip, block.text.split(";\n")):
+            self._spark.sql(statement).collect()
+
+    def _run_bash(self, block: Block) -> None:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("DLOG_")}
+        path = f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block.text],
+            cwd=self._folder,
+            env={**clean, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SHELL_S,
+        )
+        assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
+        self.told.append(done.stdout)
+
+    def _run_toml(self, block: Block) -> None:
+        """Let `dlog` go by a file of this content."""
+        (self._folder / "dlog.toml").write_text(block.text, encoding="utf-8")
+        self._run_bash(block._replace(text=".venv/bin/dlog log list --config dlog.toml"))
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path, cluster: Sandbox, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Reader]:
+    """One in a folder as a checkout is, with a sandbox that holds no log."""
+    location = cluster.proxies[0].location
+    with dlcore.remote.sync.open_namespace(location) as namespace:
+        for name in namespace.get_logs():
+            namespace.delete_log(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "uri.txt").write_text(f"{cluster.uri}\n", encoding="utf-8")
+    yield Reader(tmp_path, cluster, spark)
+    for made in ("TABLE IF EXISTS clicks", "VIEW IF EXISTS into_clicks"):
+        spark.sql(f"DROP {made}")
+
+
+def runnable(page: str) -> list[Block]:
+    """Return the blocks of a page that are run here."""
+    return [each for each in blocks_of(page) if each.name not in NOT_RUN]
+
+
+def test_nothing_is_left_out_without_a_reason() -> None:
+    """Each page is run here or elsewhere, and each block, but for those that the table names."""
+    found = {block.name for page in PAGES for block in blocks_of(page)}
+    assert set(NOT_RUN) <= found, sorted(set(NOT_RUN) - found)
+    assert len(NOT_RUN) == 12
+    assert all(NOT_RUN.values())
+    here = [page for page in PAGES if page not in OTHER_TESTS and runnable(page)]
+    assert here == [page for page, _ in EXPECTED], "a page that no test runs, or none any more"
+
+
+EXPECTED: list[tuple[str, int]] = [
+    ("docs/clients.md", 9),
+    ("docs/configuration.md", 1),
+    ("docs/deploying.md", 1),
+    ("docs/package.md", 3),
+    ("docs/proxy.md", 4),
+    ("docs/spark.md", 4),
+]
+"""Pages, and how many blocks of each are run."""
+
+
+@pytest.mark.parametrize(("page", "count"), EXPECTED, ids=[page for page, _ in EXPECTED])
+def test_a_page_runs_as_it_stands(
+    page: str, count: int, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From an empty cluster, block after block, each of them twice."""
+    blocks = runnable(page)
+    assert len(blocks) == count
+    for block in blocks:
+        reader.paste(block)
+    told = capsys.readouterr().out
+    if page in SEEN:
+        SEEN[page](reader, told)
+
+
+def _saw_clients(reader: Reader, told: str) -> None:
+    assert reader.known["table"].num_rows == reader.known["frame"].shape[0] == 1000
+    assert "100 b'100'\n" in told  # a range
+    assert "[(1000, " in told  # DuckDB
+    assert "somebody wrote meanwhile" in told
+    assert told.count("[b'0', b'1', b'2', b'0', b'1']\n") == 4  # async, over both, twice
+
+
+def _saw_proxy(reader: Reader, told: str) -> None:
+    assert reader.known["table"].num_rows >= 100
+
+
+SEEN = {
+    "docs/clients.md": _saw_clients,
+    "docs/proxy.md": _saw_proxy,
+}
