@@ -220,6 +220,22 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(directory: Path) -> None:
+    """Make a folder and those it is in, each one's name durable before anything is made in it.
+
+    One that exists may be that of a process that was killed before the sync.
+    """
+    if not directory.exists():
+        make_folder(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+        return
+    try:
+        sync_directory(directory.parent)
+    except (OSError, BookieStorageError) as error:  # it may be a folder that we must not read
+        logger.warning("cannot sync the name of %s: %s", directory, error)
+
+
 def allocated_bytes(path: Path) -> int:
     """Return the bytes that a file takes of the device, as far as it says so."""
     try:

@@ -46,6 +46,7 @@ from bookie.disks.file_calls import (
     device_errors,
     fallocate,
     hold,
+    make_folder,
     read_cached,
     read_if_exists,
     read_some,
@@ -579,9 +580,8 @@ class RealDisk:
 
 def _lock_directory(directory: Path) -> int:
     try:
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            sync_directory(directory.parent)
+        if not (directory / LOCK_NAME).exists():
+            make_folder(directory)
         descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ConfigurationError(
