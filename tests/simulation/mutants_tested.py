@@ -10,6 +10,7 @@ from tests.simulation import (
     mutants_tested_metadata,
     mutants_tested_proxy,
     mutants_tested_repair,
+    mutants_tested_syncs,
     mutants_tested_wire,
 )
 from tests.simulation.tested import TESTED, Tested
@@ -24,6 +25,7 @@ MODULES = (
     mutants_tested_metadata,
     mutants_tested_proxy,
     mutants_tested_repair,
+    mutants_tested_syncs,
     mutants_tested_wire,
 )
 """Each notes its own in `TESTED`."""
