@@ -1,14 +1,18 @@
 """A process is killed at each of its steps on a real disk: rolling, replaying, compacting.
 
 SIGKILL keeps what the kernel has, so a step is a write (cut in half), a sync, or a change of names.
+A loss of power takes back what was not synced, too: each step is left as both leave it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from bookie.disks.real import RealDisk
 from bookie.storage.ledger_storage import LedgerStorage
@@ -17,6 +21,7 @@ from tests.fixtures import killed_steps
 from tests.fixtures.acknowledged import Acknowledged
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
+from tests.fixtures.power import take_power
 from tests.fixtures.storage import ManualClock, make_frame
 
 if TYPE_CHECKING:
@@ -30,13 +35,22 @@ ONE_IN = 16
 """Of how many steps one is taken in a sample."""
 
 
-def killed(scenario: str, prepared: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Run a scenario to each of its steps; return the folders it left, and what it was told."""
+def killed(
+    scenario: str, prepared: Path, folder: Path, *, power: bool = False
+) -> Iterator[tuple[Path, list[str]]]:
+    """Run a scenario to each of its steps; return the folders it left, and what it was told.
+
+    With `power` that is lost, too, in another way at each step.
+    """
     folder.mkdir()
-    command = [LOADED_PYTHON, "-m", "tests.fixtures.killed_steps", scenario]
+    name = f"{killed_steps.UNSYNCED}{scenario}" if power else scenario
+    command = [LOADED_PYTHON, "-m", "tests.fixtures.killed_steps", name]
     steps = map(str, sample(range(1, STEPS_MAX), STEPS_MAX // ONE_IN))
     subprocess.run([*command, str(prepared), str(folder), *steps], check=True, cwd=ROOT)
     for path in folder.glob("*.told"):
+        if power:
+            rng = random.Random(path.stem)
+            take_power(path.with_suffix(""), path.with_suffix(".unsynced"), rng)
         yield path.with_suffix(""), path.read_text().splitlines()
 
 
@@ -82,10 +96,11 @@ async def check(directory: Path, promised: Acknowledged) -> None:
     assert outcome.returned == len(promised.entries)
 
 
-def test_killed_while_files_fill_and_are_sealed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power lost"])
+def test_killed_while_files_fill_and_are_sealed(tmp_path: Path, power: bool) -> None:
     """Goal: what was told before any step is there after it."""
     (tmp_path / "empty").mkdir()
-    steps = list(killed("roll", tmp_path / "empty", tmp_path / "rolled"))
+    steps = list(killed("roll", tmp_path / "empty", tmp_path / "rolled", power=power))
     assert last_of(steps) > killed_steps.BATCHES * 2
 
     async def main() -> None:
@@ -96,7 +111,8 @@ def test_killed_while_files_fill_and_are_sealed(tmp_path: Path) -> None:
     assert max(len(list(directory.glob("*.log"))) for directory, _ in steps) >= 3
 
 
-def test_killed_while_it_replays_and_repairs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power lost"])
+def test_killed_while_it_replays_and_repairs(tmp_path: Path, power: bool) -> None:
     """Goal: an opening that was cut short leaves nothing that the next one misunderstands.
 
     Method: the folder needs its tail cut and two footers made again.
@@ -109,7 +125,7 @@ def test_killed_while_it_replays_and_repairs(tmp_path: Path) -> None:
     files[0].write_bytes(files[0].read_bytes()[:-20])
     files[1].write_bytes(files[1].read_bytes()[:-1] + b"?")
     files[-1].write_bytes(files[-1].read_bytes() + b"\xb1\x0c torn")
-    steps = list(killed("replay", prepared, tmp_path / "replayed"))
+    steps = list(killed("replay", prepared, tmp_path / "replayed", power=power))
     assert last_of(steps) > 6
 
     async def main() -> None:
@@ -119,12 +135,13 @@ def test_killed_while_it_replays_and_repairs(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_killed_while_it_compacts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power lost"])
+def test_killed_while_it_compacts(tmp_path: Path, power: bool) -> None:
     """Goal: copies, garbage records and deletions cut anywhere lose nothing that is needed."""
     prepared = tmp_path / "filled"
     asyncio.run(with_storage(prepared, compaction.CONFIG, compaction.fill))
     files = len(list(prepared.glob("*.log")))
-    steps = list(killed("compact", prepared, tmp_path / "compacted"))
+    steps = list(killed("compact", prepared, tmp_path / "compacted", power=power))
 
     async def main() -> None:
         for directory, _ in steps:
