@@ -13,11 +13,14 @@ from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
 from dlcore.clock import SystemClock
 from dlcore.errors import LedgerNotFoundError
 from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.metadata.values import LockHolder, LogMetadata
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.remote import planning
+from dlcore.remote.endpoint import Endpoint
 from dlcore.sandbox.process import HOST, PortReservation, Warden
 from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 from tests.chaos import disks
@@ -51,6 +54,7 @@ SCRATCH = "chaos/scratch"
 PROXIED = "chaos/proxied"
 LOGS = (LOCKED, CONTENDED, SOLO, *STAGED, PROXIED)
 START_TIMEOUT_S = 120.0
+ACTION_PATIENCE_S = 60.0
 _PRODUCERS_PER_S = 1 / 6
 _PRODUCERS_MIN, _PRODUCERS_MAX = 4, 100
 _SMALL_DISKS = 2
@@ -93,8 +97,9 @@ class Cluster:
         self.clients: dict[str, Service] = {}
         self.small_disks: tuple[str, ...] = ()
         self.store: ZooKeeperStore
+        self.cluster_id: str
         self.paths = NamespacePaths(ROOT)
-        self._seed = seed
+        self.seed = seed
         self._seconds = seconds
         few = min(_PRODUCERS_MAX, max(_PRODUCERS_MIN, round(seconds * _PRODUCERS_PER_S)))
         self._producers = few if producers is None else producers
@@ -150,7 +155,8 @@ class Cluster:
         self._zookeeper_port = await self.network.open_proxy(ZOOKEEPER, lambda: port)
         self.store = await ZooKeeperStore.connect(self.zookeeper.servers)
         self._resources.push_async_callback(self.store.aclose)
-        await ensure_namespace(self.store, self.paths, SystemClock())
+        binding = await ensure_namespace(self.store, self.paths, SystemClock())
+        self.cluster_id = binding.cluster_id
         if disks.can_mount():
             size_bytes = _SMALL_DISK_BYTES_MIN + int(self._seconds * _BYTES_PER_S)
             for name in BOOKIES[:_SMALL_DISKS]:
@@ -202,7 +208,7 @@ class Cluster:
         self._keepers.append(asyncio.create_task(bookie.keep_running()))
 
     async def _create_logs(self) -> None:
-        rng = random.Random(f"quorums {self._seed}")
+        rng = random.Random(f"quorums {self.seed}")
         striped = QuorumConfig(ensemble_size=rng.choice([3, 4, 5]))
         async with await open_namespace(self.direct_uri) as namespace:
             for log in LOGS:
@@ -252,7 +258,7 @@ class Cluster:
             endpoint=f"grpc://{addresses}",
             log=PROXIED,
             producers=self._producers,
-            seed=self._seed,
+            seed=self.seed,
             folder=str(self.folder),
         )
         options = json.dumps(dataclasses.asdict(work))
@@ -275,7 +281,7 @@ class Cluster:
         return ports.get(holder)
 
     def _work_of(self, name: str, life: int) -> Work:
-        work = Work(name=name, life=life, uri=self.uri, seed=self._seed, folder=str(self.folder))
+        work = Work(name=name, life=life, uri=self.uri, seed=self.seed, folder=str(self.folder))
         if name in WRITERS:
             return dataclasses.replace(
                 work,
@@ -321,6 +327,29 @@ class Cluster:
         The command waits until the killed bookie's session is over; here nothing else can start it.
         """
         await self.store.delete(self.paths.cookie(name))
+
+    async def find_open_ledgers(self, incarnation: str) -> list[int]:
+        """Return the open ledgers whose entries go to a bookie now."""
+        ledgers = LedgerStore(self.store, self.paths)
+        found = []
+        async for ledger_id in ledgers.list_ledgers():
+            try:
+                metadata = (await ledgers.read(ledger_id)).metadata
+            except LedgerNotFoundError:
+                continue  # deleted meanwhile
+            members = {each.incarnation for each in metadata.last_ensemble.bookies}
+            if metadata.state is not LedgerState.CLOSED and incarnation in members:
+                found.append(ledger_id)
+        return found
+
+    async def act_on_proxy(self, name: str, action: str) -> None:
+        """Have a proxy drain, or undrain it, as the command does."""
+        endpoint = f"grpc://{HOST}:{self._proxy_ports[name].port}"
+        calls = Endpoint(endpoint, patience_s=ACTION_PATIENCE_S)
+        try:
+            await planning.act(calls, action, {}, dict)
+        finally:
+            await calls.aclose()
 
     async def find_missing(self, lost: Set[str]) -> dict[int, str]:
         """Return the ledgers that still rely on one of the `lost` incarnations, described.

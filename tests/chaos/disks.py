@@ -2,7 +2,7 @@
 
 The process lives in a mount namespace of its own (see `enter_mount_namespace`), so no mount
 outlives it.  Syncs are broken by strace, which makes the kernel answer with an error, where that
-works; else by the launcher `tests.chaos.bookie`.
+works; else by the launcher `tests.chaos.bookie`, which all bookies are started by.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ class SyncFaults:
 
     def program(self, bookie: str) -> list[str]:
         """Return the module to run as a bookie, and its first arguments."""
-        return ["bookie"] if self.has_strace else ["tests.chaos.bookie", str(self._control(bookie))]
+        return ["tests.chaos.bookie", str(self._control(bookie)), str(self.journal(bookie))]
+
+    def journal(self, bookie: str) -> Path:
+        """Return the file of what a loss of power may take back."""
+        return self._folder / f"{bookie}.unsynced"
 
     def fail(self, bookie: str, pid: int) -> None:
         """Let every sync of the process fail with EIO from now on."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import re
 import shutil
+import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from dlcore import DLError
+from dlcore.ids import BookieId
 from tests.chaos import disks
 from tests.chaos.cluster import (
     FULL_DISK_BYTES,
@@ -16,10 +21,12 @@ from tests.chaos.cluster import (
     READ_ONLY_DISK_BYTES,
     persistently,
 )
+from tests.chaos.forger import Forger
 from tests.chaos.links import Rule
-from tests.chaos.plan import KINDS, LINK_KINDS, Fault
+from tests.chaos.plan import ALL_LOSE_POWER, KINDS, LINK_KINDS, Fault
 from tests.chaos.services import Deadline
 from tests.chaos.threads import in_thread
+from tests.fixtures.power import take_power
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +35,9 @@ if TYPE_CHECKING:
     from tests.chaos.services import BookieService, Service
 
 _DELETE_COOKIE = re.compile(r"dlog bookie cookie delete (\S+)")
+_OLDER_COPY = re.compile(r"bookie refuses to start: the data folder is an older copy")
 _REPLAY_S_MAX = 1.5
+_POLL_S = 0.1
 _PATIENCE_S = 120.0
 _COPY_PATIENCE_S = 30.0
 """A disk that is not made good for by then is the only one that is lost for now."""
@@ -54,9 +63,12 @@ class Nemesis:
         self._cluster = cluster
         self.lost: set[str] = set()
         """Incarnations whose disk was lost in this run."""
+        self.taken_back = 0
+        """Sectors, ends of files and names that losses of power took back."""
         self._wiping = asyncio.Lock()
         self._handlers: dict[str, Callable[[Fault], Awaitable[bool | None]]] = {
             "kill bookie": self._kill_bookie,
+            "lose power": self._lose_power,
             "pause bookie": lambda fault: self._pause(cluster.bookies[fault.target], fault),
             "kill client": lambda fault: self._kill(cluster.clients[fault.target], fault),
             "pause client": lambda fault: self._pause(cluster.clients[fault.target], fault),
@@ -66,8 +78,11 @@ class Nemesis:
             "restart ZooKeeper": self._restart_zookeeper,
             "pause ZooKeeper": self._pause_zookeeper,
             "wipe bookie": self._wipe,
+            "stale folder": self._bring_an_older_folder,
+            "forge frames": self._forge,
             "kill owner": lambda fault: self._to_owner(self._kill, fault),
-            "pause owner": lambda fault: self._to_owner(self._pause, fault),
+            "pause owner": lambda fault: self._to_owner(self._pause_owner, fault),
+            "drain proxies": lambda fault: self._to_owner(self._drain, fault),
             "restart proxies": self._restart_proxies,
             **dict.fromkeys(LINK_KINDS, self._break_links),
         }
@@ -112,6 +127,24 @@ class Nemesis:
                 await bookie.kill()
                 bookie.start()
 
+    async def _lose_power(self, fault: Fault) -> None:
+        """Kill one bookie or all at once, and take back what they have not synced."""
+        is_one = fault.strength < ALL_LOSE_POWER
+        bookies = self._cluster.bookies
+        struck = [bookies[fault.target]] if is_one else [bookies[name] for name in sorted(bookies)]
+        async with AsyncExitStack() as turns:
+            for bookie in struck:
+                await turns.enter_async_context(bookie.turn)
+            await asyncio.gather(*(bookie.kill() for bookie in struck))
+            for bookie in struck:
+                rng = random.Random(f"{self._cluster.seed} {fault.at_s} {bookie.name}")
+                journal = self._cluster.syncs.journal(bookie.name)
+                loss = await in_thread(take_power, bookie.folder, journal, rng)
+                self.taken_back += len(loss.contents) + len(loss.ends) + len(loss.names)
+            await asyncio.sleep(fault.lasts_s)
+            for bookie in struck:
+                bookie.start()
+
     async def _pause(self, service: Service, fault: Fault) -> None:
         async with service.turn:
             await service.pause()
@@ -121,7 +154,7 @@ class Nemesis:
                 service.resume()
 
     async def _to_owner(
-        self, strike: Callable[[Service, Fault], Awaitable[None]], fault: Fault
+        self, strike: Callable[[Service, Fault], Awaitable[bool | None]], fault: Fault
     ) -> bool:
         """Do something to the proxy that owns the producers' log; False if none comes to."""
         owner: str | None = None
@@ -133,8 +166,48 @@ class Nemesis:
 
         if not await Deadline(_PATIENCE_S).wait(is_owned) or owner is None:
             return False
-        await strike(self._cluster.clients[owner], fault)
+        return await strike(self._cluster.clients[owner], fault) is not False
+
+    async def _pause_owner(self, owner: Service, fault: Fault) -> bool:
+        """Let it stand still until another one owns the log, which must not take for ever.
+
+        False: it had ended.
+        """
+        async with owner.turn:
+            if not owner.is_running:
+                return False
+            await owner.pause()
+            try:
+                await asyncio.sleep(fault.lasts_s)
+                await self._expect_another_owner(owner.name, "stands still")
+            finally:
+                owner.resume()
         return True
+
+    async def _drain(self, owner: Service, fault: Fault) -> bool:
+        """Have it give all its logs up, and take logs again later; False if it is not reached."""
+        async with owner.turn:
+            try:
+                await self._cluster.act_on_proxy(owner.name, "drain")
+            except DLError:
+                return False
+            await self._expect_another_owner(owner.name, "drains")
+            await asyncio.sleep(fault.lasts_s)
+            if await self._cluster.find_owner() == owner.name:
+                raise NemesisError(f"{owner.name} drains, and owns the log of the producers again")
+            await persistently(
+                lambda: self._cluster.act_on_proxy(owner.name, "undrain"), timeout_s=_PATIENCE_S
+            )
+        return True
+
+    async def _expect_another_owner(self, name: str, why: str) -> None:
+        async def is_another() -> bool:
+            return await self._cluster.find_owner() not in (None, name)
+
+        if not await Deadline(_PATIENCE_S).wait(is_another):
+            raise NemesisError(
+                f"{name} {why}, and no other proxy owns its log {_PATIENCE_S:g} s later"
+            )
 
     async def _restart_proxies(self, fault: Fault) -> None:
         """One after the other, in good order, as for an upgrade."""
@@ -239,9 +312,60 @@ class Nemesis:
                 self.lost.add(bookie.incarnation)
                 await bookie.kill()
                 await in_thread(_empty, bookie)
+                self._cluster.syncs.journal(bookie.name).unlink(missing_ok=True)
                 await asyncio.sleep(fault.lasts_s)
                 await self._start_anew(bookie)
         return True
+
+    async def _bring_an_older_folder(self, fault: Fault) -> bool:
+        """Start the bookie on a copy of its folder from before its last start: it must refuse.
+
+        False if it did not come to run.
+        """
+        bookie = self._cluster.bookies[fault.target]
+        journal = self._cluster.syncs.journal(bookie.name)
+        older, newest = bookie.folder.with_suffix(".older"), bookie.folder.with_suffix(".newest")
+        async with bookie.turn:
+            await bookie.kill()
+            await in_thread(shutil.copytree, bookie.folder, older)
+            bookie.start()
+            has_lived = await _wait_serving(bookie)
+            await asyncio.sleep(fault.lasts_s if has_lived else 0)
+            await bookie.kill()
+            output = ""
+            if has_lived:
+                bookie.folder.rename(newest)
+                older.rename(bookie.folder)
+                unsynced = journal.rename(journal.with_suffix(".aside"))
+                await _start_until(bookie, lambda: bool(_OLDER_COPY.search(bookie.output)))
+                output = bookie.output
+                await bookie.kill()
+                bookie.folder.rename(older)
+                newest.rename(bookie.folder)
+                unsynced.rename(journal)
+            await in_thread(shutil.rmtree, older)
+            bookie.start()
+        if has_lived and not _OLDER_COPY.search(output):
+            raise NemesisError(f"{bookie.name} started on an older folder: {output[-1000:]}")
+        return has_lived
+
+    async def _forge(self, fault: Fault) -> bool:
+        """Let a stranger lie to one bookie about the ledgers that are open there."""
+        bookie = self._cluster.bookies[fault.target]
+        if not await _wait_serving(bookie) or bookie.incarnation is None:
+            return False
+        forger = Forger(
+            bookie.port,
+            BookieId(bookie.name, bookie.incarnation),
+            self._cluster.cluster_id,
+            random.Random(f"forger {self._cluster.seed} {fault.at_s}"),
+        )
+        until_s = time.monotonic() + fault.lasts_s
+        while time.monotonic() < until_s:
+            with contextlib.suppress(DLError):  # the metadata store is away
+                await forger.forge(await self._cluster.find_open_ledgers(bookie.incarnation))
+            await asyncio.sleep(_POLL_S)
+        return forger.sent > 0
 
     async def wait_copied(self, timeout_s: float) -> bool:
         """Return whether no ledger came to rely on a lost disk any more in time."""

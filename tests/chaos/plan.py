@@ -6,7 +6,7 @@ Only the plan is reproducible.  What it meets is real: processes, disks and thei
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ OWNER_DIES_EVERY_S = 10.0
 
 KINDS = (
     "kill bookie",
+    "lose power",
     "pause bookie",
     "kill client",
     "pause client",
@@ -38,19 +39,26 @@ KINDS = (
     "restart ZooKeeper",
     "pause ZooKeeper",
     "wipe bookie",
+    "stale folder",
+    "forge frames",
     "kill owner",
     "pause owner",
+    "drain proxies",
     "restart proxies",
 )
 LINK_KINDS = frozenset(kind for kind in KINDS if kind.endswith(" links"))
+FORGERY = "forge frames"
 ZOOKEEPER = "zookeeper"
 _GAP_S_MIN, _GAP_S_MAX = 1.0, 4.0
 _EARLY_SHARE = 0.6
 """The first round of all kinds takes this share of the time."""
+ALL_LOSE_POWER = 0.5
+"""From this strength on a loss of power is that of all bookies at once."""
 
 # Seconds that a fault lasts: long enough for the time-outs that it is to outlast.
 _LASTS_S = {
     "kill bookie": (0.2, 8.0),
+    "lose power": (0.2, 4.0),
     "pause bookie": (BOOKIE_SESSION_S + ADD_TIMEOUT_S, BOOKIE_SESSION_S + ADD_TIMEOUT_S + 4),
     "kill client": (0.2, 4.0),
     "pause client": (CLIENT_SESSION_S + 1.5, CLIENT_SESSION_S + 4),
@@ -65,8 +73,11 @@ _LASTS_S = {
     "restart ZooKeeper": (0.0, 6.0),
     "pause ZooKeeper": (2.0, 9.0),
     "wipe bookie": (0.2, 2.0),
+    "stale folder": (1.0, 4.0),
+    "forge frames": (3.0, 8.0),
     "kill owner": (0.2, 4.0),
     "pause owner": (PROXY_SESSION_S + 1.5, PROXY_SESSION_S + 4),
+    "drain proxies": (0.5, 4.0),
     "restart proxies": (0.2, 1.0),
 }
 
@@ -76,7 +87,8 @@ class Fault:
     """One fault: what, when after the start, for how long, and to whom.
 
     `sources` and `endpoints` are the two ends of links.  `strength` is in 0 … 1 and means what the
-    kind makes of it: a delay, how full the disk gets, whether a kill comes again during replay.
+    kind makes of it: a delay, how full the disk gets, whether a kill comes again during replay,
+    whether one bookie loses power or all of them at once.
     """
 
     kind: str
@@ -124,6 +136,8 @@ def make_plan(
         for number in range(1, int(seconds / OWNER_DIES_EVERY_S)):
             at_s = number * OWNER_DIES_EVERY_S
             faults.append(_make_fault(rng, "kill owner", at_s, bookies, clients, small_disks))
+    liar = random.Random(f"liar {seed}").choice(list(bookies))  # one bookie alone may lie
+    faults = [replace(each, target=liar) if each.kind == FORGERY else each for each in faults]
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
@@ -144,6 +158,8 @@ def _make_fault(
         target = ZOOKEEPER
     elif kind.endswith(("owner", "proxies")):
         target = "proxies"
+    elif kind == "stale folder":  # a mount cannot be put aside
+        target = rng.choice([each for each in bookies if each not in small_disks])
     elif kind == "fill disk":
         target = rng.choice(list(small_disks))
     else:

@@ -53,6 +53,7 @@ class Report:
     gap_after_s: float = 0.0
     written_again_s: float = 0.0
     copied_s: float = 0.0
+    taken_back: int = 0
     verdict: Verdict = field(default_factory=Verdict)
     failures: list[str] = field(default_factory=list)
     """What went wrong beyond the records: no progress, processes that broke."""
@@ -69,6 +70,7 @@ class Report:
             f"faults: {_listed(self.faults)} (in all {self.faults.total()})",
             f"left out: {_listed(self.left_out) or 'none'}",
             f"not possible here: {', '.join(self.impossible) or 'none'}",
+            f"taken back by losses of power: {self.taken_back} sectors, ends of files and names",
             f"records: appended {self.appends}, acknowledged {self.acked}, read back {self.read}",
             f"acknowledged entries {self.acked_entries}, records tailed {self.tailed}",
             ", ".join(f"{kind} {counts[kind]}" for kind in Verdict.KINDS[:3]),
@@ -162,6 +164,7 @@ class _Run:
         except* NemesisError as group:
             report.failures += [str(error) for error in group.exceptions]
         report.faults, report.left_out = nemesis.counts, nemesis.left_out
+        report.taken_back = nemesis.taken_back
         healed_s = time.monotonic()
         report.seconds = healed_s - began_s
         self._tell("healed")

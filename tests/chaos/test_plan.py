@@ -8,8 +8,10 @@ import pytest
 
 from tests.chaos.plan import (
     ADD_TIMEOUT_S,
+    ALL_LOSE_POWER,
     BOOKIE_SESSION_S,
     CLIENT_SESSION_S,
+    FORGERY,
     KINDS,
     LINK_KINDS,
     Fault,
@@ -48,6 +50,27 @@ def test_every_kind_comes_once_at_least(seed: int) -> None:
         assert ends
         assert ends <= {*BOOKIES, *CLIENTS, "zookeeper", "proxies"}
         assert fault.kind != "fill disk" or fault.target == BOOKIES[0]
+
+
+def test_one_bookie_alone_is_lied_to() -> None:
+    """More would be an ack quorum, whose word counts."""
+    for seed in range(20):
+        lied_to = {fault.target for fault in plan_of(seed, 300.0) if fault.kind == FORGERY}
+        assert len(lied_to) == 1
+
+
+def test_a_mount_is_not_put_aside() -> None:
+    """A folder that is one cannot be renamed."""
+    faults = [
+        fault for seed in range(20) for fault in plan_of(seed) if fault.kind == "stale folder"
+    ]
+    assert {fault.target for fault in faults} == {*BOOKIES[1:]}
+
+
+def test_power_is_lost_by_one_bookie_and_by_all() -> None:
+    """Both come soon in a longer run."""
+    faults = [fault for fault in plan_of(1, 600.0) if fault.kind == "lose power"]
+    assert {fault.strength < ALL_LOSE_POWER for fault in faults} == {True, False}
 
 
 @pytest.mark.parametrize(
