@@ -45,7 +45,8 @@ def killed(
     folder.mkdir()
     name = f"{killed_steps.UNSYNCED}{scenario}" if power else scenario
     command = [LOADED_PYTHON, "-m", "tests.fixtures.killed_steps", name]
-    steps = map(str, sample(range(1, STEPS_MAX), STEPS_MAX // ONE_IN))
+    one_in = 2 * ONE_IN if power else ONE_IN
+    steps = map(str, sample(range(1, STEPS_MAX), STEPS_MAX // one_in))
     subprocess.run([*command, str(prepared), str(folder), *steps], check=True, cwd=ROOT)
     for path in folder.glob("*.told"):
         if power:
