@@ -16,6 +16,7 @@ ARCHIVE := $(VENV)/spark.jsa
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
+HISTORIES ?= 1000
 WORKERS ?= 5
 SPARK_VERSIONS ?= 4.1 4.2 4.3
 SPARK_VENVS := .venv-spark
@@ -35,7 +36,7 @@ endif
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark abuse fuzz bench bench-peers docs proto proto-check requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark blackbox abuse fuzz bench bench-peers docs proto proto-check requirements clean
 
 ##@ Use
 
@@ -94,7 +95,9 @@ coverage: $(ARCHIVE) ## Run the tests; fail unless they ran the pure modules and
 
 prove: $(STAMP) ## Run all tests and searches at full length, one after the other, and sum up.
 	@status=0; sums=; \
-	for proof in coverage test-pythons test-elsewhere test-lowest model sim mutants chaos chaos-spark; do \
+	for proof in coverage test-pythons test-elsewhere test-lowest model sim mutants chaos chaos-spark blackbox; do \
+		if [ $$proof = blackbox ] && ! command -v go >/dev/null; then \
+			sums="$$sums$$(printf '%-12s left out: go is not installed' $$proof);"; continue; fi; \
 		echo "== make $$proof"; began=$$(date +%s); arguments=; \
 		[ $$proof != coverage ] || arguments='ARGS=--full --timeout=1800'; \
 		if $(MAKE) --no-print-directory $$proof $${arguments:+"$$arguments"}; then ended=passed; else ended=FAILED; status=1; fi; \
@@ -128,6 +131,9 @@ chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n r
 
 chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n.
 	@$(BIN)/python -m tests.chaos_spark --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+blackbox: $(STAMP) ## Check HISTORIES=n of clients in Go under faults against a model; SEED=n. Needs Go.
+	@$(BIN)/python -m tests.blackbox --histories $(HISTORIES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 abuse: $(STAMP) ## Measure what hostile clients cost: ARGS="--only ping --seconds 20".
 	@$(BIN)/python -m tests.abuse $(ARGS)
