@@ -167,8 +167,12 @@ class OwnedLog:
             self._empty.set()
 
     def end(self, error: DLError, *, is_lost: bool = False) -> None:
-        """Accept nothing more, and say why; the first reason stays."""
-        self.ending = self.ending or error
+        """Accept nothing more, and say why; the first reason stays, unless the log is lost then.
+
+        For a client that is sent elsewhere takes what was not acknowledged for not written.
+        """
+        if self.ending is None or (is_lost and not self.is_lost):
+            self.ending = error
         self.is_lost |= is_lost
         for wake in list(self._streams):
             wake()

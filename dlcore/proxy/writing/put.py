@@ -394,6 +394,9 @@ class _Stream:
                 accepted = await self._log.accept_if(batch, self._condition.last, mark)
         except BaseException as error:
             self._budget.give(self._holder, size_bytes)
+            ending = self._log.ending
+            if isinstance(error, AlreadyClosedError) and ending is not None:
+                raise ending from error  # it waited, and the writer was closed in good order
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 raise self._lost(error) from error
             raise

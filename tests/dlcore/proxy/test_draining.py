@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.writing import owner
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
@@ -53,6 +54,68 @@ def test_what_was_accepted_is_acknowledged_before_its_log_is_let_go_of(
         found = await read_all(await served.cluster.namespaces[0].open_log("clicks"))
         assert [each.payload for each in found] == [b"a", b"b"]
         assert told["dlsn"] == str(found[-1].dlsn)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It finds the writer closed when it asks whether the log is still ours.
+
+    It is not written, and what another stream has sent is acknowledged all the same.
+    """
+    add_entry, verify = MemoryBookieClient.add_entry, AsyncLogWriter.verify
+    asks, may_ask, is_written = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    has_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def late(writer: AsyncLogWriter) -> None:
+        asks.set()
+        await may_ask.wait()
+        try:
+            await verify(writer)
+        finally:
+            has_asked.set()
+
+    def held(*args: Any, **kwargs: Any) -> asyncio.Future[None]:
+        is_written.set()
+
+        async def answer() -> None:
+            await may_answer.wait()
+            await add_entry(*args, **kwargs)
+
+        return asyncio.ensure_future(answer())
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        monkeypatch.setattr(AsyncLogWriter, "verify", late)
+        conditional, _ = await client.opened_with("clicks", expected=None)
+        await conditional.send(b"b")
+        await conditional.call.done_writing()
+        await asks.wait()
+        monkeypatch.setattr(MemoryBookieClient, "add_entry", held)
+        await stream.send(b"c")
+        await is_written.wait()
+        letting_go = asyncio.create_task(client.act("release", log="clicks"))
+        await until_owned(client)
+        may_ask.set()
+        await has_asked.wait()
+        may_answer.set()
+        told = await stream.told()
+        assert told is not None, await stream.status()
+        assert (told["acked"], await stream.told()) == (2, {"draining": {"location": None}})
+        assert await stream.told_all() is None
+        assert (await stream.status())[0] == "OK"
+        await letting_go
+        assert await conditional.told() == {"draining": {"location": None}}
+        assert await conditional.told() is None
+        code, message, _ = await conditional.status()
+        assert (code, message.partition(":")[0]) == ("UNAVAILABLE", "LogNotReadyError")
+        found = await read_all(await served.cluster.namespaces[0].open_log("clicks"))
+        assert [each.payload for each in found] == [b"a", b"c"]
 
     with_proxies("clicks")(scenario)
 

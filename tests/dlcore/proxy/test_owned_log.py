@@ -207,6 +207,22 @@ def test_two_streams_of_a_producer_write_a_record_once() -> None:
     with_log(scenario)
 
 
+def test_a_log_that_is_lost_while_it_is_let_go_of_says_that_it_is_lost() -> None:
+    """Sent elsewhere, a client would take what was not acknowledged for not written."""
+
+    async def scenario(log: OwnedLog, _: Writer) -> None:
+        let_go, lost = LogNotReadyError("let go of"), WriteError("lost")
+        log.end(let_go)
+        log.end(LogNotReadyError("again"))
+        assert (log.ending, log.is_lost) == (let_go, False)
+        log.end(lost, is_lost=True)
+        assert (log.ending, log.is_lost) == (lost, True)
+        log.end(WriteError("again"), is_lost=True)
+        assert log.ending is lost
+
+    with_log(scenario)
+
+
 async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
     """Own the log without its lock, as one does that has lost it and does not know yet."""
     namespace = await cluster.open(name, config=LogConfig(lock_enabled=False, **config))
