@@ -229,6 +229,7 @@ class OwnedLog:
         token = hashlib.blake2b(identity, digest_size=TOKEN_BYTES).digest()
         claim = self._producers.grant(producer, token, now_ms=now_ms)
         await self.writer.flush()  # of what earlier incarnations wrote
+        await self.writer.verify()  # else the next owner may know of later ones, and more records
         return claim, claim.base - 1
 
     @_while_owned

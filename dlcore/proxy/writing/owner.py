@@ -29,6 +29,7 @@ from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator
+    from contextlib import AbstractAsyncContextManager
 
     from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager
@@ -84,8 +85,12 @@ class LogOwner:
             LogNotFoundError: that log is gone; LogRenamedError: it has another name.
             DLError: it cannot be acquired.
         """
-        async with self._membership.outages.bounded():
+        async with self.bounded():
             return await self._checked(name, log_id, unreachable)
+
+    def bounded(self) -> AbstractAsyncContextManager[None]:
+        """Do what needs the metadata store; as `Outages.bounded`."""
+        return self._membership.outages.bounded()
 
     async def _checked(
         self, name: str, log_id: str | None, unreachable: Collection[str]

@@ -182,7 +182,8 @@ class PutService:
     async def begin(self, name: str, log: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
         """Begin an incarnation of a producer of a log, or let one go on; as `OwnedLog.begin`."""
         try:
-            return await log.begin(producer)
+            async with self._owner.bounded():
+                return await log.begin(producer)
         except (WriteError, AlreadyClosedError) as error:
             raise log.ending or self._lost(name, log, error) from error
 

@@ -107,6 +107,31 @@ def test_an_action_is_refused_likewise(action: str, body: str) -> None:
     with_proxies("clicks")(scenario)
 
 
+def test_a_producer_that_begins_is_refused_likewise() -> None:
+    """Whether the log is still this proxy's is not known; one that goes on need not know it yet."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream, ready = await client.opened_with("clicks", producer="meter")
+        await stream.send(b"a")
+        await stream.acked(1)
+        store = served.cluster.stores[served.servers[0].location]
+        store.disconnect()
+        again, _ = await client.opened_with("clicks", producer=ready["producer"])
+        await again.send(b"b", sequence=1)
+        await again.acked(1)
+        stream = client.put()
+        await stream.begin("clicks", producer="meter")
+        assert await stream.told() is None
+        code, _, trailer = await stream.status()
+        assert (code, "dlog-retry-after-ms" in trailer) == ("UNAVAILABLE", True)
+        store.reconnect()
+        _, ready = await client.opened_with("clicks", producer="meter")
+        assert ready["sequence"] == 1
+
+    with_proxies("clicks")(scenario)
+
+
 def test_what_began_before_waits_for_so_long_only() -> None:
     """A session that is back in time costs nothing; a time-out of another is its own."""
 

@@ -58,6 +58,9 @@ class Writer:
     async def flush(self) -> None:
         """Nothing of an earlier incarnation is on its way."""
 
+    async def verify(self) -> None:
+        """The log is still its own."""
+
     async def find_last(self) -> DLSN:
         """Return the position of the log's last record."""
         return LAST
@@ -262,5 +265,26 @@ def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_lef
         await stale.writer.abort()
         await taken.writer.abort()
         assert len(await read_all(log)) == 2 + has_left
+
+    on_log(body)
+
+
+def test_who_has_lost_the_log_begins_no_incarnation() -> None:
+    """A producer would be told that what it wrote through the next owner is not in the log."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        stale = await owned(cluster, "stale")
+        claim, _ = await stale.begin("meter")
+        await (await stale.accept(rows(b"0"), Mark(claim, 0))).future
+        taken = await owned(cluster, "other")
+        later, last = await taken.begin("meter")
+        assert last == 0
+        await (await taken.accept(rows(b"1"), Mark(later, 1))).future
+        with pytest.raises(WriteError, match="another writer"):
+            await stale.begin("meter")
+        assert (await taken.begin("meter"))[1] == 1
+        await stale.writer.abort()
+        await taken.writer.abort()
+        assert len(await read_all(log)) == 2
 
     on_log(body)
