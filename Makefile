@@ -132,7 +132,7 @@ chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n r
 chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n.
 	@$(BIN)/python -m tests.chaos_spark --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-blackbox: $(STAMP) ## Check HISTORIES=n of clients in Go under faults against a model; SEED=n. Needs Go.
+blackbox: $(STAMP) ## Check HISTORIES=n of clients in Go and Java under faults by a model; SEED=n. Needs Go.
 	@$(BIN)/python -m tests.blackbox --histories $(HISTORIES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 abuse: $(STAMP) ## Measure what hostile clients cost: ARGS="--only ping --seconds 20".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,17 +28,49 @@ def build(folder: Path) -> Path:
     if go is None:
         raise ProgramError("go is not installed, which the black box needs (https://go.dev/dl)")
     program = folder / "blackbox"
-    command = [go, "build", "-o", str(program), "."]
-    built = subprocess.run(command, cwd=SOURCE, check=False, capture_output=True, text=True)
-    if built.returncode:
-        raise ProgramError(f"{' '.join(command)}: {built.stderr}")
+    _make([go, "build", "-o", str(program), "."], SOURCE)
     return program
 
 
-def succeeds(command: Sequence[str]) -> bool:
-    """Run a program to its end; it ends itself at the end of its standard input, as ours does."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as running:
-        try:
-            return running.wait() == 0
-        finally:
-            running.kill()
+def build_java(folder: Path) -> list[str]:
+    """Build the Java program into a folder; return the command that runs it.
+
+    Raises:
+        ProgramError: there is no Maven or no Java, or what it said of the program.
+    """
+    for tool in ("mvn", "java"):
+        if shutil.which(tool) is None:
+            raise ProgramError(f"{tool} is not installed, which the clients in Java need")
+    built = folder / "java"
+    shutil.copytree(SOURCE / "java", built)
+    _make(
+        ["mvn", "-q", "compile", "dependency:build-classpath", "-Dmdep.outputFile=classpath"], built
+    )
+    libraries = (built / "classpath").read_text(encoding="utf-8").strip()
+    opens = "--add-opens=java.base/java.nio=ALL-UNNAMED"  # as Arrow asks for
+    return [
+        "java",
+        "-Xmx512m",
+        opens,
+        "-cp",
+        f"{built / 'target/classes'}:{libraries}",
+        "Histories",
+    ]
+
+
+def _make(command: Sequence[str], folder: Path) -> None:
+    made = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    if made.returncode:
+        raise ProgramError(f"{' '.join(command)}: {made.stdout}{made.stderr}")
+
+
+def succeed(*commands: Sequence[str]) -> bool:
+    """Run programs side by side; they end themselves at the end of their standard input."""
+    with ExitStack() as stack:
+        running = []
+        for command in commands:
+            each = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+            stack.callback(each.kill)
+            running.append(each)
+        statuses = [each.wait() for each in running]
+    return not any(statuses)

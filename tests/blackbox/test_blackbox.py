@@ -74,7 +74,9 @@ def test_a_short_run_finds_nothing() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
-    assert f"{HISTORIES} histories, 0 rejected" in result.stdout
+    count = re.search(r"^(\d+) histories, 0 rejected$", result.stdout, re.MULTILINE)
+    assert count is not None
+    assert int(count[1]) >= HISTORIES  # more with clients in Java
     assert re.search(r"[1-9]\d* wrong histories, 0 accepted", result.stdout)
     assert re.search(r"faults: .*\d", result.stdout)
     for kind in ("append", "conditional append", "append of a producer", "begin", "read", "tail"):

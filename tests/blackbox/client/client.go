@@ -112,7 +112,8 @@ func (client *Client) append(
 		last, isSent, err := opened.append(
 			operation.Values, operation.Sequence, operation.Conditional)
 		if err == nil {
-			operation.Last, operation.Note = last, opened.location
+			operation.Last = last
+			operation.Note += "done at " + opened.location
 			if operation.Conditional {
 				opened.close()
 			}
@@ -120,6 +121,7 @@ func (client *Client) append(
 		}
 		client.forget(opened)
 		refused := *refusalOf(err, nil)
+		operation.Note += fmt.Sprintf("sent %v to %s: %s; ", isSent, opened.location, refused.name)
 		mayHaveEffect = mayHaveEffect || isSent && refused.mayHaveEffect()
 		if isSent && operation.Claim == nil && refused.mayHaveEffect() {
 			refused.code = codes.Aborted // not to be sent again

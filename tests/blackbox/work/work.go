@@ -15,7 +15,7 @@ import (
 
 const (
 	clientsMin, clientsMax       = 3, 5
-	operationsMin, operationsMax = 5, 9 // of each client
+	operationsMin, operationsMax = 4, 7 // of each client
 	lastReads                    = 20   // tries before the history is given up
 	producer                     = "p"
 )
