@@ -8,7 +8,7 @@ from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.errors import LedgerReadError
+from dlcore.errors import AlreadyClosedError, LedgerReadError, WriteError
 from dlcore.ids import DLSN
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import byte_log_batch
@@ -22,7 +22,7 @@ from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.flight import put as put_messages
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
-from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
 from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
 from dlcore.proxy.writing.put import _Stream
@@ -38,11 +38,13 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.reading.follower import FollowStep
     from dlcore.log.context import LogContext
+    from dlcore.log.entries.stamp import Claim
     from dlcore.log.metadata.segment import Extent, LogSegment
     from dlcore.log.metadata.values import LogHead
 
 _ROOM = "dlcore/proxy"
 _MERGED = "test_appends_beside_a_proxy_are_merged_with_what_it_writes"
+_LET_GO = "test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of"
 _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
@@ -278,6 +280,37 @@ def producers_are_sought_at_the_end_of_their_segment() -> Iterator[None]:
         return await stamps_of(context, segment, segment.closed_entry_count - 1)
 
     with patch.object(opening, "_stamps_of", at_the_end):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_begins_no_incarnation")
+def a_zombie_proxy_begins_producers() -> Iterator[None]:
+    """It tells who begins there of the last record that it knew of when it wrote last."""
+    begin = OwnedLog.begin
+
+    async def believe(_: AsyncLogWriter) -> None:
+        pass
+
+    async def unlooked(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
+        with patch.object(AsyncLogWriter, "verify", believe):
+            return await begin(self, producer)
+
+    with patch.object(OwnedLog, "begin", unlooked):
+        yield
+
+
+@caught_by(f"{_ROOM}/test_draining.py::{_LET_GO}")
+def a_condition_that_finds_the_writer_closed_loses_the_log() -> Iterator[None]:
+    """A log that is let go of in good order counts as lost, for all its streams."""
+    accept_if = OwnedLog.accept_if
+
+    async def losing(self: OwnedLog, *args: Any) -> Accepted:
+        try:
+            return await accept_if(self, *args)
+        except AlreadyClosedError as error:
+            raise WriteError(str(error)) from error
+
+    with patch.object(OwnedLog, "accept_if", losing):
         yield
 
 
