@@ -79,16 +79,14 @@ func (client *Client) perform(
 	operation.Outcome = history.Done
 	if err != nil {
 		refused := refusalOf(err, nil)
-		operation.Error, operation.Outcome = refused.name, history.Refused
+		operation.Error, operation.Outcome, operation.Rows = refused.name, history.Refused, nil
 		if refused.last != "none" {
 			operation.Last = refused.last
 		}
 		if mayHaveEffect && refused.name != history.ConditionFailed {
 			operation.Outcome = history.Unknown
 		}
-		if true {
-			operation.Note += " " + refused.Error()
-		}
+		operation.Note += " " + refused.Error()
 	}
 	client.done = append(client.done, operation)
 	return operation

@@ -181,7 +181,9 @@ func lost(spoiled *spoiling) bool {
 
 // rowOf chooses a read with so many rows at least, and all but the last so many rows of it.
 func (spoiled *spoiling) rowOf(count int) (read *history.Operation, at int) {
-	read = spoiled.choose(func(each *history.Operation) bool { return len(each.Rows) >= count })
+	read = spoiled.choose(func(each *history.Operation) bool {
+		return each.Outcome == history.Done && len(each.Rows) >= count
+	})
 	if read == nil {
 		return nil, 0
 	}

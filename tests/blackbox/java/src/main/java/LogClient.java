@@ -90,7 +90,7 @@ final class LogClient {
     try {
       call.into(operation, System.nanoTime() + PATIENCE_NS);
     } catch (Proxies.Refusal refused) {
-      operation.put("error", refused.name).put("outcome", "refused");
+      operation.put("error", refused.name).put("outcome", "refused").remove("rows");
       if (refused.last != null && !refused.last.equals("none")) {
         operation.put("last", refused.last);
       }
