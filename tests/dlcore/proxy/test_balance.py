@@ -1,0 +1,375 @@
+"""The balance of logs over proxies: each rule, and several owners that know of each other late."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from dlcore.proxy.load import ProxyLoad
+from dlcore.proxy.rendezvous import preferred_owner
+from dlcore.proxy.writing.balance import (
+    LOOK_PAUSES,
+    RATE_FLOOR,
+    AskLoads,
+    Balancer,
+    BalanceState,
+    Effect,
+    HandOver,
+    LoadsTold,
+    Looked,
+    OwnedState,
+    TellLoad,
+)
+from tests.fixtures.lengths import sample
+
+ME, OTHER, THIRD = "grpc://me:1", "grpc://other:1", "grpc://third:1"
+AFTER_S, PAUSE_S = 60.0, 5.0
+MIB = 1024 * 1024
+LATE_S = 20.0
+EMPTY = ProxyLoad(logs=0, room=100, bytes_per_s=0)
+
+
+@pytest.fixture
+def balancer() -> Balancer:
+    """That of this proxy."""
+    return Balancer(ME, after_s=AFTER_S, pause_s=PAUSE_S, tolerance=0.2)
+
+
+def owned(*homes: str, **fields: object) -> list[OwnedState]:
+    """Return logs with these homes, called after their place."""
+    return [
+        OwnedState(name=str(number), home=home, accepted_bytes=0, **fields)  # type: ignore[arg-type]
+        for number, home in enumerate(homes)
+    ]
+
+
+def look(
+    balancer: Balancer,
+    now_s: float,
+    logs: list[OwnedState],
+    live: frozenset[str] = frozenset({ME, OTHER}),
+) -> list[Effect]:
+    """Let it look; return what it wants done."""
+    return balancer.handle(Looked(now_s=now_s, live=live, logs=logs, room=100 - len(logs)))
+
+
+def step(
+    balancer: Balancer, logs: list[OwnedState], loads: dict[str, ProxyLoad | None], now_s: float
+) -> list[str]:
+    """Let it look and learn the loads; return which logs it hands over."""
+    live = frozenset({ME, *loads})
+    if AskLoads(tuple(sorted(loads))) not in look(balancer, now_s, logs, live):
+        return []
+    effects = balancer.handle(LoadsTold(now_s=now_s, loads=loads))
+    assert all(isinstance(each, HandOver) for each in effects)
+    return [each.name for each in effects if isinstance(each, HandOver)]
+
+
+def settled(
+    balancer: Balancer, logs: list[OwnedState], loads: dict[str, ProxyLoad | None]
+) -> list[str]:
+    """Let the live proxies be the same for long; return which logs it then hands over."""
+    assert step(balancer, logs, loads, 0.0) == []
+    return step(balancer, logs, loads, AFTER_S)
+
+
+def test_nothing_moves_before_the_live_proxies_have_been_the_same_for_long(
+    balancer: Balancer,
+) -> None:
+    """A change begins the time anew."""
+    logs, both = owned(*[OTHER] * 4), frozenset({ME, OTHER})
+    for now_s, live, state in (
+        (0.0, both, BalanceState.SETTLING),
+        (AFTER_S - 1, both, BalanceState.SETTLING),
+        (AFTER_S, both | {THIRD}, BalanceState.SETTLING),
+        (2 * AFTER_S - 1, both | {THIRD}, BalanceState.SETTLING),
+        (2 * AFTER_S, frozenset({ME}), BalanceState.ALONE),
+        (4 * AFTER_S, both - {ME}, BalanceState.ALONE),
+        (4 * AFTER_S + 1, both, BalanceState.SETTLING),
+    ):
+        effects = look(balancer, now_s, logs, live)
+        assert not [each for each in effects if isinstance(each, AskLoads)]
+        assert balancer.state is state
+    assert balancer.wait_s == LOOK_PAUSES * PAUSE_S
+    assert AskLoads((OTHER,)) in look(balancer, 5 * AFTER_S + 1, logs, both)
+
+
+def test_what_is_too_much_goes_and_no_more(balancer: Balancer) -> None:
+    """One at a time, up to the mean and its tolerance."""
+    logs = owned(*[OTHER] * 10)
+    moved = settled(balancer, logs, {OTHER: EMPTY})
+    assert balancer.state is BalanceState.MOVING
+    assert balancer.wait_s == PAUSE_S
+    for number in range(20):
+        logs = [each for each in logs if each.name not in moved]
+        told = changed_by(EMPTY, logs=10 - len(logs))
+        moved = step(balancer, logs, {OTHER: told}, AFTER_S + (number + 1) * PAUSE_S)
+    assert len(logs) == 6
+    assert balancer.handed_over == 4
+    assert (balancer.state, balancer.misplaced) == (BalanceState.EVEN, 6)
+
+
+def changed_by(load: ProxyLoad, **fields: int) -> ProxyLoad:
+    """Return a load with other values."""
+    known = {"logs": load.logs, "room": load.room, "bytes_per_s": load.bytes_per_s}
+    return ProxyLoad(**(known | fields))
+
+
+def test_what_was_handed_over_counts_though_its_new_owner_does_not_say_so(
+    balancer: Balancer,
+) -> None:
+    """Nobody may write it for long: then nobody acquires it."""
+    logs = owned(*[OTHER] * 10)
+    moved = settled(balancer, logs, {OTHER: EMPTY})
+    for number in range(20):
+        logs = [each for each in logs if each.name not in moved]
+        moved = step(balancer, logs, {OTHER: EMPTY}, AFTER_S + (number + 1) * PAUSE_S)
+    assert len(logs) == 6
+    # After ten minutes they are nobody's, and the others are too many again.
+    assert step(balancer, logs, {OTHER: EMPTY}, AFTER_S + 1000)
+
+
+@pytest.mark.parametrize(
+    ("loads", "why"),
+    [
+        ({OTHER: None}, "it tells none, as an older release"),
+        ({OTHER: ProxyLoad(logs=0, room=0, bytes_per_s=0)}, "it is full"),
+        ({OTHER: ProxyLoad(logs=9, room=9, bytes_per_s=0)}, "the difference is small"),
+        ({OTHER: EMPTY, THIRD: EMPTY}, "it is the third that has few, and not their home"),
+    ],
+)
+def test_some_proxies_get_nothing(
+    balancer: Balancer, loads: dict[str, ProxyLoad | None], why: str
+) -> None:
+    """Whatever hashing says."""
+    if "home" in why:
+        loads = {OTHER: changed_by(EMPTY, logs=12), THIRD: EMPTY}
+    assert settled(balancer, owned(*[OTHER] * 10), loads) == [], why
+    assert balancer.state is BalanceState.EVEN
+
+
+def test_a_log_whose_home_is_not_reached_stays_and_so_does_one_at_home(balancer: Balancer) -> None:
+    """They are no candidates at all."""
+    logs = owned(*[OTHER] * 10, stays=True)
+    assert settled(balancer, logs, {OTHER: EMPTY}) == []
+    assert step(balancer, owned(*[ME] * 10), {OTHER: EMPTY}, 2 * AFTER_S) == []
+    assert balancer.misplaced == 0
+
+
+def test_one_log_alone_does_not_move(balancer: Balancer) -> None:
+    """Where it is, it is as much as it would be elsewhere."""
+    assert settled(balancer, owned(OTHER), {OTHER: EMPTY}) == []
+
+
+def written(rates: dict[str, float], now_s: float, *, home: str = OTHER) -> list[OwnedState]:
+    """Return logs with these rates, in MiB a second, as they are at a time."""
+    return [
+        OwnedState(name=name, home=home, accepted_bytes=round(rate * MIB * now_s), is_open=True)
+        for name, rate in rates.items()
+    ]
+
+
+def warm(balancer: Balancer, rates: dict[str, float], *, home: str = OTHER) -> None:
+    """Let it look until it knows the rates."""
+    for number in range(int(AFTER_S / PAUSE_S)):
+        now_s = number * PAUSE_S
+        look(balancer, now_s, written(rates, now_s, home=home))
+
+
+def test_logs_that_nobody_writes_go_first_and_one_that_is_written_goes_alone(
+    balancer: Balancer,
+) -> None:
+    """Those without a stream before those with a silent one; a step takes one of a hundred."""
+    rates = {"busy": 0.5, "quick": 0.9, "silent": 0.0} | {f"written-{n}": 0.1 for n in range(250)}
+    warm(balancer, rates)
+    logs = [*written(rates, AFTER_S), *owned(OTHER)]
+    assert step(balancer, logs, {OTHER: changed_by(EMPTY, room=1000)}, AFTER_S) == ["0", "silent"]
+    logs = written({name: rate for name, rate in rates.items() if rate}, AFTER_S + PAUSE_S)
+    told = changed_by(EMPTY, room=1000, logs=2)
+    moved = step(balancer, logs, {OTHER: told}, AFTER_S + PAUSE_S)
+    assert len(moved) == 1
+    assert moved[0].startswith("written-")
+
+
+def test_for_the_bytes_the_largest_goes_that_fits(balancer: Balancer) -> None:
+    """Though the count is even; then nothing more."""
+    rates = {"a": 70.0, "b": 25.0, "c": 20.0, "d": 1.0}
+    at_home = owned(*[ME] * 4)
+    warm(balancer, rates)
+    now_s = AFTER_S
+    for goes, logs, there in (("b", 7, 20), ("c", 8, 45), (None, 9, 65)):
+        told = changed_by(EMPTY, logs=logs, bytes_per_s=there * MIB)
+        found = step(balancer, [*written(rates, now_s), *at_home], {OTHER: told}, now_s)
+        assert found == ([] if goes is None else [goes])
+        rates.pop(goes or "a")
+        now_s += PAUSE_S
+
+
+def test_one_that_is_larger_than_what_is_too_much_goes_only_where_that_helps(
+    balancer: Balancer,
+) -> None:
+    """A log that is most of all that is written stays, wherever it is."""
+    rates = {"most": 90.0, "rest": 1.0}
+    warm(balancer, rates)
+    told = changed_by(EMPTY, logs=2, bytes_per_s=10 * MIB)
+    assert step(balancer, written(rates, AFTER_S), {OTHER: told}, AFTER_S) == ["rest"]
+    told = changed_by(EMPTY, logs=3, bytes_per_s=11 * MIB)
+    now_s = AFTER_S + PAUSE_S
+    assert step(balancer, written({"most": 90.0}, now_s), {OTHER: told}, now_s) == []
+
+
+def test_little_that_is_written_is_no_reason(balancer: Balancer) -> None:
+    """Below a MiB a second above the mean nothing moves, whatever share that is."""
+    rates = {"a": 0.5, "b": 0.4, "c": 0.3}
+    warm(balancer, rates)
+    told = changed_by(EMPTY, logs=3)
+    assert step(balancer, written(rates, AFTER_S), {OTHER: told}, AFTER_S) == []
+
+
+def test_the_count_is_not_made_even_by_making_the_bytes_uneven(balancer: Balancer) -> None:
+    """A log that is written much does not go where much is written."""
+    rates = {str(n): 10.0 for n in range(10)}
+    warm(balancer, rates)
+    told = changed_by(EMPTY, logs=1, bytes_per_s=150 * MIB)
+    assert step(balancer, written(rates, AFTER_S), {OTHER: told}, AFTER_S) == []
+
+
+def test_a_log_that_came_back_is_measured_from_there(balancer: Balancer) -> None:
+    """What it accepts is counted from its acquisition."""
+    look(balancer, 0.0, written({"a": 10.0}, 0.0))
+    look(balancer, 10.0, written({"a": 10.0}, 10.0))
+    (told,) = look(balancer, 20.0, written({"a": 1.0}, 2.0))
+    assert isinstance(told, TellLoad)
+    assert told.load.bytes_per_s < 5 * MIB
+
+
+def test_the_load_is_told_when_it_has_changed_and_seldom(balancer: Balancer) -> None:
+    """Four times a minute at most; a rate that hardly differs is not told."""
+    assert look(balancer, 0.0, []) == [TellLoad(ProxyLoad(logs=0, room=100, bytes_per_s=0))]
+    assert look(balancer, 5.0, owned(ME)) == []
+    assert look(balancer, 15.0, owned(ME)) == [TellLoad(ProxyLoad(logs=1, room=99, bytes_per_s=0))]
+    assert look(balancer, 60.0, written({"0": RATE_FLOOR / MIB / 20}, 60.0, home=ME)) == []
+    balancer.forget_told()
+    assert len(look(balancer, 61.0, owned(ME))) == 1
+    written_much = look(balancer, 90.0, written({"0": 10.0}, 90.0, home=ME))
+    assert isinstance(written_much[0], TellLoad)
+    assert written_much[0].load.bytes_per_s > MIB
+
+
+@dataclass
+class Cluster:
+    """Proxies that look in any order, know old loads, and acquire what they were given later."""
+
+    rng: random.Random
+    homes: dict[str, str]  # of logs
+    rates: dict[str, float]
+    owners: dict[str, str | None]
+    machines: dict[str, Balancer]
+    told: dict[str, list[tuple[float, ProxyLoad]]] = field(default_factory=dict)
+    moves: Counter[str] = field(default_factory=Counter)
+    now_s: float = 0.0
+    last_move_s: float = 0.0
+
+    def load(self, location: str) -> tuple[int, float]:
+        """Return the true load of a proxy."""
+        mine = [name for name, owner in self.owners.items() if owner == location]
+        return len(mine), sum(self.rates[name] for name in mine)
+
+    def turn(self, location: str) -> None:
+        """Let a proxy look."""
+        machine = self.machines[location]
+        logs = [
+            OwnedState(
+                name=name,
+                home=self.homes[name],
+                accepted_bytes=round(self.rates[name] * self.now_s),
+                is_open=bool(self.rates[name]),
+            )
+            for name, owner in self.owners.items()
+            if owner == location
+        ]
+        live = frozenset(self.machines)
+        effects = machine.handle(Looked(now_s=self.now_s, live=live, logs=logs, room=1000))
+        while effects:
+            effect = effects.pop(0)
+            match effect:
+                case TellLoad():
+                    self.told.setdefault(location, []).append((self.now_s, effect.load))
+                case AskLoads():
+                    loads = {each: self.known(each) for each in effect.locations}
+                    effects += machine.handle(LoadsTold(now_s=self.now_s, loads=loads))
+                case HandOver():
+                    self.move(location, effect)
+
+    def known(self, location: str) -> ProxyLoad | None:
+        """Return what somebody knows of a proxy; of what it told now he may know nothing yet."""
+        told = self.told.get(location)
+        if told is None:
+            return None
+        is_late = len(told) > 1 and self.now_s - told[-1][0] < LATE_S and self.rng.random() < 0.5
+        return told[-2 if is_late else -1][1]
+
+    def move(self, location: str, effect: HandOver) -> None:
+        """Let a log go to its home, where it is acquired now, or later, when somebody writes it."""
+        assert effect.home == self.homes[effect.name] != location
+        assert self.owners[effect.name] == location
+        self.moves[effect.name] += 1
+        self.last_move_s = self.now_s
+        self.owners[effect.name] = effect.home if self.rng.random() < 0.5 else None
+
+    def acquire_some(self) -> None:
+        """Let clients come to what nobody owns."""
+        for name, owner in self.owners.items():
+            if owner is None and self.rng.random() < 0.3:
+                self.owners[name] = self.homes[name]
+
+
+@pytest.mark.parametrize("seed", sample(range(300), 12))
+def test_several_owners_that_know_little_come_to_a_balance(seed: int) -> None:
+    """Each log moves once at most; in the end nobody has too much that it could hand over.
+
+    One seed is one order of looks, one distribution and one set of loads that come late.
+    """
+    rng = random.Random(seed)
+    locations = [f"grpc://proxy-{n}:1" for n in range(rng.choice((2, 3, 5)))]
+    names = [f"log-{n}" for n in range(rng.choice((1, 7, 40)))]
+    homes = {name: str(preferred_owner(f"{seed}{name}", locations)) for name in names}
+    some = locations[: rng.randrange(1, len(locations) + 1)]
+    is_written = rng.random() < 0.5
+    cluster = Cluster(
+        rng,
+        homes,
+        {name: rng.choice((0.0, 1.0, 4.0, 30.0)) * MIB * is_written for name in names},
+        {name: rng.choice(some) for name in names},
+        {
+            each: Balancer(each, after_s=AFTER_S, pause_s=PAUSE_S, tolerance=0.2)
+            for each in locations
+        },
+    )
+    before = {each: cluster.load(each)[0] for each in locations}
+    while cluster.now_s < 3000:
+        cluster.now_s += 2 * rng.random() * PAUSE_S
+        cluster.acquire_some()
+        cluster.turn(rng.choice(locations))
+    assert set(cluster.moves.values()) <= {1}
+    assert cluster.last_move_s < 2500
+    count, rate = len(names), sum(cluster.rates.values())
+    for location in locations:
+        logs, written_here = cluster.load(location)
+        if not is_written:  # nobody gave more than what was too much, but for what it knew late
+            assert logs >= min(before[location], count // len(locations) - 2)
+        misplaced = [
+            name
+            for name, owner in cluster.owners.items()
+            if owner == location and homes[name] != location
+        ]
+        has_too_much = logs > count / len(locations) * 1.2
+        for name in misplaced:
+            there = cluster.load(homes[name])
+            helps = there[0] + 1 < logs and there[1] + cluster.rates[name] <= max(
+                rate / len(locations) * 1.2 - MIB, written_here - cluster.rates[name] - MIB
+            )
+            assert not (has_too_much and helps), (location, name)
