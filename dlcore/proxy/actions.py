@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = dict[str, object]
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
+Told: TypeAlias = "Callable[[], Answer]"
 
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -83,6 +84,7 @@ class Actions:
         puts: PutService,
         drain: Drain,
         undrain: Drain,
+        balance: Told,
     ) -> None:
         self._namespace = namespace
         self._membership = membership
@@ -90,6 +92,7 @@ class Actions:
         self._puts = puts
         self._drain_proxy = drain
         self._undrain_proxy = undrain
+        self._balance = balance
         self._actions: dict[str, _Action] = {}
         self._add_those_on_logs()
         self._add("owner", "Tell which proxy owns a log: {log}.", LogRequest, self._owner)
@@ -359,7 +362,12 @@ class Actions:
     async def _health(self, _: NoRequest) -> Answer:
         here = self._membership.location
         serves = here in self._membership.live
-        answer: Answer = {"location": here, "serves": serves, "logs": len(self._owner_of_logs)}
+        answer: Answer = {
+            "location": here,
+            "serves": serves,
+            "logs": len(self._owner_of_logs),
+            "balance": self._balance(),
+        }
         reason = self._membership.outages.reason
         return answer if reason is None else answer | {"degraded": reason}
 

@@ -102,6 +102,14 @@ class ProxyConfig:
     """How long it waits for a log that is held by a direct writer, or by a proxy that is gone."""
     idle_release_s: float = 600.0
     """A log to which no stream was open for so long is let go of."""
+    rebalance: bool = True
+    """Whether it hands over logs to proxies that have fewer, and takes part of what others have."""
+    rebalance_after_s: float = 60.0
+    """It does so once the live proxies have been the same for so long."""
+    rebalance_pause_s: float = 5.0
+    """The pause after each step, in which one of 100 logs goes, and one that is written at most."""
+    rebalance_tolerance: float = 0.2
+    """What is above the mean of all proxies by less than this share of it stays."""
     log_level: str = "info"
     """What its log tells at least: debug, info, warning or error."""
 
@@ -131,6 +139,7 @@ class ProxyConfig:
             "logs_max",
             "idle_release_s",
             "session_timeout_s",
+            "rebalance_pause_s",
         )
         require(
             condition=self.tls_client_auth in ("required", "none"),
@@ -138,7 +147,15 @@ class ProxyConfig:
             value=self.tls_client_auth,
             rule="expected required or none",
         )
-        require_not_negative(self, "lock_timeout_s", "throttle_max_s", *_RATES, *_COUNTS)
+        require_not_negative(
+            self,
+            "lock_timeout_s",
+            "throttle_max_s",
+            "rebalance_after_s",
+            "rebalance_tolerance",
+            *_RATES,
+            *_COUNTS,
+        )
         require_log_level(self.log_level)
 
     @property

@@ -2,6 +2,8 @@
 
 A location is what Flight clients connect to: ``grpc://host:port``, or ``grpc+tls://`` with TLS.
 
+A node holds the load of its proxy, if this one tells any (`ProxyLoad`), as it was some seconds ago.
+
 What is known is a moment old.  That harms nobody: who owns a log is decided by its lock, its fence
 and the version of its head; this only says whom to ask.
 """
@@ -17,12 +19,14 @@ from dlcore.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.paths import unescape
+from dlcore.metadata.stored import decode_or_tell, encode
+from dlcore.proxy.load import ProxyLoad
 from dlcore.proxy.outages import Outages
 from dlcore.proxy.probing import refuses_connections
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from dlcore.log.metadata.values import LogKey
     from dlcore.metadata.paths import NamespacePaths
@@ -91,6 +95,22 @@ class Membership:
             logger.warning("the proxy at %s is gone: nobody listens there", location)
         return is_gone
 
+    async def tell_load(self, load: ProxyLoad) -> None:
+        """Let the other proxies know a load of this one.  Raises: MetadataError: they may not."""
+        await self._node.put(encode(load))
+
+    async def loads_of(self, locations: Sequence[str]) -> dict[str, ProxyLoad | None]:
+        """Return what these proxies told of their loads last; None: nothing.
+
+        Raises: MetadataError.
+        """
+        nodes = await self._store.get_many([self._paths.proxy(each) for each in locations])
+        return {
+            # Of an earlier release it is a token of the session.
+            location: decode_or_tell(ProxyLoad, node, source=location, tell=lambda _: None)
+            for location, node in zip(locations, nodes, strict=True)
+        }
+
     async def join(self) -> None:
         """Appear among the live ones, and know the others.  Raises: MetadataError."""
         await self._node.ensure()
@@ -119,7 +139,9 @@ class Membership:
         if self._vanishing is not None:
             self._vanishing.cancel()
             await asyncio.gather(self._vanishing, return_exceptions=True)
+        told = self._node.value
         self._node = SessionNode(self._store, self._node.path)
+        self._node.value = told
         await self._node.ensure()
         self._has_left = False
         await self._look()

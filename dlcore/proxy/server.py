@@ -17,6 +17,7 @@ from dlcore.proxy.health import Health
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.service import FlightService
+from dlcore.proxy.writing.balancing import Balancing
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
@@ -112,12 +113,15 @@ class ProxyServer(AsyncClosing):
             stagings = Stagings(namespace, config)
             steps.push_async_callback(stagings.aclose)
             puts = PutService(owner, stagings, config)
-            actions = Actions(namespace, membership, owner, puts, drain, undrain)
+            balancing = Balancing(owner, membership, config)
+            steps.push_async_callback(balancing.aclose)
+            actions = Actions(namespace, membership, owner, puts, drain, undrain, balancing.told)
             service = FlightService(actions, puts, reads)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
             steps.push_async_callback(_stop, server, service)
             await membership.join()
+            balancing.start()
             health.tell(serves=True)
             steps.push_async_callback(drain)
             return cls(location, reads, steps.pop_all())

@@ -91,6 +91,7 @@ class Proxy:
             self.puts,
             self.owner.drain,
             self.owner.undrain,
+            dict,
         )
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._has_ended = False

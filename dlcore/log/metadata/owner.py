@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError, NodeExistsError, NoNodeError
 from dlcore.log.metadata.store import persistently
-from dlcore.metadata.port import Create, Delete, SessionState
+from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put, SessionState
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
@@ -21,13 +21,15 @@ logger = logging.getLogger(__name__)
 class SessionNode:
     """An ephemeral node by which others see that this process lives.
 
-    After the session was lost the node is made again.
+    After the session was lost the node is made again, with what was put there last.
     """
 
     def __init__(self, store: MetadataStore, path: str) -> None:
         self._store = store
         self.path = path
         self._session = ""
+        self.value: bytes | None = None
+        """What was put there last; else it holds the session's token."""
         self._making = asyncio.Lock()
         self._renewals = BackgroundTasks()
         self._unsubscribe = self._store.on_session(self._session_changed)
@@ -40,24 +42,30 @@ class SessionNode:
             if self._session != self._store.session_token:
                 await persistently(self._make)
 
+    async def put(self, value: bytes) -> None:
+        """Put a value there, for the others.  Raises: MetadataError: they may not see it."""
+        self.value = value
+        async with self._making:
+            if self._session == self._store.session_token:
+                await self._store.multi([Put(self.path, value, ANY_VERSION)])
+
     async def _make(self) -> None:
         session = self._store.session_token
+        value = session.encode() if self.value is None else self.value
         try:
-            await self._store.create(self.path, session.encode(), ephemeral=True, make_parents=True)
+            await self._store.create(self.path, value, ephemeral=True, make_parents=True)
         except NodeExistsError:
             node = await self._store.get(self.path)
-            if node is None or node.value != session.encode():
-                await self._replace(session)
+            if node is None or node.session != session:
+                await self._replace(value)
         self._session = session
 
-    async def _replace(self, session: str) -> None:
+    async def _replace(self, value: bytes) -> None:
         """Replace a node that an earlier session left and that is about to vanish."""
         try:
-            await self._store.multi(
-                [Delete(self.path), Create(self.path, session.encode(), ephemeral=True)]
-            )
+            await self._store.multi([Delete(self.path), Create(self.path, value, ephemeral=True)])
         except NoNodeError:
-            await self._store.create(self.path, session.encode(), ephemeral=True)
+            await self._store.create(self.path, value, ephemeral=True)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED and self._used:

@@ -111,6 +111,11 @@ class OwnedLog:
         self._empty = asyncio.Event()
         self._empty.set()
         self.idle_since_s = self._loop.time()
+        self.accepted_bytes = 0
+        """How much was sent to it since it was acquired; it only grows."""
+        self.acquired_at_s = self._loop.time()
+        self.unreached: frozenset[str] = frozenset()
+        """The proxies that its first client did not reach, which may be why it is here."""
         self.ending: DLError | None = None
         self.is_lost = False
 
@@ -149,6 +154,11 @@ class OwnedLog:
             self._waiting -= 1
             if not self._waiting:
                 self._none_waits.set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a stream is open to it."""
+        return bool(self._streams)
 
     def idle_s(self) -> float:
         """Return for how long no stream has written to it."""

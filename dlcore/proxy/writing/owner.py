@@ -28,7 +28,7 @@ from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.ownership import Elsewhere, Ownership, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator
+    from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from dlcore.ids import DLSN
@@ -153,6 +153,23 @@ class LogOwner:
         await outcome_of(self._change(name, self._close))
         return True
 
+    async def hand_over(self, name: str, to: str) -> bool:
+        """Let go of a log, if the proxy that should own it is this one; False if nothing was done.
+
+        Its clients are sent there.
+        """
+        return self._membership.preferred(name) == to and await self.release(name)
+
+    @property
+    def logs(self) -> Mapping[str, OwnedLog]:
+        """The logs that it owns, or lets go of, by name."""
+        return self._logs
+
+    @property
+    def room(self) -> int:
+        """How many logs more it may own."""
+        return self._config.logs_max - len(self._ownership)
+
     async def drain(self) -> None:
         """Take no log any more, and let go of all; clients are sent to those who take over.
 
@@ -232,7 +249,8 @@ class LogOwner:
         except BaseException:
             self._ownership.gone(name)
             raise
-        self._logs[name] = OwnedLog(writer, self._clock, producers)
+        log = self._logs[name] = OwnedLog(writer, self._clock, producers)
+        log.unreached = frozenset(unreached)
         self._ownership.acquired(name)
         logger.info("log=%s is owned", name)
 

@@ -401,6 +401,7 @@ class _Stream:
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 raise self._lost(error) from error
             raise
+        self._log.accepted_bytes += size_bytes
         self._acks.accepted(batch.num_rows, size_bytes, fresh=accepted.fresh)
         answered = partial(self._answered, size_bytes, is_placed=accepted.is_placed)
         accepted.future.add_done_callback(answered)

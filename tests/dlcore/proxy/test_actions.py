@@ -131,13 +131,19 @@ def test_health_follows_the_proxy() -> None:
         watching = watch(request)
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.SERVING
         here = served.servers[0].location
-        assert await client.act("health") == {"location": here, "serves": True, "logs": 0}
+        told = {
+            "location": here,
+            "serves": True,
+            "logs": 0,
+            "balance": {"state": "alone", "misplaced": 0, "handed_over": 0},
+        }
+        assert await client.act("health") == told
         await client.act("drain")
-        assert await client.act("health") == {"location": here, "serves": False, "logs": 0}
+        assert await client.act("health") == told | {"serves": False}
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.NOT_SERVING
         await client.act("undrain")
-        assert await client.act("health") == {"location": here, "serves": True, "logs": 0}
+        assert await client.act("health") == told
         assert status_of(await watching.read()) == health_pb2.HealthCheckResponse.SERVING
         assert status_of(await check(request)) == health_pb2.HealthCheckResponse.SERVING
         other = health_pb2.HealthCheckRequest(service="other")

@@ -1,0 +1,142 @@
+"""Hands over logs of one proxy to others, slowly: performs what `balance` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, assert_never
+
+from dlcore.background import BackgroundTasks
+from dlcore.errors import AlreadyClosedError, DLError
+from dlcore.proxy.rendezvous import preferred_owner
+from dlcore.proxy.writing.balance import (
+    AskLoads,
+    Balancer,
+    Effect,
+    HandOver,
+    LoadsTold,
+    Looked,
+    OwnedState,
+    TellLoad,
+)
+
+if TYPE_CHECKING:
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.membership import Membership
+    from dlcore.proxy.writing.owner import LogOwner
+
+logger = logging.getLogger(__name__)
+
+_STAYS_S = 600.0
+"""For so long a log stays whose first client did not reach its home, which may be cut off."""
+_FOUND_AT_ONCE = 500
+"""After so many logs whose homes were found others have a turn."""
+_MOVED_AT_ONCE = 8
+"""Many at once would hold each other up, as in a drain."""
+
+
+class Balancing:
+    """The balance of one proxy, from `start` to `aclose`.
+
+    Where it is off, the proxy hands over nothing, and gets nothing, for it tells no load.
+    """
+
+    def __init__(self, owner: LogOwner, membership: Membership, config: ProxyConfig) -> None:
+        self._owner = owner
+        self._membership = membership
+        self._is_on = config.rebalance
+        self._loop = asyncio.get_running_loop()
+        self._machine = Balancer(
+            membership.location,
+            after_s=config.rebalance_after_s,
+            pause_s=config.rebalance_pause_s,
+            tolerance=config.rebalance_tolerance,
+        )
+        self._homes: dict[str, str] = {}  # of logs, among these live proxies
+        self._homes_among: frozenset[str] = frozenset()
+        self._tasks = BackgroundTasks()
+
+    def told(self) -> dict[str, object]:
+        """Return what the health of a proxy tells of its balance."""
+        if not self._is_on:
+            return {"state": "off"}
+        machine = self._machine
+        return {
+            "state": machine.state.value,
+            "misplaced": machine.misplaced,
+            "handed_over": machine.handed_over,
+        }
+
+    def start(self) -> None:
+        """Begin, once the proxy is among the live ones."""
+        if self._is_on:
+            self._tasks.start(self._run(), name="balancing logs over proxies")
+
+    async def aclose(self) -> None:
+        """Hand over nothing more.  Idempotent."""
+        await self._tasks.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except AlreadyClosedError:
+                return  # the namespace was closed before
+            except DLError as error:
+                # The next look comes: loads are told, and logs go, a little later.
+                logger.info("the balance of proxies is not known now: %s", error)
+                self._machine.forget_told()
+            await asyncio.sleep(self._machine.wait_s)
+
+    async def _look(self) -> None:
+        membership = self._membership
+        if membership.outages.reason is not None:
+            return  # which proxies are alive, and what they have, is not known
+        live = membership.live
+        logs = await self._states(live)
+        looked = Looked(now_s=self._loop.time(), live=live, logs=logs, room=self._owner.room)
+        await self._perform(self._machine.handle(looked))
+
+    async def _states(self, live: frozenset[str]) -> list[OwnedState]:
+        if live != self._homes_among:
+            self._homes, self._homes_among = {}, live
+        found = []
+        for count, (name, log) in enumerate(list(self._owner.logs.items()), 1):
+            home = self._home_of(name)
+            is_new = self._loop.time() - log.acquired_at_s < _STAYS_S
+            found.append(
+                OwnedState(
+                    name=name,
+                    home=home,
+                    accepted_bytes=log.accepted_bytes,
+                    is_open=log.is_open,
+                    stays=is_new and home in log.unreached,
+                )
+            )
+            if count % _FOUND_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._homes = {each.name: each.home for each in found}
+        return found
+
+    def _home_of(self, name: str) -> str:
+        known = self._homes.get(name)
+        return known or preferred_owner(name, self._homes_among) or self._membership.location
+
+    async def _perform(self, effects: list[Effect]) -> None:
+        going: list[HandOver] = []
+        for effect in effects:
+            match effect:
+                case TellLoad():
+                    await self._membership.tell_load(effect.load)
+                case AskLoads():
+                    loads = await self._membership.loads_of(effect.locations)
+                    told = LoadsTold(now_s=self._loop.time(), loads=loads)
+                    await self._perform(self._machine.handle(told))
+                case HandOver():
+                    logger.info("log=%s goes to %s, which has less", effect.name, effect.home)
+                    going.append(effect)
+                case _:
+                    assert_never(effect)
+        for first in range(0, len(going), _MOVED_AT_ONCE):
+            some = going[first : first + _MOVED_AT_ONCE]
+            await asyncio.gather(*(self._owner.hand_over(each.name, each.home) for each in some))
