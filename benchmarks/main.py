@@ -85,6 +85,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "proxy_handover": proxies.handover,
     "proxy_rolling_restart": proxies.rolling_restart,
     "proxy_killed": proxies.killed,
+    "proxy_rebalance": proxies.rebalance,
     "proxy_read": proxy_reads.read,
     "proxy_transport": proxy_transport.proxy_transport,
     "peers_read": peers_spark.read,
@@ -93,7 +94,12 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "peers_write_1k_synced": peers_spark.write_1k_synced,
     "peers_trigger": peers_spark.trigger,
 }
-PROXIES = {"proxy_handover": 2, "proxy_rolling_restart": 3, "proxy_killed": 3}
+PROXIES = {
+    "proxy_handover": 2,
+    "proxy_rolling_restart": 3,
+    "proxy_killed": 3,
+    "proxy_rebalance": 3,
+}
 """How many run beside the bookies, where that is not one; only benchmarks of proxies have any."""
 PEERS = tuple(name for name in BENCHMARKS if name.startswith("peers_"))
 LONG = (
@@ -103,6 +109,7 @@ LONG = (
     "sink_history",
     "old_log",
     "many_logs",
+    "proxy_rebalance",
     "proxy_transport",
     *PEERS,
 )

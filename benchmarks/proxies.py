@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,9 @@ _PAUSE_S = 0.01
 _CALM_S = 1.0
 _APPEND_MS_MAX = 1000.0
 
+_MANY_LOGS = 60
+_LONG_PAUSE_S = 0.1
+_EVEN_S_MAX = 900.0
 _KILLS = 20
 _KILLED_MS_MAX = 1000.0
 
@@ -356,24 +359,103 @@ async def _restarted(sandbox: Sandbox) -> float:
         logs = [await namespace.open_log(name) for name in names]
         writers = [await log.open_writer() for log in logs]
         ending = asyncio.Event()
-        writing = [asyncio.create_task(_append_until(ending, writer)) for writer in writers]
+        appending = [Appending(writer, _PAUSE_S) for writer in writers]
+        writing = [asyncio.create_task(each.run(ending)) for each in appending]
         for proxy in sandbox.proxies:
             await asyncio.sleep(_CALM_S)
             await asyncio.to_thread(proxy.restart)
         await asyncio.sleep(_CALM_S)
         ending.set()
-        longest_s = max(await asyncio.gather(*writing))
+        await asyncio.gather(*writing)
         for writer in writers:
             await writer.aclose()
+    return max(each.longest_s for each in appending) * 1000
+
+
+@dataclass
+class Appending:
+    """Appends records one after the other, after pauses, and notes how long the longest took."""
+
+    writer: remote.RemoteWriter
+    pause_s: float
+    longest_s: float = 0.0
+    done: int = 0
+
+    async def run(self, ending: asyncio.Event) -> None:
+        """Do so until the end."""
+        while not ending.is_set():
+            started = time.perf_counter()
+            self.done += 1
+            await self.writer.write(LogRecord(self.done, bytes(RECORD_BYTES)))
+            self.longest_s = max(self.longest_s, time.perf_counter() - started)
+            await asyncio.sleep(self.pause_s)
+
+
+def rebalance(sandbox: Sandbox, _folder: Path) -> list[Figure]:
+    """Sixty logs are written through three proxies, of which each is started again: who owns them?
+
+    The most logs that one proxy owns when all have come to a balance by themselves, with the
+    defaults; beside it what each owned after the restarts and then, how many seconds it took, and
+    the longest append while logs moved, and in the minute before, of one record by a writer of
+    `dlcore.remote`.
+    """
+    return uvloop.run(_rebalanced(sandbox))
+
+
+async def _rebalanced(sandbox: Sandbox) -> list[Figure]:
+    names = [_new_log(sandbox.uri) for _ in range(_MANY_LOGS)]
+    async with await remote.open_namespace(_endpoint_of(sandbox)) as namespace:
+        writers = [await (await namespace.open_log(name)).open_writer() for name in names]
+        ending, appending = asyncio.Event(), [Appending(each, _LONG_PAUSE_S) for each in writers]
+        writing = [asyncio.create_task(each.run(ending)) for each in appending]
+        for proxy in sandbox.proxies:
+            await asyncio.sleep(_CALM_S)
+            await asyncio.to_thread(proxy.restart)
+        await asyncio.sleep(_CALM_S)
+        before, started = await asyncio.to_thread(_owned, sandbox), time.perf_counter()
+        _longest_ms(appending)
+        while "settling" in await asyncio.to_thread(_states, sandbox):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(_CALM_S)
+        calm_ms = _longest_ms(appending)
+        while set(await asyncio.to_thread(_states, sandbox)) != {"even"}:
+            if time.perf_counter() - started > _EVEN_S_MAX:
+                raise TimeoutError(f"after {_EVEN_S_MAX:g} s the proxies are not even")
+            await asyncio.sleep(_CALM_S)
+        took_s, after = time.perf_counter() - started, await asyncio.to_thread(_owned, sandbox)
+        moving_ms = _longest_ms(appending)
+        ending.set()
+        await asyncio.gather(*writing)
+        for writer in writers:
+            await writer.aclose()
+    counts = {f"before {place}": float(count) for place, count in enumerate(before, 1)}
+    counts |= {f"after {place}": float(count) for place, count in enumerate(after, 1)}
+    mean = _MANY_LOGS / len(sandbox.proxies)
+    name, target = "proxy_rebalance", Target(ratio=1.0, is_rate=False)
+    return [
+        Figure(name=name, unit="logs", value=max(after), limit=mean, target=None, limits=counts),
+        Figure(name=f"{name}_time", unit="s", value=took_s, limit=_EVEN_S_MAX, target=None),
+        Figure(
+            name=f"{name}_append",
+            unit="ms",
+            value=moving_ms,
+            limit=_APPEND_MS_MAX,
+            target=target,
+            limits={"before logs moved": calm_ms},
+        ),
+    ]
+
+
+def _owned(sandbox: Sandbox) -> list[int]:
+    return [len(_act(each.location, "logs")["logs"]) for each in sandbox.proxies]
+
+
+def _states(sandbox: Sandbox) -> list[str]:
+    return [_act(each.location, "health")["balance"]["state"] for each in sandbox.proxies]
+
+
+def _longest_ms(appending: Sequence[Appending]) -> float:
+    """Return how long the longest append took since this was asked last."""
+    longest_s = max(each.longest_s for each in appending)
+    for each in appending:
+        each.longest_s = 0.0
     return longest_s * 1000
-
-
-async def _append_until(ending: asyncio.Event, writer: remote.RemoteWriter) -> float:
-    """Append one record after the other; return how long the longest took, in s."""
-    longest_s, txid = 0.0, 0
-    while not ending.is_set():
-        started = time.perf_counter()
-        await writer.write(LogRecord(txid := txid + 1, bytes(RECORD_BYTES)))
-        longest_s = max(longest_s, time.perf_counter() - started)
-        await asyncio.sleep(_PAUSE_S)
-    return longest_s
