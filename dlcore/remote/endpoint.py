@@ -45,6 +45,29 @@ _OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+ANSWER_S = 30.0
+"""A call that asks for one answer is given up after so long, and another proxy is asked."""
+LONG_ANSWER_S = 120.0
+"""Likewise one that may wait for a lock, for what is being written, or for very many logs."""
+DRAIN_ANSWER_S = 600.0
+"""Likewise a drain, which waits for all logs of a proxy."""
+LIST_ANSWER_S = 300.0
+"""Likewise the list of logs."""
+_LONG_ACTIONS = frozenset(
+    {
+        "abort_append",
+        "commit_append",
+        "delete",
+        "move_subscription",
+        "places",
+        "release",
+        "rename",
+        "schemas",
+        "seal",
+        "snapshots",
+        "stream_end",
+    }
+)
 _IDLE_MAX = 16
 """Of so many proxies to which it was sent channels without a call are kept."""
 _LOGS_MAX = 10_000
@@ -70,6 +93,15 @@ def addresses_of(endpoint: str) -> list[str]:
             "grpc://host:port,host:port; with TLS grpc+tls://host:port"
         )
     return endpoint.partition("://")[2].split(",")
+
+
+def answer_s(asked: str) -> float:
+    """Return how long an action, or a method with an end, may take before it is given up."""
+    if asked == "ListFlights":
+        return LIST_ANSWER_S
+    if asked == "drain":
+        return DRAIN_ANSWER_S
+    return LONG_ANSWER_S if asked in _LONG_ACTIONS else ANSWER_S
 
 
 def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]:
@@ -186,28 +218,31 @@ class Endpoint(AsyncClosing):
         self._closed = False
 
     async def ask(self, method: str, request: Message, answer: type[Message]) -> Any:
-        """Return the answer of a method that gives one."""
-        async with aclosing(self._messages("unary_unary", method, lambda: request)) as answers:
+        """Return the answer of a method that gives one; each attempt may take `ANSWER_S`."""
+        messages = self._messages("unary_unary", method, lambda: request, ANSWER_S)
+        async with aclosing(messages) as answers:
             return answer.FromString(await anext(answers))
 
     def stream(
-        self, method: str, request: Callable[[], Message]
+        self, method: str, request: Callable[[], Message], *, within_s: float | None = None
     ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
         """Return the messages of a method that gives many.
 
         After an outage the call is made again, with what `request` returns then, and goes on.
+        With `within_s` a call that has not come to its end by then counts as one that failed.
         """
-        return aclosing(self._messages("unary_stream", method, request))
+        return aclosing(self._messages("unary_stream", method, request, within_s))
 
     async def _messages(
-        self, kind: str, method: str, request: Callable[[], Message]
+        self, kind: str, method: str, request: Callable[[], Message], within_s: float | None
     ) -> AsyncGenerator[bytes, None]:
         retries = Retries(self.patience_s)
         location: str | None = None
         while True:
             self._require_open()
             turn = self._turn
-            call = self._call(location, kind, method, request().SerializeToString())
+            data = request().SerializeToString()
+            call = self._call(location, kind, method, data, within_s=within_s)
             try:
                 if kind == "unary_unary":
                     answer = await call
@@ -227,7 +262,8 @@ class Endpoint(AsyncClosing):
                 told = dict(failure.trailing_metadata() or ())
                 location = told.get(LOCATION_KEY)
                 self.is_reached |= location is not None
-                error = await self.explained(error_of(failure.code(), failure.details() or ""))
+                error = error_of(failure.code(), failure.details() or "")
+                error = await self.explained(error, turn)
                 after_s = int(told.get(RETRY_KEY, 0)) / 1000
                 again = error.retriable
                 pause_s = retries.failed(error, location, again=again, retry_after_s=after_s)
@@ -244,14 +280,14 @@ class Endpoint(AsyncClosing):
         if turn == self._turn:
             self._turn = (turn + 1) % len(self._channels)
 
-    async def explained(self, error: DLError) -> DLError:
-        """Return what to tell of a failure at the proxy asked last.
+    async def explained(self, error: DLError, turn: int) -> DLError:
+        """Return what to tell of a failure at the proxy whose turn it was.
 
         As long as none was reached that is what is wrong with TLS, for good if it is with all.
         """
         if self.is_reached or not isinstance(error, ProxyUnavailableError) or _LATE in str(error):
             return error
-        address = self._addresses[self._turn]
+        address = self._addresses[turn]
         is_secure = self._scheme == "grpc+tls"
         reason = await tls_reason(address, self._tls, is_secure=is_secure)
         if reason is None:
@@ -271,16 +307,23 @@ class Endpoint(AsyncClosing):
         self._require_open()
         return self._call(self._owners.get(log), "stream_stream", "DoPut"), self._turn
 
-    def _call(self, location: str | None, kind: str, method: str, *request: bytes) -> Any:
+    def _call(
+        self,
+        location: str | None,
+        kind: str,
+        method: str,
+        *request: bytes,
+        within_s: float | None = None,  # gRPC's own deadline
+    ) -> Any:
         """Begin a call to the proxy at a location, or to the one whose turn it is."""
         path = f"{_METHOD}{method}"
         if location is None:
-            return getattr(self._channels[self._turn], kind)(path)(*request)
+            return getattr(self._channels[self._turn], kind)(path)(*request, timeout=within_s)
         located = self._located.pop(location, None)
         if located is None:
             located = _Located(*open_channels(location, self._tls))
         self._located[location] = located
-        call = getattr(located.channel, kind)(path)(*request)
+        call = getattr(located.channel, kind)(path)(*request, timeout=within_s)
         located.calls += 1
         call.add_done_callback(partial(self._call_ended, located))
         return call

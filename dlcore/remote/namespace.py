@@ -25,7 +25,7 @@ from dlcore.proxy.flight.requests import (
     SchemaRequest,
 )
 from dlcore.remote import planning
-from dlcore.remote.endpoint import Endpoint
+from dlcore.remote.endpoint import Endpoint, answer_s
 from dlcore.remote.log import RemoteLog
 from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 
@@ -78,7 +78,8 @@ class RemoteNamespace(AsyncClosing):
         """
         found: dict[str, None] = {}  # a stream that is made again tells what it told before
         criteria = pb.Criteria(expression=(prefix or "").encode())
-        async with self._calls.stream("ListFlights", lambda: criteria) as messages:
+        asked, within_s = "ListFlights", answer_s("ListFlights")
+        async with self._calls.stream(asked, lambda: criteria, within_s=within_s) as messages:
             async for data in messages:
                 found["/".join(pb.FlightInfo.FromString(data).flight_descriptor.path)] = None
         return sorted(found)

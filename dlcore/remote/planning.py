@@ -33,7 +33,7 @@ from dlcore.proxy.reading.planning import (
 )
 from dlcore.proxy.reading.tickets import Place, Ticket
 from dlcore.records import RecordField, RecordPlace
-from dlcore.remote.endpoint import Retries
+from dlcore.remote.endpoint import Retries, answer_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -92,9 +92,13 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
 
 
 async def act(calls: Endpoint, action: str, request: Any, answer: Any) -> Any:
-    """Perform an action of a proxy; return its answer, decoded."""
+    """Perform an action of a proxy; return its answer, decoded.
+
+    An attempt that takes longer than `answer_s` of the action is given up, and made again.
+    """
     message = pb.Action(type=action, body=msgspec.json.encode(request))
-    async with calls.stream("DoAction", lambda: message) as results:
+    within_s = answer_s(action)
+    async with calls.stream("DoAction", lambda: message, within_s=within_s) as results:
         async for data in results:
             return msgspec.json.decode(pb.Result.FromString(data).body, type=answer)
     raise AssertionError("a proxy answers each action once")

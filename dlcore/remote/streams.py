@@ -140,7 +140,7 @@ class Attempts:
         """Wait until it is to be tried again.  Raises: what ended it for good."""
         error, location, again = end.error, end.location, end.again
         if again:
-            error = await self._calls.explained(error)
+            error = await self._calls.explained(error, self._turn)
             again = not isinstance(error, ConfigurationError)
         pause_s = self._retries.failed(
             error, location, again=again, retry_after_s=end.retry_after_s

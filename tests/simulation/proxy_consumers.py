@@ -76,7 +76,14 @@ class Calls(Endpoint):
         with patch.object(endpoint, "open_channels", lambda *_: locations):
             super().__init__(f"grpc://{addresses}", patience_s=2 * PATIENCE_S)
 
-    def _call(self, location: str | None, kind: str, method: str, *request: bytes) -> Any:
+    def _call(
+        self,
+        location: str | None,
+        kind: str,
+        method: str,
+        *request: bytes,
+        within_s: float | None = None,  # which `_Answers` has itself
+    ) -> Any:
         at: Any = location or self._channels[self._turn]
         return _Answers(self._proxies, partial(self._begin, at, method, *request), method)
 
@@ -93,7 +100,7 @@ class Calls(Endpoint):
             self._proxies.later(rng.uniform(0.0, _LATE_S_MAX), again)
         return proxy.ask(self._name, action.type, action.body)
 
-    async def explained(self, error: DLError) -> DLError:
+    async def explained(self, error: DLError, turn: int) -> DLError:
         """Return the error: there is no TLS."""
         return error
 
