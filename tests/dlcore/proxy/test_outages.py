@@ -72,8 +72,13 @@ def test_a_new_reader_is_refused_while_the_metadata_store_is_away(
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
+        writing = await client.opened("clicks")
+        await writing.send(b"x")
+        await writing.acked(1)
         store = served.cluster.stores[served.servers[0].location]
         store.disconnect()
+        await writing.send(b"x")
+        assert await writing.told() == {"acked": 2, "dlsn": "1:1:0"}  # it owns the log
         assert await refusal(begin(client)) == ("UNAVAILABLE", True)
         assert "not answered for" in (await client.act("health"))["degraded"]
         store.reconnect()
