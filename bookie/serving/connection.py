@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+IN_FLIGHT_BYTES_MIN = 64 * 1024
+"""So many bytes of adds each connection may have in flight, whatever the others have."""
 _REQUEST_BYTES = 2048
 """What a request in flight counts for beside its bytes: about what it takes of memory."""
 _REQUESTS_PER_TURN = 32
@@ -93,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_name: str | None = None
         """Whom the client's certificate names, where TLS asked for one."""
         self._is_reading = True
-        self.waits_for_turn = self.has_more = False
+        self.waits_for_turn = self.left_some = False
         self._is_write_paused = False
         self._is_writable = asyncio.Event()
         self._is_writable.set()
@@ -280,15 +282,15 @@ class Connection(asyncio.BufferedProtocol):
                     return True
                 event = self._end.next_event()
                 if event is None:
-                    self.has_more = self._room.is_waiting
-                    if self.has_more:
+                    self.left_some = self._room.is_waiting
+                    if self.left_some:
                         break
                     self._resume_reading()
                     return False
                 self._take(event)
                 room -= len(event.frames) if isinstance(event, Add) else 1
             else:
-                self.has_more = True
+                self.left_some = True
         except DLError as error:
             self._refuse(error)
         self._pause_reading()
@@ -298,7 +300,11 @@ class Connection(asyncio.BufferedProtocol):
     def _has_room(self) -> bool:
         return (
             self._refusal is None
-            and self._in_flight_bytes < self._service.in_flight_share()
+            and (
+                # Who has little in flight has room, whatever the others have: most have so.
+                self._in_flight_bytes < IN_FLIGHT_BYTES_MIN
+                or self._in_flight_bytes < self._service.in_flight_share()
+            )
             and not self._is_write_paused
             and len(self._reads) < _READS_MAX
         )

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bookie.serving.connection import Connection
+from bookie.serving.connection import IN_FLIGHT_BYTES_MIN, Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
 from bookie.serving.turns import Turns
@@ -36,7 +36,6 @@ READ_BYTES_MAX = 64 * MIB
 RECEIVE_BYTES_MAX = 64 * MIB
 _IN_FLIGHT_CONNECTIONS = 4
 """All connections together have as many bytes of adds in flight as so many that use their bound."""
-_IN_FLIGHT_BYTES_MIN = 64 * 1024
 _RELIEF_INTERVAL_S = 0.5
 _STALL_S_MAX = 2.0
 """While others wait for a budget, a client that moves nothing for so long loses its share."""
@@ -124,7 +123,7 @@ class BookieService:
         """
         free = _IN_FLIGHT_CONNECTIONS * self.connection_bytes_max - self.in_flight_bytes
         share = free // (_IN_FLIGHT_CONNECTIONS - 1)
-        return min(self.connection_bytes_max, max(share, _IN_FLIGHT_BYTES_MIN))
+        return min(self.connection_bytes_max, max(share, IN_FLIGHT_BYTES_MIN))
 
     def _relieve_later(self) -> None:
         if self._relief is None:

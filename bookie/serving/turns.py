@@ -20,7 +20,7 @@ class Taker(Protocol):
 
     waits_for_turn: bool
     """Whether it stands in a queue; `Turns` sets it."""
-    has_more: bool
+    left_some: bool
     """Whether it stopped with requests left, that it has no room for, when it took some last."""
 
     def take_some(self) -> bool:
@@ -46,7 +46,7 @@ class Turns:
         if taker.waits_for_turn:
             return
         if self._modest or self._busy:
-            self._wait(self._busy if taker.has_more else self._modest, taker)
+            self._wait(self._busy if taker.left_some else self._modest, taker)
         else:
             self._serve(taker)
 

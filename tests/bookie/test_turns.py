@@ -17,7 +17,7 @@ class Client:
     """A connection with so many requests, of which it takes `size` at a time."""
 
     def __init__(self, turns: Turns, taken: list[Client], *, count: int = 0, size: int = 1) -> None:
-        self.waits_for_turn = self.has_more = False
+        self.waits_for_turn = self.left_some = False
         self.count = count
         self.is_aborted = False
         self._size = size
