@@ -18,7 +18,7 @@ import pytest
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.ports import free_ports
-from tests.fixtures.proxies import act, log_name_for, proxy_process, wait_for_no_proxy
+from tests.fixtures.proxies import act, log_name_for, two_proxies
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ TOOLS = {"Go": ["go"], "Java": ["mvn", "java"], "Rust": ["cargo"]}
 @pytest.fixture(scope="module")
 def endpoint(sandbox: Sandbox) -> Iterator[str]:
     """One of two proxies."""
-    with proxy_process(sandbox.uri) as first, proxy_process(sandbox.uri) as second:
-        wanted = {first.location, second.location}
-        wait_until(lambda: wanted <= set(first.act("proxies")["locations"]), timeout_s=WAIT_S)
+    with two_proxies(sandbox.uri) as (first, _):
         yield first.location
 
 
@@ -133,10 +131,8 @@ def test_a_recipe_goes_on_at_another_proxy(
 
     Each record is there once, in order.
     """
-    wait_for_no_proxy(sandbox.uri)
     with (
-        proxy_process(sandbox.uri, is_killed=True) as owner,
-        proxy_process(sandbox.uri) as other,
+        two_proxies(sandbox.uri, is_killed=True) as (owner, other),
         open_namespace(sandbox.uri) as namespace,
     ):
         name = log_name_for(owner, sandbox.uri)

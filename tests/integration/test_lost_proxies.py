@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.records import LogRecord
 from dlcore.remote import open_namespace
-from tests.fixtures.proxies import log_name_for, proxy_process, wait_for_no_proxy
+from tests.fixtures.proxies import log_name_for, two_proxies
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator
 
     from dlcore.remote.reader import RemoteReader
     from dlcore.sandbox.cluster import Sandbox
@@ -30,20 +29,6 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 60
 HANG_S = 20
-
-
-@contextmanager
-def two_proxies(uri: str, *, keeps_session: bool) -> Iterator[tuple[ProxyProcess, ProxyProcess]]:
-    """Yield one to stop and one that stays, the only ones."""
-    wait_for_no_proxy(uri)
-    with (
-        proxy_process(uri, is_killed=not keeps_session) as frozen,
-        proxy_process(uri) as other,
-    ):
-        try:
-            yield frozen, other
-        finally:
-            frozen.kill()
 
 
 async def ids(reader: RemoteReader) -> AsyncGenerator[int, None]:
@@ -77,7 +62,7 @@ def test_clients_of_a_stopped_proxy_go_on_at_another(sandbox: Sandbox) -> None:
             async with await log.open_reader() as reader:
                 assert [await anext(rows) for rows in [ids(reader)] for _ in range(3)] == [0, 1, 2]
 
-    with two_proxies(sandbox.uri, keeps_session=False) as (frozen, other):
+    with two_proxies(sandbox.uri, is_killed=True) as (frozen, other):
         name = log_name_for(frozen, sandbox.uri)
         endpoint = f"{frozen.location},{other.location.partition('://')[2]}"
         asyncio.run(scenario(frozen, endpoint, name))
@@ -99,7 +84,7 @@ def test_the_logs_of_a_killed_proxy_are_taken_before_its_session_is_over(sandbox
                 async with asyncio.timeout(HANG_S):
                     await writer.write(LogRecord(1, b"x"))
 
-    with two_proxies(sandbox.uri, keeps_session=True) as (killed, other):
+    with two_proxies(sandbox.uri) as (killed, other):
         name = log_name_for(killed, sandbox.uri)
         endpoint = f"{killed.location},{other.location.partition('://')[2]}"
         asyncio.run(scenario(killed, endpoint, name))
