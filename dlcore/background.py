@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,18 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
     """Look at the error, which this caller does not wait for any more."""
     if not future.cancelled():
         future.exception()
+
+
+def forget_frames(*tasks: asyncio.Task[Any]) -> None:
+    """Let tasks that were cancelled go of the frames that the cancellation went through.
+
+    Whoever holds such a task, and is held by one of these frames, is a cycle with all that they
+    hold; Python frees it at its next full collection, which may be long after.
+    """
+    for task in tasks:
+        if task.cancelled():
+            with contextlib.suppress(asyncio.CancelledError):
+                task.result()  # which hands the cancellation over
 
 
 class BackgroundTasks:

@@ -248,6 +248,10 @@ class LedgerClient:
         """
         await self._context().ledger_store.delete(ledger_id)
 
+    def forget_free_memory(self) -> None:
+        """Let go of memory that is kept for what bookies send next, and that nothing uses."""
+        self._bookies.forget_free_memory()
+
     async def aclose(self) -> None:
         """Abandon writers and recoveries that are still at work.  Idempotent."""
         self._is_closed = True

@@ -150,6 +150,10 @@ class BookieClient(Protocol):
         """
         ...
 
+    def forget_free_memory(self) -> None:
+        """Let go of memory that is kept for what bookies send next, and that nothing uses."""
+        ...
+
     async def aclose(self) -> None:
         """Close every connection; pending requests fail with `BookieUnavailableError`."""
         ...

@@ -259,6 +259,10 @@ class WireBookieClient:
             lambda: protocol, host.strip("[]"), int(port), ssl=self._tls
         )
 
+    def forget_free_memory(self) -> None:
+        """Let go of what is kept to receive into; see the port."""
+        self._memory.forget_free()
+
     def _check_open(self, bookie: BookieId) -> None:
         if self._is_closed:
             raise BookieUnavailableError(f"{bookie}: the bookie client is closed")
@@ -312,6 +316,7 @@ class _Reading:
     # No generator: one that nobody closed would be ended in no order with those that hold it.
     def __exit__(self, *_: object) -> None:
         self._connection.cancel(self._incoming)
+        self._incoming.drop()
 
 
 class _Peer:

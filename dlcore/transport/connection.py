@@ -100,6 +100,15 @@ class Incoming:
             await self._waiter
         return self._items.popleft()
 
+    def drop(self) -> None:
+        """Let go of what nobody takes any more.
+
+        A waiter that was cancelled holds the frames that waited, which hold this: nothing of it
+        would be freed before Python's next full collection.
+        """
+        self._items.clear()
+        self._waiter = None
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

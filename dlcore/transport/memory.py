@@ -243,6 +243,9 @@ class MemoryBookieClient:
         """Return the bookie's LAC."""
         return (await self._ask(bookie)).read_lac(ledger_id, fence=fence)
 
+    def forget_free_memory(self) -> None:
+        """Keep nothing."""
+
     async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
         """Return the bookie's LAC, and what it holds above it."""
         return (await self._ask(bookie)).read_held(ledger_id)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.background import BackgroundTasks, forget_frames, outcome_of, told_to_callers
 from dlcore.log import tidying
 from dlcore.log.tidying import Tidier
 from tests.fixtures.aio import run
@@ -171,3 +172,31 @@ def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
         return unheard
 
     assert asyncio.run(scenario()) == []
+
+
+def test_a_cancelled_task_lets_go_of_the_frames_that_it_was_cancelled_in() -> None:
+    """Who holds the task, and is held by such a frame, is freed by its count of references."""
+
+    class Holder:
+        def __init__(self) -> None:
+            self.task = asyncio.create_task(self.wait())
+
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+    async def ended() -> weakref.ref[Holder]:
+        holder = Holder()
+        await asyncio.sleep(0)
+        holder.task.cancel()
+        await asyncio.gather(holder.task, return_exceptions=True)
+        forget_frames(holder.task)
+        return weakref.ref(holder)
+
+    async def scenario() -> None:
+        gc.disable()
+        try:
+            assert (await ended())() is None
+        finally:
+            gc.enable()
+
+    run(scenario())

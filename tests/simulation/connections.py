@@ -135,6 +135,9 @@ class SimBookieClient:
         )
         return result
 
+    def forget_free_memory(self) -> None:
+        """Keep nothing."""
+
     async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
         """Return what is held above the LAC."""
         result: HeldEntries = await self._request(

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dlcore.background import forget_frames
 from dlcore.errors import (
     BookieUnavailableError,
     DigestMismatchError,
@@ -467,3 +468,4 @@ async def _end(task: asyncio.Task[Any]) -> None:
     """Cancel a task whose answer nobody needs any more, and wait for its end, also if cancelled."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+    forget_frames(task)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
 
+from dlcore.background import forget_frames
 from dlcore.errors import (
     BookieStorageError,
     BookieUnavailableError,
@@ -53,8 +54,10 @@ class _Stream:
         self.task = self._fetch()
 
     def _fetch(self) -> asyncio.Task[_Frames | None]:
+        chunks = self._chunks  # not this stream, which holds the task, and that its last frames
+
         async def fetch() -> _Frames | None:
-            return await anext(self._chunks, None)
+            return await anext(chunks, None)
 
         task = asyncio.get_running_loop().create_task(fetch())
         # Its error is retrieved, also if the read ends without asking for the answer.
@@ -71,6 +74,7 @@ class _Stream:
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait([self.task])
+            forget_frames(self.task)
         close = getattr(self._chunks, "aclose", None)
         if close is not None:
             await close()

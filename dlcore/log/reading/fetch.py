@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
+from dlcore.background import forget_frames
 from dlcore.config import MIB
 from dlcore.errors import (
     BookieUnavailableError,
@@ -269,6 +270,7 @@ class Fetcher:
         try:
             await asyncio.gather(self._task, return_exceptions=True)
         finally:
+            forget_frames(self._task)
             self._entries.clear()
             self._is_closed = True
             self._stop_alarm()
@@ -407,6 +409,7 @@ class Fetcher:
             self._followed = None
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+            forget_frames(following)
 
     def _is_at(self, step: FollowExtent) -> bool:
         # On a copy: the cursor itself must not move past truncated records while entries are still
@@ -426,6 +429,7 @@ class Fetcher:
         finally:
             change.cancel()
             await asyncio.gather(change, return_exceptions=True)
+            forget_frames(change)
 
     async def _deliver_followed(self, step: FollowExtent) -> None:
         reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)

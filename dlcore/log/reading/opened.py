@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from dlcore.background import forget_frames
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
@@ -41,4 +43,5 @@ class OpenedExtent:
         try:
             await asyncio.gather(self._first, return_exceptions=True)
         finally:
+            forget_frames(self._first)
             await self._chunks.aclose()

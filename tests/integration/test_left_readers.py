@@ -1,0 +1,81 @@
+"""Readers that are left in the middle of a log let go of what they had read ahead, at once.
+
+Goal: memory of readers that come and go, as a proxy has them, does not wait for Python's collector.
+Method: it is switched off, and what it would have to free is looked for by its kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from dlcore.config import LogConfig
+from dlcore.ledger.reading.follower import LedgerFollower
+from dlcore.ledger.reading.range_read_driver import RangeRead
+from dlcore.log.reading.fetch import Fetcher
+from dlcore.namespace import open_namespace
+from dlcore.records import LogRecord
+from dlcore.transport.connection import Incoming
+from dlcore.wire.digest import EntryFrame
+from tests.fixtures.aio import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.integration
+
+KINDS = (Fetcher, Incoming, RangeRead, LedgerFollower, EntryFrame)
+RECORDS, RECORD_BYTES = 40, 400_000
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Let nothing be freed but by its count of references."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def left() -> list[str]:
+    """Return what there is of readers."""
+    return [type(each).__name__ for each in gc.get_objects() if type(each) in KINDS]
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.usefixtures("uncollected")
+def test_what_a_reader_had_ahead_is_freed_when_it_is_left(
+    sandbox: Sandbox, *, is_open: bool
+) -> None:
+    """Of a segment that is written, and of one that is complete."""
+
+    async def scenario() -> None:
+        assert left() == []
+        async with await open_namespace(sandbox.uri) as namespace:
+            name = f"left/{uuid4().hex}"
+            await namespace.create_log(name)
+            log = await namespace.open_log(
+                name, config=LogConfig(read_ahead_bytes=2 * RECORD_BYTES)
+            )
+            writer = await log.open_writer()
+            for number in range(RECORDS):
+                await writer.write(LogRecord(number, bytes(RECORD_BYTES)))
+            if not is_open:
+                await writer.aclose()
+            for _ in range(3):
+                async with await log.open_reader() as reader:
+                    await reader.read_next()
+                    await asyncio.sleep(0)
+                del reader
+            await until(lambda: not left())
+            await writer.aclose()
+
+    asyncio.run(scenario())
