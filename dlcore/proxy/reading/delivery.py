@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.config import MIB
 from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
+from dlcore.ids import DLSN
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.runs import PART_BYTES, fetched
@@ -23,7 +24,6 @@ from dlcore.proxy.reading.runs import PART_BYTES, fetched
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.ids import DLSN
     from dlcore.log.manager import DistributedLogManager
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.outgoing import Send
@@ -145,11 +145,23 @@ class Deliveries:
         return None
 
     async def _catch_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
-        """Send what lies in [position, end), which is readable."""
+        """Send what lies in [position, end), which is readable.
+
+        While memory is short a client that has taken nothing yet is sent one entry, and nothing is
+        read ahead for it: most of those that fill memory never take anything.
+        """
+        has_taken = False
         while position < end:
+            until = end
+            if self._outgoing.is_short and not has_taken:
+                until = min(end, DLSN(position.lssn, position.entry_id + 1, 0))
             sending: asyncio.Future[None] | None = None
             try:
-                async with self._turns, aclosing(_messages(reading, position, end)) as messages:
+                async with (
+                    self._turns,
+                    self._outgoing.reading(),
+                    aclosing(_messages(reading, position, until)) as messages,
+                ):
                     left = TURN_BYTES
                     async for message, reached in messages:
                         position = reached
@@ -160,12 +172,16 @@ class Deliveries:
                         if not done or (left < 0 and self._turns.locked()):
                             break
                         await sending
+                        has_taken = True
                     else:
-                        return
+                        position = max(position, until)
+                        continue
                 await sending
+                has_taken = True
             finally:
                 if sending is not None:
                     sending.cancel()
+                sending = None  # its error holds this frame, and with it the message
 
 
 async def _messages(

@@ -19,6 +19,7 @@ from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.outgoing import Outgoing
 from dlcore.proxy.reading.parts import Part, parts_of
+from dlcore.proxy.reading.relief import Relief
 from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.tickets import Latest, Place, Ticket
@@ -92,13 +93,15 @@ class ReadPath:
         self._membership = membership
         self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
         self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
-        self.outgoing = Outgoing(config.sending_bytes_max)
+        self._relief = Relief(namespace.log_context.ledgers.forget_free_memory)
+        self.outgoing = Outgoing(config.sending_bytes_max, self._relief.needed)
         self._deliveries = Deliveries(
             self.followed, self.outgoing, catching_up_max=config.catching_up_max
         )
 
     async def aclose(self) -> None:
         """Follow no log any more."""
+        self._relief.close()
         await self.followed.aclose()
 
     async def do_get(self, data: bytes, send: Send) -> None:

@@ -17,7 +17,7 @@ from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy import service
 from dlcore.proxy.flight.calls import close_connection
 from dlcore.proxy.reading import outgoing
-from dlcore.proxy.reading.outgoing import Outgoing
+from dlcore.proxy.reading.outgoing import Outgoing, _Sending
 from dlcore.proxy.reading.tickets import Ticket
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.aio import run, until
@@ -99,9 +99,73 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
         for each in (still[2], other):
             with pytest.raises(ReaderStalledError):
                 await each.task
-        larger_than_all.takes.set()
+        for each in (*still, other, larger_than_all):  # the connections of those before are closed
+            each.takes.set()
         await larger_than_all.task
+        await until(lambda: sending.size_bytes == 0 and len(asyncio.all_tasks()) == 1)
+
+    run(scenario())
+
+
+def test_what_grpc_has_of_those_that_were_ended_is_counted(
+    stall: Callable[[float], None],
+) -> None:
+    """Nobody else is ended meanwhile whose room would not be needed then."""
+    stall(0.5)
+
+    async def scenario() -> None:
+        sending = Outgoing(10)
+        first, second = Reader(sending, 5), Reader(sending, 5)
+        await until(lambda: first.was_sent and second.was_sent)
+        other = Reader(sending, 5)
+        with pytest.raises(ReaderStalledError):
+            await first.task
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert [each.was_sent for each in (first, second, other)] == [True, True, False]
+        assert not second.task.done(), "its room will not be needed"
+        first.takes.set()  # which lets go of it
+        await until(lambda: other.was_sent)
+        assert sending.size_bytes == 10
+        assert not second.task.done()
+        for each in (second, other):
+            each.takes.set()
+            await each.task
         assert sending.size_bytes == 0
+
+    run(scenario())
+
+
+def test_readers_ahead_leave_room_for_messages() -> None:
+    """Two read ahead in any case, more as memory allows; the next one begins when one ends."""
+
+    async def scenario() -> None:
+        sending = Outgoing(3 * outgoing._READER_BYTES)
+        begun: list[int] = []
+        ends = [asyncio.Event() for _ in range(4)]
+
+        async def read(number: int) -> None:
+            async with sending.reading():
+                begun.append(number)
+                await ends[number].wait()
+
+        large = Reader(sending, 2 * outgoing._READER_BYTES)
+        await until(lambda: large.was_sent)
+        reading = [asyncio.create_task(read(number)) for number in range(4)]
+        await until(lambda: len(begun) == 2)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == [0, 1]
+        seen = [sending.is_short]
+        large.takes.set()
+        await until(lambda: len(begun) == 3)
+        seen.append(sending.is_short)
+        assert seen == [True, False]
+        ends[0].set()
+        await until(lambda: len(begun) == 4)
+        for each in ends:
+            each.set()
+        await asyncio.gather(*reading, large.task)
 
     run(scenario())
 
@@ -161,7 +225,7 @@ def test_one_whose_connection_is_not_found_is_told_why(
             still = do_get(narrow)(ticket)
             (stalled,) = await until_stalled(sending)
             assert [data async for data in do_get(client.channel)(ticket)]
-            assert stalled.expired()
+            assert stalled.answer.done()
             with suppress(grpc.aio.AioRpcError):
                 assert [data async for data in still]
             assert (await still.code()).name == "UNAVAILABLE"
@@ -170,9 +234,9 @@ def test_one_whose_connection_is_not_found_is_told_why(
     with_proxies("clicks")(scenario)
 
 
-async def until_stalled(sending: Outgoing) -> list[asyncio.Timeout]:
+async def until_stalled(sending: Outgoing) -> list[_Sending]:
     """Wait until the one message that is on its way is not taken; return it."""
-    seen: list[asyncio.Timeout] = []
+    seen: list[_Sending] = []
     while not seen or list(sending._sending) != seen:
         seen = list(sending._sending)
         await asyncio.sleep(0.1)
