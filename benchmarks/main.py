@@ -81,6 +81,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "proxy_write_large": proxies.write_large,
     "proxy_write_small": proxies.write_small,
     "proxy_append": proxies.append,
+    "proxy_forward": proxies.forward,
     "proxy_fan_out": proxy_reads.fan_out,
     "proxy_handover": proxies.handover,
     "proxy_rolling_restart": proxies.rolling_restart,
@@ -95,6 +96,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "peers_trigger": peers_spark.trigger,
 }
 PROXIES = {
+    "proxy_forward": 2,
     "proxy_handover": 2,
     "proxy_rolling_restart": 3,
     "proxy_killed": 3,

@@ -138,8 +138,69 @@ def write_large(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     ]
 
 
-def _put_all(location: str, log: str, batches: Sequence[pa.RecordBatch], cost: CpuCost) -> float:
-    put = Put(location, log, batches[0].schema)
+def forward(sandbox: Sandbox, _folder: Path) -> list[Figure]:
+    """As `proxy_write_large`, at a proxy that does not own the log, beside the one that does.
+
+    And one record at a time, likewise.  CPU is that of all processes.
+    """
+    batches = record_batches(total_bytes=WRITE_BYTES, record_bytes=RECORD_BYTES)
+    pids = [each.pid for each in (*sandbox.bookies, *sandbox.proxies)]
+    costs = {True: CpuCost(pids), False: CpuCost(pids)}
+
+    def rate(*, forward: bool) -> float:
+        log, location = _log_and_proxy(sandbox, is_owner=not forward)
+        found = _put_all(location, log, batches, costs[forward], forward=forward)
+        _drop_anywhere(sandbox, log)
+        return found
+
+    def append_ms(*, forward: bool) -> float:
+        log, location = _log_and_proxy(sandbox, is_owner=not forward)
+        found = _append_ms(location, log, forward=forward)
+        _drop_anywhere(sandbox, log)
+        return found
+
+    large = measure(
+        name="proxy_forward",
+        unit="MB/s",
+        target=Target(ratio=0.5, is_rate=True),
+        value=partial(rate, forward=True),
+        limit={"owner": partial(rate, forward=False)},
+        rounds=_ROUNDS,
+    )
+    one = measure(
+        name="proxy_forward_append",
+        unit="ms",
+        target=Target(ratio=2.0, is_rate=False),
+        value=partial(append_ms, forward=True),
+        limit={"owner": partial(append_ms, forward=False)},
+        rounds=_ROUNDS,
+    )
+    per_gb = {"forwarded": sum(costs[True].per_gb()), "owner": sum(costs[False].per_gb())}
+    return [replace(large, cpu_s_per_gb=per_gb), one]
+
+
+def _log_and_proxy(sandbox: Sandbox, *, is_owner: bool) -> tuple[str, str]:
+    """Return a new log, and a proxy that should own it, or one that should not."""
+    log = _new_log(sandbox.uri)
+    owner = _act(sandbox.proxies[0].location, "owner", log=log)["location"]
+    locations = (each.location for each in sandbox.proxies)
+    return log, next(each for each in locations if (each == owner) is is_owner)
+
+
+def _drop_anywhere(sandbox: Sandbox, log: str) -> None:
+    owner = _act(sandbox.proxies[0].location, "owner", log=log)["location"]
+    _act(owner, "delete", log=log)
+
+
+def _put_all(
+    location: str,
+    log: str,
+    batches: Sequence[pa.RecordBatch],
+    cost: CpuCost,
+    *,
+    forward: bool = False,
+) -> float:
+    put = Put(location, log, batches[0].schema, forward=forward)
     started = time.perf_counter()
     with cost.counted():
         for batch in batches:
@@ -222,9 +283,9 @@ def append(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     return [replace(figure, limit=figure.limits["core"])]
 
 
-def _append_ms(location: str, log: str) -> float:
+def _append_ms(location: str, log: str, *, forward: bool = False) -> float:
     batch = one_record()
-    put = Put(location, log, batch.schema)
+    put = Put(location, log, batch.schema, forward=forward)
     put.write(batch, in_flight_max=0)
     times = []
     for _ in range(_APPENDS):

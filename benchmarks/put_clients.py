@@ -26,10 +26,14 @@ _PROCESSES_MAX = 4
 class Put:
     """One stream to a log, which is written by batches and acknowledged in records."""
 
-    def __init__(self, location: str, log: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, location: str, log: str, schema: pa.Schema, *, forward: bool = False
+    ) -> None:
         self._client = fl.connect(location)
         descriptor = fl.FlightDescriptor.for_path(log)
-        self._writer, self._answers = self._client.do_put(descriptor, schema)
+        headers = [(b"dlog-forward", b"true")] if forward else []
+        options = fl.FlightCallOptions(headers=headers)
+        self._writer, self._answers = self._client.do_put(descriptor, schema, options)
         self.sent = self.acked = 0
         self.acked_at: list[float] = []
         self.moved_to: str | None = None

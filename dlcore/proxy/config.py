@@ -55,7 +55,7 @@ class ProxyConfig:
     ring_bytes_max: int = 64 * MIB
     """What it keeps of the ends of the logs that it follows, of all together."""
     sending_bytes_max: int = 64 * MIB
-    """What it is sending to readers, all together; above it those that take nothing are ended."""
+    """What it is sending to readers, with gRPC's copies; above it who takes nothing is ended."""
     catching_up_max: int = 8
     """How many readers of older records it serves at once; each reads some MiB ahead."""
     window_records: int = 65_536
@@ -63,7 +63,8 @@ class ProxyConfig:
     window_bytes: int = 8 * MIB
     """Likewise their bytes."""
     stream_records_per_s: float = 0.0
-    """Records that one stream may write in a second; 0: as many as come.  Above it they wait."""
+    """Records that one stream may write in a second; 0: as many as come.  Above it they wait.
+    A client with more streams may write more: `principal_records_per_s` bounds clients."""
     stream_bytes_per_s: float = 0.0
     """Likewise bytes."""
     log_records_per_s: float = 0.0
@@ -71,7 +72,8 @@ class ProxyConfig:
     log_bytes_per_s: float = 0.0
     """Likewise their bytes."""
     principal_records_per_s: float = 0.0
-    """Likewise records of all streams of clients whose certificates have one common name."""
+    """Likewise records of all streams of one principal: of clients whose certificates have one
+    common name, or, of those without a certificate, of all on one host."""
     principal_bytes_per_s: float = 0.0
     """Likewise their bytes."""
     records_per_s: float = 0.0

@@ -18,6 +18,7 @@ from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.service import FlightService
 from dlcore.proxy.writing.balancing import Balancing
+from dlcore.proxy.writing.forwarding import Forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
@@ -112,11 +113,13 @@ class ProxyServer(AsyncClosing):
 
             stagings = Stagings(namespace, config)
             steps.push_async_callback(stagings.aclose)
-            puts = PutService(owner, stagings, config)
+            forwarding = Forwarding(context.store, context.paths, membership, config)
+            steps.push_async_callback(forwarding.aclose)
+            puts = PutService(owner, forwarding, stagings, config)
             balancing = Balancing(owner, membership, config)
             steps.push_async_callback(balancing.aclose)
             actions = Actions(namespace, membership, owner, puts, drain, undrain, balancing.told)
-            service = FlightService(actions, puts, reads)
+            service = FlightService(actions, puts, reads, forwarding)
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
             steps.push_async_callback(_stop, server, service)
@@ -134,7 +137,7 @@ class ProxyServer(AsyncClosing):
 async def _stop(server: grpc.aio.Server, service: FlightService) -> None:
     """Take no call any more, and end those that there are."""
     stopping = asyncio.create_task(server.stop(_STOP_GRACE_S), name="stopping the server")
-    await service.end_readers(after_s=_READ_ON_S)
+    await service.end_streams(after_s=_READ_ON_S)
     await stopping
 
 

@@ -15,17 +15,27 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from dlcore.errors import DLError, LogNotReadyError, ReaderStalledError, UncheckedTokenError
+from dlcore.errors import (
+    DLError,
+    LogElsewhereError,
+    LogNotReadyError,
+    ReaderStalledError,
+    UncheckedTokenError,
+)
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.calls import close_connection, drop_the_rest, send
 from dlcore.proxy.flight.requests import parsed
 from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
+from dlcore.proxy.writing.forwarding import OwnerStatusError
+from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from dlcore.proxy.actions import Actions
+    from dlcore.proxy.flight.forwards import Wish
     from dlcore.proxy.reading.serving import ReadPath
+    from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.put import PutService
 
 logger = logging.getLogger(__name__)
@@ -74,6 +84,11 @@ def answering(
     return method
 
 
+def _bytes_of(result: pb.PutResult | bytes) -> bytes:
+    """Return what DoPut answers; what another proxy answered comes as it is sent."""
+    return result if isinstance(result, bytes) else result.SerializeToString()
+
+
 class _WithoutTokens(grpc.GenericRpcHandler):
     """Methods of Flight that refuse a call with a token, which nobody here would check."""
 
@@ -103,18 +118,23 @@ async def _refuse_token(key: str, _: object, context: Context) -> None:
 class FlightService:
     """Answers the calls of Flight clients."""
 
-    def __init__(self, actions: Actions, puts: PutService, reads: ReadPath) -> None:
+    def __init__(
+        self, actions: Actions, puts: PutService, reads: ReadPath, forwarding: Forwarding
+    ) -> None:
         self._actions = actions
         self._puts = puts
+        self._forwarding = forwarding
         self._reads = reads
         self._readers: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
-    async def end_readers(self, *, after_s: float) -> None:
+    async def end_streams(self, *, after_s: float) -> None:
         """End those who still read after a while, so that they go on at another proxy.
 
-        A server of gRPC that stops would tell them that they were cancelled, as if by themselves.
+        Streams that are forwarded end at once, as those of a log that is let go of.  A server of
+        gRPC that stops would tell all that they were cancelled, as if by themselves.
         """
+        self._forwarding.end()
         if self._readers:
             await asyncio.wait(self._readers, timeout=after_s)
         self._is_stopping = True
@@ -124,10 +144,7 @@ class FlightService:
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the table of methods, for a server."""
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "DoAction": grpc.unary_stream_rpc_method_handler(
-                streaming(pb.Action, self._do_action),
-                response_serializer=pb.Result.SerializeToString,
-            ),
+            "DoAction": grpc.unary_stream_rpc_method_handler(self._do_action),
             "DoGet": grpc.unary_stream_rpc_method_handler(self._do_get),
             "GetFlightInfo": grpc.unary_unary_rpc_method_handler(
                 answering(pb.FlightDescriptor, self._reads.get_flight_info),
@@ -142,8 +159,7 @@ class FlightService:
                 response_serializer=pb.FlightInfo.SerializeToString,
             ),
             "DoPut": grpc.stream_stream_rpc_method_handler(
-                self._do_put,
-                response_serializer=pb.PutResult.SerializeToString,
+                self._do_put, response_serializer=_bytes_of
             ),
             "ListActions": grpc.unary_stream_rpc_method_handler(
                 streaming(pb.Empty, self._list_actions),
@@ -176,13 +192,49 @@ class FlightService:
     async def _do_put(self, _: object, context: Context) -> None:
         try:
             await self._puts.serve(context)
+        except OwnerStatusError as ended:
+            if ended.code is not grpc.StatusCode.UNAVAILABLE:
+                await drop_the_rest(context)
+            await context.abort(ended.code, ended.details, trailing_metadata=ended.metadata)
         except DLError as error:
             if code_of(error) != "UNAVAILABLE":  # else why matters little, and when does
                 await drop_the_rest(context)
             await refuse(context, error)
 
-    async def _do_action(self, request: pb.Action) -> AsyncIterator[pb.Result]:
-        yield pb.Result(body=await self._actions.perform(request.type, request.body))
+    async def _do_action(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            for answer in await self._perform(request, context, self._forwarding.wish(context)):
+                yield answer
+        except OwnerStatusError as ended:
+            await context.abort(ended.code, ended.details, trailing_metadata=ended.metadata)
+        except DLError as error:
+            await refuse(context, error)
+
+    async def _perform(self, request: bytes, context: Context, wish: Wish) -> list[bytes]:
+        """Perform an action here, or where the log's owner is, if the client asks for that."""
+        action = parsed(pb.Action, request)
+        route = Route(self._forwarding.location)
+        answers: list[bytes] = []
+
+        async def ask(location: str) -> Refusal | None:
+            nonlocal answers
+            client = await self._forwarding.client_of(context, wish)
+            left_s = context.time_remaining()
+            answers, refusal = await self._forwarding.act(location, request, client, left_s)
+            if refusal is not None and refusal.is_unreached:
+                raise refusal.error()  # it may have been done, and is done once by who asks again
+            return refusal
+
+        while True:
+            try:
+                body = await self._actions.perform(action.type, action.body)
+            except LogElsewhereError as error:
+                if not wish.forward:
+                    raise
+                if await self._forwarding.follow(f"action {action.type!r}", error, route, ask):
+                    return answers
+            else:
+                return [pb.Result(body=body).SerializeToString()]
 
     async def _list_actions(self, _: pb.Empty) -> AsyncIterator[pb.ActionType]:
         for name, text in self._actions.described():

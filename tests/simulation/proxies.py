@@ -19,6 +19,7 @@ from dlcore.proxy.actions import Actions
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
+from dlcore.proxy.writing.forwarding import Forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
@@ -83,7 +84,8 @@ class Proxy:
         self.reads = ReadPath(namespace, self._membership, self.config)
         self.owner = LogOwner(namespace, self._membership, self.config)
         self.stagings = Stagings(namespace, self.config)
-        self.puts = PutService(self.owner, self.stagings, self.config)
+        forwarding = Forwarding(context.store, context.paths, self._membership, self.config)
+        self.puts = PutService(self.owner, forwarding, self.stagings, self.config)
         self._actions = Actions(
             namespace,
             self._membership,

@@ -36,11 +36,16 @@ def keepalive_options(silence_ms: int, answer_ms: int) -> list[tuple[str, int]]:
     ]
 
 
-def principal_of(context: Context) -> str | None:
-    """Return the common name in the certificate of a call's client, if he has one."""
+def client_of(context: Context) -> str:
+    """Return whose a call is: the principal in his certificate, or the host that it comes from.
+
+    The principal is the certificate's common name; without one a host's calls are one client's.
+    """
     for name in context.auth_context().get("x509_common_name", ()):
-        return name.decode("utf-8", "replace")
-    return None
+        return f"principal {name.decode('utf-8', 'replace')!r}"
+    kind, _, address = unquote(context.peer()).partition(":")
+    host = address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else address
+    return f"host {host.removeprefix('::ffff:')!r}"
 
 
 def close_connection(context: Context) -> bool:

@@ -44,6 +44,7 @@ from dlcore.errors import (
 if TYPE_CHECKING:
     from dlcore.errors import DLError
 
+KEY_PREFIX = "dlog-"
 ERROR_KEY = "dlog-error"
 LOCATION_KEY = "dlog-location"
 RETRY_KEY = "dlog-retry-after-ms"

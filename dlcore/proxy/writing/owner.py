@@ -66,6 +66,11 @@ class LogOwner:
     def __len__(self) -> int:
         return len(self._ownership)
 
+    @property
+    def location(self) -> str:
+        """Where this proxy serves."""
+        return self._membership.location
+
     def owned(self) -> list[str]:
         """Return the sorted names of the logs that it owns."""
         return self._ownership.owned()

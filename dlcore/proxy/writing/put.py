@@ -2,7 +2,8 @@
 
 Two tasks: one takes messages while there is room, the other tells what has become durable.  What
 the server sends are JSON objects: first `ready`, then cumulative acknowledgements, and `draining`
-before it ends a stream of a log that it lets go of.
+before it ends a stream of a log that it lets go of.  A stream to a log of another proxy is refused,
+or forwarded if its client asks for that: then it is the other one that serves it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dlcore.errors import (
 from dlcore.ids import DLSN
 from dlcore.log.writing.producers import Mark
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import principal_of, send
+from dlcore.proxy.flight.calls import send
 from dlcore.proxy.flight.put import (
     PutDecoder,
     PutMessage,
@@ -46,9 +47,10 @@ from dlcore.proxy.writing.budget import (
     StreamCounts,
 )
 from dlcore.proxy.writing.rates import Rate, Rates
+from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from contextlib import AbstractContextManager
 
     import grpc
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.entries.stamp import Claim
     from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.rates import StreamRates
@@ -82,8 +85,11 @@ class _Condition:
 class PutService:
     """Serves the streams of one proxy."""
 
-    def __init__(self, owner: LogOwner, stagings: Stagings, config: ProxyConfig) -> None:
+    def __init__(
+        self, owner: LogOwner, forwarding: Forwarding, stagings: Stagings, config: ProxyConfig
+    ) -> None:
         self._owner = owner
+        self._forwarding = forwarding
         self._stagings = stagings
         self._config = config
         self._budget = ByteBudget(
@@ -114,15 +120,18 @@ class PutService:
         Raises:
             DLError: what refused it, once all that was accepted before is acknowledged; or why
                 nothing more is.
+            OwnerStatusError: likewise, of a stream that was forwarded.
         """
+        wish = self._forwarding.wish(context)
         first = await _read(context)
         if first is None:
             return
         target, decoder = parse_target(first.told.flight_descriptor), PutDecoder(first)
         schema_bytes = len(first.told.data_header)
+        opening = first.told if wish.forward else None
         del first  # while it waits
         name = target.staging if isinstance(target, StagingTarget) else target.log
-        principal = principal_of(context)
+        principal = await self._forwarding.client_of(context, wish)
         holder, rates = Holder(name, principal), self._rates.join(name, principal)
         with self._received.hold(holder, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0):
             if isinstance(target, StagingTarget):
@@ -131,18 +140,65 @@ class PutService:
             else:
                 limits = _Limits(holder, self._budget, self._received, rates)
                 # First of all: another proxy, which owns the log, may have room for the stream.
-                log = await self._owner.get(
-                    name, log_id=target.log_id, unreachable=target.unreachable
-                )
+                log = await self._find(context, target, opening, limits)
+                if log is None:
+                    return
                 with (
                     self._count(principal),
                     self._streams.join(f"log {name!r}", self._config.log_streams_max),
                 ):
                     await self._serve(context, decoder, target, limits, log)
 
+    async def _find(
+        self,
+        context: Context,
+        target: PutTarget,
+        opening: pb.FlightData | None,
+        limits: _Limits,
+    ) -> OwnedLog | None:
+        """Return the log to write to; None once another proxy has served the stream.
+
+        Args:
+            context: the client's call.
+            target: of the stream.
+            opening: what opens the stream there, if it may be forwarded.
+            limits: of the stream.
+
+        Raises: as `LogOwner.get` and `Forwarding.put`.
+        """
+        client = limits.holder.principal
+        route = Route(self._owner.location, target.unreachable)
+        while True:
+            try:
+                return await self._owner.get(
+                    target.log, log_id=target.log_id, unreachable=route.unreachable
+                )
+            except LogElsewhereError as error:
+                if opening is None or client is None:
+                    raise
+                ask = partial(self._forward, context, target, opening, limits, route)
+                if await self._forwarding.follow(f"log {target.log!r}", error, route, ask):
+                    return None
+
+    async def _forward(
+        self,
+        context: Context,
+        target: PutTarget,
+        opening: pb.FlightData,
+        limits: _Limits,
+        route: Route,
+        location: str,
+    ) -> Refusal | None:
+        passing_over = msgspec.structs.replace(target, unreachable=route.unreachable)
+        opening.flight_descriptor.type = pb.FlightDescriptor.CMD
+        opening.flight_descriptor.cmd = msgspec.json.encode(passing_over)
+        client = str(limits.holder.principal)
+        first = opening.SerializeToString()
+        return await self._forwarding.put(context, location, first, client, limits.hold_here)
+
     def _count(self, principal: str | None) -> AbstractContextManager[None]:
         streams_max = 0 if principal is None else self._config.principal_streams_max
-        return self._streams.join(f"principal {principal!r}", streams_max)
+        return self._streams.join(str(principal), streams_max)
 
     async def _serve(
         self,
@@ -205,6 +261,24 @@ class _Limits:
     budget: ByteBudget
     received: ReceivedBytes
     rates: StreamRates
+
+    @contextlib.asynccontextmanager
+    async def hold_here(self, size_bytes: int) -> AsyncGenerator[None, None]:
+        """Hold a message on its way to another proxy, once there is room.
+
+        Raises: LogNotReadyError: too much waits already, or there was none for long.
+        """
+        if not self.budget.take_now(self.holder, size_bytes):
+            with self.received.hold(self.holder, size_bytes):
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await self.budget.take(self.holder, size_bytes)
+                except TimeoutError as error:
+                    raise _given_up(self.holder.log) from error
+        try:
+            yield
+        finally:
+            self.budget.give(self.holder, size_bytes)
 
 
 class _Stream:
@@ -361,11 +435,7 @@ class _Stream:
                         await self._require_end()
                     await self._take_memory(size_bytes)
             except TimeoutError as error:
-                raise LogNotReadyError(
-                    f"log {log.name!r}: a message waited for {STALL_S:g} s, and is given up: "
-                    "write it again",
-                    retry_after_s=RETRY_AFTER_S,
-                ) from error
+                raise _given_up(log.name) from error
 
     async def _require_end(self) -> None:
         if await _read(self._context) is not None:
@@ -474,6 +544,13 @@ class _Stream:
         location = ending.location if isinstance(ending, LogElsewhereError) else None
         await _send(self._context, draining={"location": location})
         await asyncio.wait([taking], timeout=_PARTING_S)
+
+
+def _given_up(log: str) -> LogNotReadyError:
+    return LogNotReadyError(
+        f"log {log!r}: a message waited for {STALL_S:g} s, and is given up: write it again",
+        retry_after_s=RETRY_AFTER_S,
+    )
 
 
 def _forget_frames(error: BaseException | None) -> None:

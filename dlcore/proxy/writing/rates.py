@@ -109,14 +109,14 @@ class Rates:
         return len(self._shared)
 
     def join(self, log: str, principal: str | None) -> StreamRates:
-        """Return the rates of a stream of a principal, if he is known, to a log."""
+        """Return the rates of a stream to a log, of a client as messages name him, if known."""
         own = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
         return self._join(log, principal, own)
 
     def _join(self, log: str, principal: str | None, own: list[_Scope]) -> StreamRates:
         shared = [(f"log {log!r}", self._log), ("this proxy", self._proxy)]
         if principal is not None:
-            shared.append((f"principal {principal!r}", self._principal))
+            shared.append((principal, self._principal))
         limited = [(what, rate) for what, rate in shared if rate.is_limited]
         return StreamRates(self, principal, own, limited)
 

@@ -14,7 +14,7 @@ from dlcore.errors import LogElsewhereError
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.service import FLIGHT
-from dlcore.proxy.writing import put
+from dlcore.proxy.writing import forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 
@@ -23,10 +23,10 @@ from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take what is said for who somebody is."""
 
-    def said(context: Any) -> str | None:
-        return dict(context.invocation_metadata()).get("who")
+    def said(context: Any) -> str:
+        return f"principal {dict(context.invocation_metadata()).get('who')!r}"
 
-    monkeypatch.setattr(put, "principal_of", said)
+    monkeypatch.setattr(forwarding, "client_of", said)
 
 
 async def opened(client: Client, log: str, who: str | None) -> Stream:

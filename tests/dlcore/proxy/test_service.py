@@ -38,7 +38,7 @@ class EndedCall:
 
 def test_a_call_that_ended_is_no_defect() -> None:
     """Its handler ends as by the cancellation that is on its way, so that no defect is logged."""
-    service = FlightService(cast("Any", None), cast("Any", None), cast("Any", Reads()))
+    service = FlightService(*[cast("Any", each) for each in (None, None, Reads(), None)])
     ticket = pb.Ticket(ticket=b"{}").SerializeToString()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(service._do_get(ticket, cast("Any", EndedCall())))

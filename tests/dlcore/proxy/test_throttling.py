@@ -80,3 +80,25 @@ def test_a_delayed_stream_does_not_hold_up_a_release() -> None:
         assert (await stream.status())[0] == "UNAVAILABLE"
 
     with_proxies("a")(scenario)
+
+
+def test_a_client_has_one_rate_however_many_streams_it_opens() -> None:
+    """One without a certificate is known by its host; a rate of each stream bounds none of them."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(
+            principal_records_per_s=1.0, stream_records_per_s=100.0, throttle_max_s=3.0
+        )
+        streams = [await client.opened(log) for log in ("a", "b") * 4]
+        ends = []
+        for stream in streams:
+            await stream.send(*[b"x"] * 100)
+            await stream.told_all()
+            ends.append(await stream.status())
+        assert [code for code, _, _ in ends] == ["OK"] + ["RESOURCE_EXHAUSTED"] * 7
+        _, message, metadata = ends[-1]
+        assert "the rate of host '127.0.0.1' is used up" in message
+        assert int(metadata["dlog-retry-after-ms"]) > 3000
+        assert len(await read_all(await served.cluster.namespaces[0].open_log("a"))) == 100
+
+    with_proxies("a", "b")(scenario)

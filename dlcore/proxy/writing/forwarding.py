@@ -1,0 +1,436 @@
+"""Calls that this proxy makes at the owner of a log, for clients that reach this one only.
+
+What such a client sends goes on to the owner message by message, and what the owner answers comes
+back as it is, its status and trailing metadata included: this proxy looks into none of it.  One
+message of a stream is on its way at a time, which counts as memory of its log here; while the owner
+takes none, the client's are not read.  The owner accepts and acknowledges, numbers producers, and
+counts rates and limits of log and client, as on a stream of the client's own.
+
+Promises: what is acknowledged is durable, for only the owner says so; a stream whose owner is gone
+ends with UNAVAILABLE, after all acknowledgements that came of it; a call is forwarded once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from dlcore.background import BackgroundTasks
+from dlcore.errors import DLError, LogElsewhereError, LogNotReadyError, MetadataError, WriteError
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.calls import client_of, keepalive_options, send
+from dlcore.proxy.flight.forwards import Forwarder, Wish, wish_of
+from dlcore.proxy.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
+from dlcore.proxy.writing.budget import RETRY_AFTER_S
+from dlcore.proxy.writing.route import AskHere, GiveTo, GiveUp, Route, Sent, Unreached
+from dlcore.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.flight.calls import Context
+    from dlcore.proxy.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+_METHOD = "/arrow.flight.protocol.FlightService/"
+_SILENCE_MS, _ANSWER_MS = 2_000, 3_000
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    *keepalive_options(_SILENCE_MS, _ANSWER_MS),
+    ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+_IDLE_MAX = 16
+"""Channels without a call that are kept."""
+_KNOWN_MAX = 256
+"""So many sessions of proxies are known to be live; then all are asked for anew."""
+_PARTING_S = 1.0
+_BROKEN = "Internal error from Core"
+"""What gRPC says of a call that ended while a message was sent."""
+_ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+"""What the end of a call raises where a message is written."""
+
+
+class OwnerStatusError(Exception):
+    """The owner of a log ended a call with this status, which is the client's."""
+
+    def __init__(
+        self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...]
+    ) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
+        self.metadata = metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How a call at another proxy ended before anything was answered."""
+
+    code: grpc.StatusCode
+    details: str
+    metadata: tuple[tuple[str, str], ...]
+
+    @property
+    def location(self) -> str | None:
+        """Where that proxy sends the call."""
+        return dict(self.metadata).get(LOCATION_KEY)
+
+    @property
+    def is_unreached(self) -> bool:
+        """Whether no proxy said so, but gRPC."""
+        silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        return self.code in silent and ERROR_KEY not in dict(self.metadata)
+
+    def error(self) -> OwnerStatusError:
+        """Return it for the client."""
+        return OwnerStatusError(self.code, self.details, self.metadata)
+
+
+class Forwarding:
+    """The calls that one proxy makes at others, and its trust in those that make calls here."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        paths: NamespacePaths,
+        membership: Membership,
+        config: ProxyConfig,
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._membership = membership
+        self._config = config
+        self._channels: dict[str, _Channel] = {}  # the one used last comes last
+        self._known: set[tuple[str, str]] = set()
+        self._relays: dict[Relay, None] = {}  # a set that keeps its order
+        self._closings = BackgroundTasks()
+
+    def __len__(self) -> int:
+        return len(self._relays)
+
+    @property
+    def location(self) -> str:
+        """Where this proxy serves."""
+        return self._membership.location
+
+    def wish(self, context: Context) -> Wish:
+        """Return how a call wants to be served.  Raises: ConfigurationError."""
+        return wish_of(context.invocation_metadata() or ())
+
+    async def client_of(self, context: Context, wish: Wish) -> str:
+        """Return for whom a call is: its client, or the one that a live proxy makes it for."""
+        forwarder = wish.forwarder
+        if forwarder is not None and await self._is_live(forwarder):
+            return forwarder.client
+        return client_of(context)
+
+    async def _is_live(self, forwarder: Forwarder) -> bool:
+        """Return whether a proxy is live by the session that it tells, which clients do not know.
+
+        One that is not, for it is told to drain, is a client like others.
+        """
+        key = (forwarder.location, forwarder.session)
+        if forwarder.location not in self._membership.live:
+            return False
+        if key in self._known:
+            return True
+        try:
+            async with self._membership.outages.bounded():
+                node = await self._store.get(self._paths.proxy(forwarder.location))
+        except (MetadataError, LogNotReadyError) as error:
+            logger.info("whether %s is live is not known: %s", forwarder.location, error)
+            return False
+        if node is None or not forwarder.session or node.session != forwarder.session:
+            logger.warning("a call says that %s forwards it, which is not so", forwarder.location)
+            return False
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        self._known.add(key)
+        return True
+
+    # Where to
+
+    async def follow(
+        self,
+        what: str,
+        error: LogElsewhereError,
+        route: Route,
+        ask: Callable[[str], Awaitable[Refusal | None]],
+    ) -> bool:
+        """Give a call to the proxy that `error` names, or the one that that names.
+
+        Returns: whether one has served it; else this proxy is to be asked anew.
+
+        Raises:
+            OwnerStatusError: it was refused there.
+            LogNotReadyError: no proxy serves the log now.
+        """
+        effect = route.handle(Sent(error.location))
+        while True:
+            match effect:
+                case AskHere(pause_s):
+                    await asyncio.sleep(pause_s)
+                    return False
+                case GiveUp(location):
+                    raise LogNotReadyError(
+                        f"{what}: the proxy at {location} should serve it and does not, or is "
+                        "not reached from here: try again",
+                        retry_after_s=RETRY_AFTER_S,
+                    ) from error
+                case GiveTo(location):
+                    refusal = await ask(location)
+                    if refusal is None:
+                        return True
+                    if refusal.location is not None:
+                        effect = route.handle(Sent(refusal.location))
+                    elif refusal.is_unreached:
+                        logger.warning(
+                            "%s: the proxy at %s is not reached: %s",
+                            what,
+                            location,
+                            refusal.details,
+                        )
+                        effect = route.handle(Unreached(location))
+                    else:
+                        raise refusal.error()
+
+    # Streams
+
+    async def put(
+        self,
+        context: Context,
+        location: str,
+        first: bytes,
+        client: str,
+        held: Callable[[int], AbstractAsyncContextManager[None]],
+    ) -> Refusal | None:
+        """Serve a stream at another proxy, to its end; return why that one does not, if so.
+
+        Args:
+            context: the client's call.
+            location: of the proxy.
+            first: the message that opens the stream.
+            client: whose stream it is.
+            held: takes memory for so many bytes meanwhile.
+        """
+        call = self._call(location, "stream_stream", "DoPut", client)
+        relay = Relay(context, call, location, held)
+        try:
+            answer: Any = grpc.aio.EOF
+            with contextlib.suppress(*_ENDS):  # of which the end of the call tells more
+                await call.write(first)
+                answer = await call.read()
+            if answer is grpc.aio.EOF:
+                return await _refusal_of(call)
+            logger.info("a stream of %s is forwarded to %s", client, location)
+            self._relays[relay] = None
+            await relay.run(answer)
+        finally:
+            self._relays.pop(relay, None)
+            call.cancel()
+        return None
+
+    # Actions
+
+    async def act(
+        self, location: str, request: bytes, client: str, timeout_s: float | None
+    ) -> tuple[list[bytes], Refusal | None]:
+        """Have another proxy perform an action; return its answers, or why it does not."""
+        call = self._call(location, "unary_stream", "DoAction", client, request, timeout_s)
+        try:
+            return [answer async for answer in call], None
+        except grpc.aio.AioRpcError:
+            return [], await _refusal_of(call)
+        finally:
+            call.cancel()
+
+    # Channels
+
+    def _call(
+        self,
+        location: str,
+        kind: str,
+        method: str,
+        client: str,
+        request: bytes | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        channel = self._channels.pop(location, None)
+        if channel is None:
+            channel = _Channel(self._open(location))
+        self._channels[location] = channel
+        here = Forwarder(self._membership.location, self._store.session_token, client)
+        begin = getattr(channel.channel, kind)(f"{_METHOD}{method}")
+        arguments = () if request is None else (request,)
+        call = begin(*arguments, metadata=here.metadata(), timeout=timeout_s)
+        channel.calls += 1
+        call.add_done_callback(lambda _: self._ended(channel))
+        return call
+
+    def _open(self, location: str) -> grpc.aio.Channel:
+        config, (scheme, _, address) = self._config, location.partition("://")
+        if scheme == "grpc":
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        tls = TlsFiles.of(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
+        credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
+        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+
+    def _ended(self, channel: _Channel) -> None:
+        channel.calls -= 1
+        idle = [location for location, each in self._channels.items() if not each.calls]
+        for location in idle[:-_IDLE_MAX]:
+            closing = self._channels.pop(location).channel.close()
+            self._closings.start(closing, name=f"closing the channel to {location}")
+
+    def end(self) -> None:
+        """Forward nothing more on the streams that are open: they end once all is acknowledged."""
+        for relay in list(self._relays):
+            relay.end()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*(each.channel.close() for each in self._channels.values()))
+        self._channels.clear()
+        await self._closings.finish()
+
+
+class _Channel:
+    """A channel to a proxy, and how many calls it has."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.calls = 0
+
+
+class Relay:
+    """One stream between a client and the owner of a log, which has taken it."""
+
+    def __init__(
+        self,
+        context: Context,
+        call: Any,
+        location: str,
+        held: Callable[[int], AbstractAsyncContextManager[None]],
+    ) -> None:
+        self._context = context
+        self._call = call
+        self._location = location
+        self._held = held
+        self._last: bytes | None = None  # of what the owner told
+        self._is_writing = False
+        self._ending = asyncio.Event()
+        self._has_dropped = False  # messages that came when nothing more was forwarded
+        self._endings = BackgroundTasks()
+
+    async def run(self, answer: bytes) -> None:
+        """Forward both ways, to the end that the owner makes.
+
+        Raises:
+            OwnerStatusError: with its status.
+            WriteError: the owner is gone.
+            LogNotReadyError: a message had no room here for long; or this proxy stops.
+        """
+        taking = asyncio.create_task(self._take(), name="forwarding a stream")
+        try:
+            await self._tell(answer)
+            if self._ending.is_set():
+                await self._part(taking)
+            elif taking.done():
+                taking.result()
+            else:
+                raise self.lost("the stream was ended there")
+        finally:
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+            await self._endings.aclose()
+
+    async def _take(self) -> None:
+        """Send the owner what comes, until the client has sent all, or it has no room here."""
+        try:
+            while isinstance(data := await self._context.read(), bytes):
+                if self._ending.is_set():
+                    self._has_dropped = True
+                    continue
+                async with self._held(len(data)):
+                    self._is_writing = True
+                    await self._call.write(data)
+                    self._is_writing = False
+                del data
+                if self._ending.is_set():
+                    await self._call.done_writing()
+            if not self._ending.is_set():
+                await self._call.done_writing()
+        except _ENDS:
+            pass  # what the owner tells says why
+        except DLError:
+            with contextlib.suppress(*_ENDS):
+                await self._call.done_writing()  # what it has accepted it acknowledges
+            raise
+
+    async def _tell(self, answer: Any) -> None:
+        """Send the client what the owner tells, until it ends the stream."""
+        try:
+            while answer is not grpc.aio.EOF:
+                self._last = answer
+                await send(self._context, answer)
+                answer = await self._call.read()
+        except grpc.aio.AioRpcError:
+            refusal = await _refusal_of(self._call)
+            if refusal is None or refusal.is_unreached or refusal.details == _BROKEN:
+                raise self.lost(refusal.details if refusal else "it ended") from None
+            raise refusal.error() from None
+
+    def end(self) -> None:
+        """Forward nothing more, and let the owner acknowledge what it has."""
+        if not self._ending.is_set():
+            self._ending.set()
+            if not self._is_writing:
+                self._endings.start(self._done_writing(), name="ending a forwarded stream")
+
+    async def _done_writing(self) -> None:
+        with contextlib.suppress(*_ENDS):
+            await self._call.done_writing()
+
+    async def _part(self, taking: asyncio.Task[None]) -> None:
+        """Let a client end a stream of which all that went on is acknowledged, for a while."""
+        draining = json.dumps({"draining": {"location": self._location}}).encode()
+        await send(self._context, pb.PutResult(app_metadata=draining))
+        await asyncio.wait([taking], timeout=_PARTING_S)
+        if not taking.done() or self._has_dropped:
+            raise LogNotReadyError("this proxy stops: write on at another one")
+        taking.result()
+
+    def lost(self, why: str) -> WriteError:
+        """Return what to tell of a stream whose owner is gone, and of what it acknowledged."""
+        acked = 0
+        if self._last is not None:
+            told = json.loads(pb.PutResult.FromString(self._last).app_metadata)
+            acked = told.get("acked", 0)
+        return WriteError(
+            f"the proxy at {self._location}, to which this stream was forwarded, is gone ({why}): "
+            f"the last acknowledgement that came of it was of {acked} records, which are durable; "
+            "those after them may be in the log or not"
+        )
+
+
+async def _refusal_of(call: Any) -> Refusal | None:
+    """Return how a call has ended; None: in order."""
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return None
+    metadata = await call.trailing_metadata() or ()
+    told = tuple((key, value) for key, value in metadata if key.startswith(KEY_PREFIX))
+    return Refusal(code, await call.details() or "", told)

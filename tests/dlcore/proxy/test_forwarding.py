@@ -1,0 +1,375 @@
+"""Streams and actions that come to a proxy which does not own their log, and are forwarded.
+
+Goal: a client that reaches one proxy only writes as at the owner, and is told what the owner tells.
+Method: two proxies and more over a cluster in memory; the client never connects to the owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.rendezvous import preferred_owner
+from dlcore.proxy.service import FLIGHT
+from dlcore.proxy.writing.forwarding import Forwarding
+from dlcore.proxy.writing.owner import LogOwner
+from dlcore.transport.memory import MemoryBookieClient
+from tests.fixtures.aio import until
+from tests.fixtures.memory_namespace import read_all
+from tests.fixtures.served_proxies import Proxies, Stream, with_proxies
+
+if TYPE_CHECKING:
+    from tests.fixtures.served_proxies import Client
+
+FORWARD = (("dlog-forward", "true"),)
+LOGS = [f"log-{number}" for number in range(32)]
+
+
+async def two(served: Proxies, **settings: Any) -> tuple[Client, Client, str]:
+    """Start two proxies; return clients of the one that is asked and of an owner, and its log."""
+    clients = [await served.start(**settings) for _ in range(2)]
+    both = {each.location for each in served.servers}
+    await until(lambda: all(each.reads._membership.live == both for each in served.servers))
+    owner = served.servers[1].location
+    return clients[0], clients[1], next(x for x in LOGS if preferred_owner(x, both) == owner)
+
+
+def put(client: Client, *metadata: tuple[str, str | bytes]) -> Stream:
+    """Open a stream with metadata, by default one that may be forwarded."""
+    method: Any = client.channel.stream_stream(
+        f"/{FLIGHT}/DoPut",
+        request_serializer=pb.FlightData.SerializeToString,
+        response_deserializer=pb.PutResult.FromString,
+    )
+    return Stream(method(metadata=metadata or FORWARD))
+
+
+async def opened(client: Client, log: str, **options: object) -> tuple[Stream, dict[str, Any]]:
+    """Open a forwarded stream; return with it what it is told when it is ready."""
+    stream = put(client)
+    await stream.begin(log, **options)
+    ready = await stream.told()
+    assert ready is not None, await stream.status()
+    return stream, ready["ready"]
+
+
+async def act(client: Client, action: str, *metadata: tuple[str, str], **body: object) -> Any:
+    """Perform an action that may be forwarded."""
+    method: Any = client.channel.unary_stream(
+        f"/{FLIGHT}/DoAction",
+        request_serializer=pb.Action.SerializeToString,
+        response_deserializer=pb.Result.FromString,
+    )
+    request = pb.Action(type=action, body=json.dumps(body).encode())
+    (result,) = [each async for each in method(request, metadata=metadata or FORWARD)]
+    return json.loads(result.body)
+
+
+async def payloads(served: Proxies, log: str) -> list[bytes]:
+    """Return what a log holds."""
+    found = await read_all(await served.cluster.namespaces[0].open_log(log))
+    return [each.payload for each in found]
+
+
+def test_a_stream_is_forwarded_if_its_client_asks_for_it() -> None:
+    """It is told what the owner tells; one that does not ask is sent there, as ever."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, owner, log = await two(served)
+        stream, ready = await opened(asked, log, positions=True)
+        assert (ready["log"], ready["window_records"]) == (log, 65_536)
+        for number in range(20):
+            await stream.send(b"%d" % number)
+        await stream.acked(20)
+        assert await stream.told_all() is None
+        assert (await stream.status())[0] == "OK"
+        assert await payloads(served, log) == [b"%d" % number for number in range(20)]
+        assert await owner.act("logs") == {"logs": [log]}
+        assert await asked.act("logs") == {"logs": []}
+        plain = asked.put()
+        await plain.begin(log)
+        assert await plain.told() is None
+        code, _, metadata = await plain.status()
+        assert (code, metadata["dlog-location"]) == ("UNAVAILABLE", served.servers[1].location)
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_a_producer_goes_on_over_forwarded_and_direct_streams() -> None:
+    """Each record is in the log once, whichever way it came, and a gap is told as by the owner."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, owner, log = await two(served)
+        stream, ready = await opened(asked, log, producer="meter")
+        assert ready["sequence"] == -1
+        await stream.send(b"0", b"1", sequence=0)
+        await stream.acked(2)
+        direct, again = await owner.opened_with(log, producer=ready["producer"])
+        assert again["sequence"] == 1
+        await direct.send(b"1", b"2", sequence=1)
+        await direct.acked(2)
+        await direct.told_all()
+        stream, again = await opened(asked, log, producer=ready["producer"])
+        assert again["sequence"] == 2
+        await stream.send(b"2", b"3", sequence=2)
+        await stream.acked(2)
+        await stream.send(b"9", sequence=9)
+        assert await stream.told() is None
+        code, message, metadata = await stream.status()
+        assert (code, metadata["dlog-expected-sequence"]) == ("FAILED_PRECONDITION", "4")
+        assert message.startswith("SequenceGapError: ")
+        assert await payloads(served, log) == [b"0", b"1", b"2", b"3"]
+
+    with_proxies(*LOGS)(scenario)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_errors_of_the_owner_are_told_as_they_are(*, is_first: bool) -> None:
+    """One that refuses the stream, and one in the middle, after what was accepted before."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, _, log = await two(served)
+        if is_first:
+            stream = put(asked)
+            await stream.begin(log, log_id="no-such-id")
+            wanted = ("NOT_FOUND", "LogNotFoundError")
+        else:
+            stream, _ = await opened(asked, log)
+            await stream.send(b"fine")
+            await stream.acked(1)
+            await stream.call.write(pb.FlightData(data_header=b"no Arrow"))
+            wanted = ("INVALID_ARGUMENT", "ConfigurationError")
+        assert await stream.told() is None
+        code, message, metadata = await stream.status()
+        assert (code, message.partition(":")[0]) == wanted
+        assert metadata["dlog-error"].isdecimal()
+        assert await payloads(served, log) == ([] if is_first else [b"fine"])
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_what_was_forwarded_is_not_forwarded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two proxies of which each takes the other for the owner: the client is told so, soon."""
+    get, begun = LogOwner.get, []
+
+    async def scenario(served: Proxies) -> None:
+        asked, _, log = await two(served)
+        here, there = (each.location for each in served.servers)
+
+        async def mistaken(owner: LogOwner, name: str, **options: Any) -> Any:
+            begun.append(owner.location)
+            live = frozenset({there if owner.location == here else here})
+            monkeypatch.setattr(owner._membership, "live", live)
+            return await get(owner, name, **options)
+
+        monkeypatch.setattr(LogOwner, "get", mistaken)
+        stream = put(asked)
+        await stream.begin(log)
+        assert await stream.told() is None
+        code, message, metadata = await stream.status()
+        assert (code, metadata["dlog-retry-after-ms"]) == ("UNAVAILABLE", "1000")
+        assert f"the proxy at {there} should serve it and does not" in message
+        assert begun == [here, there] * 4 + [here]
+        monkeypatch.setattr(LogOwner, "get", get)
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_the_proxy_that_holds_the_lock_is_found_by_way_of_the_one_that_should() -> None:
+    """A proxy that came later should own the log, and says who does."""
+
+    async def scenario(served: Proxies) -> None:
+        first = await served.start()
+        for log in LOGS:
+            stream = await first.opened(log)
+            await stream.told_all()
+        asked, _, _ = await two(served)
+        live = {each.location for each in served.servers}
+        should = served.servers[2].location
+        log = next(each for each in LOGS if preferred_owner(each, live) == should)
+        stream, _ = await opened(asked, log)
+        await stream.send(b"x")
+        await stream.acked(1)
+        await stream.told_all()
+        assert log in (await first.act("logs"))["logs"]
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_an_owner_that_lets_go_tells_the_client() -> None:
+    """All that it accepted is acknowledged, then it is draining; the next stream is served."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, owner, log = await two(served)
+        stream, _ = await opened(asked, log)
+        await stream.send(b"a")
+        draining = asyncio.create_task(owner.act("drain"))
+        told = [await stream.told(), await stream.told()]
+        assert told[0] is not None
+        assert told[0]["acked"] == 1
+        assert told[1] == {"draining": {"location": served.servers[0].location}}
+        assert await stream.told_all() is None
+        await draining
+        stream, _ = await opened(asked, log)
+        await stream.send(b"b")
+        await stream.acked(1)
+        await stream.told_all()
+        assert await payloads(served, log) == [b"a", b"b"]
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_a_forwarder_that_stops_ends_its_streams_in_order() -> None:
+    """What it passed on is acknowledged; the client is told that it is draining, and goes on."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, _, log = await two(served)
+        stream, _ = await opened(asked, log)
+        await stream.send(b"a")
+        await stream.acked(1)
+        closing = asyncio.create_task(served.servers[0].aclose())
+        told = await stream.told()
+        assert told == {"draining": {"location": served.servers[1].location}}
+        await stream.send(b"late")
+        assert await stream.told_all() is None
+        assert (await stream.status())[0] == "UNAVAILABLE"
+        await closing
+        assert await payloads(served, log) == [b"a"]
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_a_client_that_goes_leaves_nothing_at_either_proxy() -> None:
+    """Its stream at the owner ends with its own, and makes room for the next one."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, _, log = await two(served, log_streams_max=1)
+        stream, _ = await opened(asked, log)
+        stream.call.cancel()
+        code = "RESOURCE_EXHAUSTED"
+        while code == "RESOURCE_EXHAUSTED":
+            stream = put(asked)
+            await stream.begin(log)
+            if await stream.told() is not None:
+                break
+            code, _, _ = await stream.status()
+        assert await stream.told_all() is None
+        assert (await stream.status())[0] == "OK"
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_what_the_owner_does_not_take_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log that stands still the forwarder holds a message of a stream, and counts it."""
+    goes_on = asyncio.Event()
+    held: list[int] = []
+
+    async def scenario(served: Proxies) -> None:
+        asked, _, log = await two(served, window_bytes=1000)
+        put_: Any = Forwarding.put
+
+        async def watched(*args: Any) -> Any:
+            *given, hold = args
+
+            def counted(size_bytes: int) -> Any:
+                held.append(size_bytes)
+                return hold(size_bytes)
+
+            return await put_(*given, counted)
+
+        monkeypatch.setattr(Forwarding, "put", watched)
+        add_entry = MemoryBookieClient.add_entry
+
+        def slow(*args: Any, **kwargs: Any) -> asyncio.Future[None]:
+            async def answer() -> None:
+                await goes_on.wait()
+                await add_entry(*args, **kwargs)
+
+            return asyncio.ensure_future(answer())
+
+        monkeypatch.setattr(MemoryBookieClient, "add_entry", slow)
+        stream, _ = await opened(asked, log)
+        sent = 0
+
+        async def send_all() -> None:
+            nonlocal sent
+            for _ in range(200):
+                await stream.send(bytes(100_000))
+                sent += 1
+
+        sending = asyncio.create_task(send_all())
+        before = -1
+        while before != sent:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert 0 < sent < 50
+        assert len(held) <= sent
+        goes_on.set()
+        await sending
+        await stream.acked(200)
+        await stream.told_all()
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_actions_that_need_the_owner_are_forwarded() -> None:
+    """With its answer, or its error; one that is not asked to be is sent there."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, owner, log = await two(served, lock_timeout_s=0.1)
+        told = await act(asked, "producer_init", log=log, producer="meter")
+        assert told["sequence"] == -1
+        stream = await owner.opened(log)
+        with pytest.raises(grpc.aio.AioRpcError, match="is served by"):
+            await asked.act("seal", log=log)
+        with pytest.raises(grpc.aio.AioRpcError, match="expected true or false") as refused:
+            await act(asked, "seal", ("dlog-forward", "1"), log=log)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        sealing = asyncio.create_task(act(asked, "seal", log=log))
+        assert "draining" in (await stream.told() or {})
+        await stream.told_all()
+        assert await sealing == {}
+        with pytest.raises(grpc.aio.AioRpcError) as sealed:
+            await act(asked, "producer_init", log=log, producer="meter")
+        assert sealed.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert (sealed.value.details() or "").startswith("EndOfStreamError: ")
+
+    with_proxies(*LOGS)(scenario)
+
+
+def test_limits_of_clients_count_those_for_whom_a_proxy_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once, at the owner; who only says that he is a proxy is counted as who he is."""
+
+    async def scenario(served: Proxies) -> None:
+        asked, owner, log = await two(served, principal_streams_max=1)
+        first, _ = await opened(asked, log)
+        assert await is_refused(put(asked), log) == "host '127.0.0.1' has 1 streams open"
+        forged = (
+            ("dlog-forwarded-by", served.servers[0].location),
+            ("dlog-forwarder-session", "x"),
+        )
+        told = (*forged, ("dlog-forwarded-for-bin", b"principal 'somebody'"))
+        assert await is_refused(put(owner, *told), log) == "host '127.0.0.1' has 1 streams open"
+        session = served.namespaces[0].log_context.store.session_token
+        proved = (*told[:1], ("dlog-forwarder-session", session), told[2])
+        stream = put(owner, *proved)
+        await stream.begin(log)
+        assert "ready" in (await stream.told() or {})
+        for each in (first, stream):
+            await each.told_all()
+
+    async def is_refused(stream: Stream, log: str) -> str:
+        await stream.begin(log)
+        assert await stream.told() is None
+        code, message, _ = await stream.status()
+        assert code == "RESOURCE_EXHAUSTED"
+        return message.partition(": ")[2].partition(" at this proxy")[0]
+
+    with_proxies(*LOGS)(scenario)
