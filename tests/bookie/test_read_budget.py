@@ -53,6 +53,25 @@ def test_who_waits_gets_its_turn() -> None:
     run(main())
 
 
+def test_a_chunk_is_a_share_of_what_is_free() -> None:
+    """So many who read much leave room for one more; nobody gets less than a small chunk."""
+    mib = 1 << 20
+    budget = ReadBudget(64 * mib, on_wait=lambda: None)
+
+    async def main() -> None:
+        sizes: list[int] = []
+        while not sizes or sizes[-1] > 64 * 1024:
+            sizes.append(budget.chunk_bytes(8 * mib))
+            await asyncio.wait_for(budget.take(sizes[-1]), 60)
+        assert (sizes[0], sizes[1]) == (8 * mib, 7 * mib)
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(sizes) > 30
+        assert budget.chunk_bytes(100) == 100
+
+    run(main())
+    assert ReadBudget(100, on_wait=lambda: None).chunk_bytes(mib) == 100
+
+
 def test_who_goes_while_it_waits_takes_nothing_along() -> None:
     """Before its turn, and in the very moment of it; those behind it go on."""
 

@@ -11,6 +11,7 @@ from tests.simulation import (
     mutants_tested_proxy,
     mutants_tested_repair,
     mutants_tested_syncs,
+    mutants_tested_sharing,
     mutants_tested_wire,
 )
 from tests.simulation.tested import TESTED, Tested
@@ -26,6 +27,7 @@ MODULES = (
     mutants_tested_proxy,
     mutants_tested_repair,
     mutants_tested_syncs,
+    mutants_tested_sharing,
     mutants_tested_wire,
 )
 """Each notes its own in `TESTED`."""

@@ -146,6 +146,26 @@ def test_the_logs_of_one_where_nobody_listens_are_taken_at_once() -> None:
     with_proxies()(scenario)
 
 
+def test_a_lock_is_broken_on_the_word_of_a_client_and_ones_own_look() -> None:
+    """The one alone is not enough: the log should be owned here, and is served where it is."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        here, gone = served.servers[0].location, f"grpc://127.0.0.1:{free_ports(1)}"
+        member, other, _ = await member_at(gone, served)
+        names = (f"mine-{number}" for number in count())
+        mine = next(name for name in names if preferred_owner(name, {here, gone}) == here)
+        await other.create_log(mine)
+        writer = await (await other.open_log(mine)).open_writer()
+        assert await where_sent(client, here, mine) == gone
+        assert await where_sent(client, here, mine, unreachable=["grpc://else:1"]) == gone
+        assert await where_sent(client, here, mine, unreachable=[gone]) == here
+        await writer.abort()
+        await member.aclose()
+
+    with_proxies()(scenario)
+
+
 def test_a_lock_of_a_proxy_itself_is_never_taken_for_one_that_was_left() -> None:
     """An action that holds it, as rename does, is waited for."""
 
