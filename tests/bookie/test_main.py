@@ -21,6 +21,7 @@ from bookie.__main__ import (
     main,
 )
 from bookie.server import BookieServer
+from dlcore import kept_memory
 from dlcore.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -31,6 +32,18 @@ if TYPE_CHECKING:
     from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 
 URI = "distributedlog://127.0.0.1:1/dlog"
+
+
+@pytest.fixture(autouse=True)
+def frozen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how often a bookie that serves would have set up Python's collector.
+
+    It does so for its whole process, which here is that of other tests, too: Hypothesis takes what
+    is frozen for unused, and warns of it.
+    """
+    counts: list[int] = []
+    monkeypatch.setattr(kept_memory, "collect_what_is_new", lambda: counts.append(1))
+    return counts
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -90,6 +103,7 @@ def test_it_serves_until_it_is_told_to_stop(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    frozen: list[int],
     ends_by: str,
 ) -> None:
     """By a signal, or by the end of its standard input, which its parent holds."""
@@ -116,6 +130,7 @@ def test_it_serves_until_it_is_told_to_stop(
     handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert asyncio.run(scenario()) == EXIT_STOPPED
+        assert frozen == [1]
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
