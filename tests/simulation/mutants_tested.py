@@ -10,8 +10,8 @@ from tests.simulation import (
     mutants_tested_metadata,
     mutants_tested_proxy,
     mutants_tested_repair,
-    mutants_tested_syncs,
     mutants_tested_sharing,
+    mutants_tested_syncs,
     mutants_tested_wire,
 )
 from tests.simulation.tested import TESTED, Tested
