@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """Where a ledger can be created: an id that nobody else gets, and bookies of one moment.
+    """The id and the bookies for a ledger that can be created; nobody else gets the id.
 
-    `quorum` is the one that was wanted, or a smaller one if too few bookies were writable.
+    `quorum` is the wanted one, or a smaller one if too few bookies were writable.
     """
 
     ledger_id: int
@@ -51,8 +51,8 @@ class LedgerPlace:
 class LedgerClient:
     """All ledgers of one namespace; used on one event loop.
 
-    Without `ledger_store` and `registry` it only reads ledgers whose metadata it is handed.
-    The ports are their opener's to close.
+    Without `ledger_store` and `registry` it only reads ledgers whose metadata the caller passes.
+    The caller that opened the ports closes them.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class LedgerClient:
         self._in_flight = InFlight(
             bytes_max=config.pending_bytes_max, entries_max=config.pending_entries_max
         )
-        self._entries_written = self._bytes_written = 0  # by writers that have ended
+        self._entries_written = self._bytes_written = 0  # by writers that ended
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
-        self._is_short = False  # of bookies, when the last ledger was created
+        self._is_short = False  # too few bookies were writable when the last ledger was created
         self._is_closed = False
 
     @property
     def placer(self) -> Placer:
-        """What chooses the bookies of this client's ledgers, for others that repair them.
+        """The placer of this client's ledgers, also for auto-recovery.
 
         Raises:
             ConfigurationError: the client has no metadata store.
@@ -99,17 +99,17 @@ class LedgerClient:
         return self._context().placer
 
     async def find_place(self, quorum: QuorumConfig, *, wait_s: float = 0.0) -> LedgerPlace:
-        """Return an id and an ensemble for a ledger that is created soon, or never.
+        """Return an id and an ensemble for a ledger that may be created soon.
 
-        It waits up to `wait_s` for bookies where too few are writable.
+        If too few bookies are writable, it waits for others, up to `wait_s`.
 
-        Raises: as `create_ledger`.
+        Raises: the same errors as `create_ledger`.
         """
         context = self._context()
         chosen, ledger_id = await asyncio.gather(
             context.placer.choose_ensemble(quorum, wait_s=wait_s),
             context.ledger_store.new_ledger_id(),
-            return_exceptions=True,  # a failure leaves none of the two at work
+            return_exceptions=True,  # after a failure neither of the two is still running
         )
         if isinstance(chosen, BaseException):
             raise chosen
@@ -127,19 +127,21 @@ class LedgerClient:
     ) -> LedgerWriter:
         """Create a ledger on writable bookies that the placer chooses, and return its writer.
 
-        With a `place` that was found before, that is one transaction and nothing else.  With fewer
-        bookies than `quorum` asks for it begins smaller, unless the client is told to enforce the
-        size of ensembles: auto-recovery brings it to `quorum` once it is closed and bookies are
-        back.  Where not even Qa are writable it waits, up to `bookies_wait_s`.
+        With a `place` from `find_place` this is a single transaction.  If fewer bookies are
+        writable than `quorum` asks for, the ledger begins with a smaller quorum, unless the client
+        enforces the size of ensembles.  Auto-recovery brings the ledger to `quorum` after it was
+        closed and once bookies are back.  If fewer than Qa bookies are writable, it waits for
+        others, up to `bookies_wait_s`.
 
         The operations that `extra_ops` returns for the new ledger's id join the creating
         transaction.
 
         Raises:
             NotEnoughBookiesError: fewer writable bookies are registered than Qa, or than the
-                ensemble needs if the client is told to enforce that, or in fewer racks than it is
-                told to enforce.
-            MetadataError: of the store, or of the first of the extra operations that failed.
+                ensemble size if the client enforces that; or they are in fewer racks than the
+                client enforces.
+            MetadataError: the error of the store, or of the first of the extra operations that
+                failed.
         """
         context = self._context()
         if place is None:
@@ -164,7 +166,7 @@ class LedgerClient:
         return writer
 
     def _tell_of_shortage(self, metadata: LedgerMetadata) -> None:
-        """Warn once while there are too few bookies: many ledgers may begin meanwhile."""
+        """Warn once while too few bookies are writable: many ledgers may begin meanwhile."""
         was_short, self._is_short = self._is_short, metadata.wanted is not None
         if self._is_short:
             logger.log(
@@ -183,7 +185,7 @@ class LedgerClient:
 
     @property
     def write_statistics(self) -> WriteStatistics:
-        """What was written until now."""
+        """Counts of the entries and bytes that were written until now."""
         writers = self._writers
         return WriteStatistics(
             open_ledgers=len(writers),
@@ -221,7 +223,7 @@ class LedgerClient:
         Idempotent, and safe beside other recoverers: all of them end with the same metadata.
 
         Raises:
-            LedgerRecoveryError: an answer that decides was unknown: try again later.
+            LedgerRecoveryError: a bookie's answer that decides the end is unknown: try again later.
             LedgerNotFoundError: there is no such ledger.
             MetadataError: the metadata store failed.
         """
@@ -237,7 +239,7 @@ class LedgerClient:
     def _on_recovered(self, ledger_id: int, task: asyncio.Task[LedgerMetadata]) -> None:
         del self._recoveries[ledger_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Also for the case that everybody who waited was cancelled.
+            # Log it also if every caller that waited was cancelled.
             logger.info("recovery failed ledger=%d: %s", ledger_id, error)
 
     async def delete_ledger(self, ledger_id: int) -> None:

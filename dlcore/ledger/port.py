@@ -1,4 +1,4 @@
-"""The port to bookies: what the ledger client needs of a transport.
+"""The port to bookies: the requests that the ledger client needs of a transport.
 
 An answer about an entry has three values.  *Yes* is a returned frame; *proven no* is
 `NoSuchEntryError` or `NoSuchLedgerError`; every other error is *unknown* and must never be read as
@@ -30,10 +30,10 @@ ENTRY_ID_MAX = 2**63 - 1
 
 
 class HeldEntries(NamedTuple):
-    """What a bookie holds of a ledger above the LAC that it knows.
+    """The entries of a ledger that a bookie holds above the LAC that it knows.
 
-    Of the entries behind its LAC, up to `told_to`, those in `ranges` are durable there (first and
-    last, ascending and apart), and no others; what is behind `told_to` is not said.
+    From its LAC up to `told_to`, exactly the entries in `ranges` are durable there (first and last,
+    ascending and apart).  Entries above `told_to` are unknown.
     """
 
     last_add_confirmed: int
@@ -42,7 +42,7 @@ class HeldEntries(NamedTuple):
 
 
 class FollowUpdate(NamedTuple):
-    """What a followed bookie pushes: entries it holds up to its known LAC, in entry order.
+    """A message of a followed bookie: entries it holds up to its known LAC, in entry order.
 
     Entries that the bookie does not hold (striping, replicas that missed an add) are left out;
     `last_add_confirmed` tells the follower how far the ledger goes.
@@ -57,9 +57,9 @@ class BookieClient(Protocol):
     """Requests to any bookie; connections are opened at first use and shared.
 
     Every method may raise `BookieUnavailableError`, `WrongIncarnationError` (another bookie answers
-    there) and `BookieStorageError`.  A request of one answer, to add or read an entry or
-    a LAC, that has none within its time-out fails with `BookieUnavailableError`: nobody above has a
-    timer for it.  Frames come back as the bookie sent them: the caller verifies.
+    there) and `BookieStorageError`.  A request with one answer (to add or read an entry or a LAC)
+    fails with `BookieUnavailableError` if the answer does not come within its time-out, because the
+    callers have no timer for it.  Frames come back as the bookie sent them: the caller verifies.
     """
 
     def add_entry(
@@ -80,7 +80,7 @@ class BookieClient(Protocol):
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
     ) -> asyncio.Future[None]:
-        """Tell the bookie the ledger's LAC, so that it can serve readers; queued as adds are."""
+        """Tell the bookie the ledger's LAC, so that it can serve readers; queued like an add."""
         ...
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
@@ -132,18 +132,19 @@ class BookieClient(Protocol):
     def follow(
         self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
     ) -> AsyncIterator[FollowUpdate]:
-        """Push updates as the bookie's LAC moves; the first one comes at once; ends when cancelled.
+        """Yield updates as the bookie's LAC moves, the first one at once; it ends when cancelled.
 
         A bookie that holds nothing of the ledger yet answers with a LAC of -1 and pushes once it
-        does. After an update with `fenced` no further entries will be confirmed by the old writer,
-        and the reader should look at the ledger's metadata.
+        does.  After an update with `fenced` the old writer confirms no further entries, and the
+        reader should look at the ledger's metadata.
         """
         ...
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """Return the ranges of entries the bookie holds, ascending and apart from each other.
 
-        It comes in parts, as many as it takes, each of which comes in time or is unknown.
+        It comes in as many parts as needed.  If a part does not come in time, the error says
+        that the answer is unknown.
 
         Raises:
             NoSuchLedgerError: it holds nothing of the ledger.

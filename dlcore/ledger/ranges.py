@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class EntryRanges(Sequence[EntryRange]):
-    """Ranges, ascending, which become values when they are looked at."""
+    """Ascending ranges, which become values when they are accessed."""
 
     def __init__(self, ranges: Iterable[EntryRange] = ()) -> None:
         self._bounds = array("q")
@@ -39,7 +39,7 @@ class EntryRanges(Sequence[EntryRange]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as of any list
+    __hash__ = None  # type: ignore[assignment]  # like a list
 
     @overload
     def __getitem__(self, index: int) -> EntryRange: ...

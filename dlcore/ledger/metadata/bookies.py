@@ -13,12 +13,12 @@ from dlcore.metadata.stored import LAYOUT, Count, Text
 
 
 class BookieRegistration(ShownFields, msgspec.Struct, frozen=True, kw_only=True):
-    """What a live bookie says of itself: who it is and where (``host:port``) it answers.
+    """A live bookie's identity and its addresses (``host:port``), as it registered them.
 
     Entries are at `address`, the control service at `control_address`.
 
-    The space is that of its disk a while ago, a total of 0 means not known.  The session changes
-    with each new registration and not while one is kept up to date.
+    `free_bytes` and `total_bytes` are those of its disk a while ago; a total of 0 means unknown.
+    `session` is a new one for each registration.  Updates of a registration keep it.
     """
 
     layout: int = LAYOUT
@@ -34,15 +34,15 @@ class BookieRegistration(ShownFields, msgspec.Struct, frozen=True, kw_only=True)
 
     @property
     def bookie(self) -> BookieId:
-        """The bookie that this registers."""
+        """The bookie that registered."""
         return BookieId(self.name, self.incarnation)
 
 
 class BookieCookie(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a bookie's data; it must agree in every data directory and here.
+    """The identity of a bookie's data; it must be the same in every data directory and here.
 
-    `life` counts the starts on this data, and `start` names the last one: a folder that was copied
-    before it is not the bookie.  Both are told to the folder first.
+    `life` counts the starts on this data, and `start` names the last one.  A folder that was copied
+    before the last start does not count as the bookie.  Both are written to the folder first.
     """
 
     layout: int = LAYOUT
@@ -55,5 +55,5 @@ class BookieCookie(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bookie(self) -> BookieId:
-        """The bookie whose data this marks."""
+        """The bookie that the data belongs to."""
         return BookieId(self.name, self.incarnation)

@@ -19,8 +19,8 @@ def write_set(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:
 def is_covered(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
     """Return whether no write set can still reach an ack quorum without a position in `known`.
 
-    `known` holds the positions that answered (yes or proven no).  For every write set fewer than Qa
-    positions may be unknown; this is the exact form (bookkeeper.md section 1.2).
+    `known` holds the positions that answered (yes or proven no).  In every write set fewer than Qa
+    positions may be unknown.  This is the exact form (bookkeeper.md section 1.2).
     """
     return all(
         sum(position not in known for position in write_set(quorum, first)) < quorum.ack_quorum_size
@@ -29,5 +29,5 @@ def is_covered(quorum: QuorumConfig, known: AbstractSet[int]) -> bool:
 
 
 def first_followed(ledger_id: int, ensemble_size: int) -> int:
-    """Return the position of the bookie that followers turn to first; it hears of a LAC first."""
+    """Return the position of the bookie that followers ask first; it gets each LAC first."""
     return ledger_id % ensemble_size

@@ -33,27 +33,27 @@ logger = logging.getLogger(__name__)
 class BookieRegistry:
     """The registrations of one namespace's bookies.
 
-    Registration is discovery only: no safety rests on it.  Addresses are cached until the list of
-    bookies changes, and an old address is better than none while the metadata store is away.
+    Registration is for discovery only: safety does not depend on it.  Addresses are cached until
+    the list of bookies changes.  While the metadata store is away, an old address is used.
     """
 
     def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
         self._store = store
         self._paths = paths
         self._known: dict[BookieId, BookieRegistration] = {}
-        self._fresh: set[BookieId] = set()  # those read since the list last changed
+        self._fresh: set[BookieId] = set()  # bookies read since the list last changed
         self._changes = 0
-        self._changed = asyncio.Event()  # a new one for each change
-        self._all: dict[BookieId, str] | None = None  # while the list has not changed
+        self._changed = asyncio.Event()  # replaced by a new one at each change
+        self._all: dict[BookieId, str] | None = None  # None: the list has changed since it was read
         self._reading: asyncio.Task[dict[BookieId, str]] | None = None
-        self._reads = BackgroundTasks(told_to_callers)  # who may have left
+        self._reads = BackgroundTasks(told_to_callers)  # a caller may leave while one runs
         self._unsubscribes: list[Unsubscribe] = []
 
     async def get_bookies(self) -> list[BookieRegistration]:
         """Read all registered bookies afresh, ordered by name.
 
-        A bookie that is on its way between writable and read-only counts as read-only.  One whose
-        registration cannot be read is left out with a warning: the others do without it.
+        A bookie that is changing between writable and read-only counts as read-only.  If the
+        registration of a bookie cannot be read, the bookie is left out with a warning.
         """
         directories = (self._paths.bookies_available, self._paths.bookies_readonly)
         writable, readonly = await asyncio.gather(*map(self._read_directory, directories))
@@ -62,11 +62,11 @@ class BookieRegistry:
 
     @property
     def known_addresses(self) -> Mapping[BookieId, str] | None:
-        """What `get_addresses` returned last, None if the list of bookies has changed since."""
+        """The last result of `get_addresses`; None if the list of bookies has changed since."""
         return self._all
 
     async def get_addresses(self) -> Mapping[BookieId, str]:
-        """Return the addresses of all registered bookies; read again when the list has changed."""
+        """Return the addresses of all registered bookies; read again after the list changed."""
         if self._all is None:
             self._watch()
             if self._reading is None:
@@ -75,9 +75,9 @@ class BookieRegistry:
         return self._all
 
     async def warn_of_few(self, what: str, quorum: QuorumConfig) -> None:
-        """Say if fewer bookies are registered than `what` is to have; others may come.  No error.
+        """Log a warning if fewer bookies are registered than `what` needs; it is no error.
 
-        Read-only ones count, since they are there, and will mostly take writes again.
+        More bookies may register later.  Read-only ones count: they mostly become writable again.
         """
         try:
             count = len(await self.get_addresses())
@@ -100,7 +100,7 @@ class BookieRegistry:
             found = {info.bookie: info.address for info in await self.get_bookies()}
         finally:
             self._reading = None
-        if changes == self._changes:  # else the list changed while we read
+        if changes == self._changes:  # else the list changed during the read
             self._all = found
         return found
 
@@ -109,14 +109,14 @@ class BookieRegistry:
         return (await self._registration(bookie)).address
 
     async def resolve_control(self, bookie: BookieId) -> str:
-        """Return the address of the control service of `bookie`, likewise."""
+        """Return the address of the control service of `bookie`; see `_registration` for errors."""
         return (await self._registration(bookie)).control_address
 
     async def _registration(self, bookie: BookieId) -> BookieRegistration:
-        """Return what `bookie` registered.
+        """Return the registration of `bookie`.
 
         Raises:
-            BookieUnavailableError: it is not registered, or that could not be found out.
+            BookieUnavailableError: it is not registered, or the metadata store gave no answer.
             WrongIncarnationError: another incarnation is registered under its name.
             CorruptMetadataError: its registration cannot be read.
         """
@@ -133,7 +133,7 @@ class BookieRegistry:
                 f"the address of bookie {bookie} is unknown: no answer from the metadata store"
             ) from error
         self._known[bookie] = registration
-        if changes == self._changes:  # else the list changed while we read
+        if changes == self._changes:  # else the list changed during the read
             self._fresh.add(bookie)
         return registration
 

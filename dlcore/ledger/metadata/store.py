@@ -1,7 +1,7 @@
-"""Ledger metadata in the metadata store: ids, compare-and-set, and whose write it was.
+"""Ledger metadata in the metadata store: ids, compare-and-set, and lost replies.
 
-A write whose reply was lost is never guessed about: it is read back and classified by its creation
-token or by value and version, and sent again only once it is known not to have happened.
+After a write whose reply was lost the node is read back.  The creation token, or the value and the
+version, show whether the write was applied.  It is sent again only if it was not applied.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 5
-"""How often one write meets a lost reply before the caller is told: unknown."""
+"""Lost replies to one write after which the caller gets the error: the outcome is unknown."""
 _IDS_AT_ONCE = 16
-"""Ids are taken in ranges, so that most ledgers cost no round trip for theirs."""
+"""Ids are taken in ranges, so that most new ledgers need no round trip for an id."""
 _READ_AT_ONCE = 100
-"""Nodes of one request: each may name the bookies of many ensembles, and hold what users say."""
+"""Nodes of one request: a node may name the bookies of many ensembles and hold users' metadata."""
 _ID_DIGITS_MAX = 19
-"""Of the largest number that is stored, 2**63 - 1."""
+"""Digits of the largest number that can be stored, 2**63 - 1."""
 _ID_CONFLICTS_MAX = 10_000
-"""Each conflict means that somebody else got an id; more than this is not contention."""
+"""Each conflict means that another client got an id; more conflicts than this are a fault."""
 
 
 ReadLedgers: TypeAlias = dict[int, LedgerMetadata | CorruptMetadataError]
-"""The metadata of ledgers by id, in the order asked for; of one that is damaged the error."""
+"""Ledger metadata by id, in the order of the request; the error if the metadata is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionedLedger:
-    """A ledger's metadata and the version to compare-and-set it with."""
+    """A ledger's metadata and the version for a compare-and-set of it."""
 
     metadata: LedgerMetadata
     version: int
@@ -72,12 +72,12 @@ class LedgerStore:
     def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
         self._store = store
         self._paths = paths
-        self._id_lock = asyncio.Lock()  # one process does not compete with itself for ids
-        self._ids: deque[int] = deque()  # taken, and given to no ledger yet
-        self._parents: set[str] = set()  # parents of ledgers, known to exist
+        self._id_lock = asyncio.Lock()  # tasks of one process do not compete for ids
+        self._ids: deque[int] = deque()  # taken from the counter, not given to a ledger yet
+        self._parents: set[str] = set()  # parent nodes of ledgers that are known to exist
 
     async def new_ledger_id(self) -> int:
-        """Return an id that no ledger has or had; ids are never used twice, and some never."""
+        """Return an id that no ledger has or had; an id is used at most once."""
         async with self._id_lock:
             if not self._ids:
                 first = await self._take_ids()
@@ -85,10 +85,10 @@ class LedgerStore:
             return self._ids.popleft()
 
     async def next_ledger_id(self) -> int:
-        """Return the lowest id that nobody was given; none that was given before is missed.
+        """Return an id above those of all ledgers that were created before this call.
 
         Raises:
-            CorruptMetadataError: the namespace does not say.
+            CorruptMetadataError: the node of the counter is missing or damaged.
         """
         path = self._paths.ledger_idgen
         node = await self._store.get(path, fresh=True)
@@ -113,7 +113,7 @@ class LedgerStore:
             except MetadataVersionError:
                 continue
             except MetadataConnectionError:
-                # Taken or not, the next read decides; an id that is skipped harms nobody.
+                # The next read shows whether it was applied.  Skipped ids do no harm.
                 lost_replies += 1
                 if lost_replies == _ATTEMPTS_MAX:
                     raise
@@ -127,8 +127,8 @@ class LedgerStore:
         """Create the ledger and apply `extra_ops`, in one transaction.
 
         Raises:
-            LedgerExistsError: the ledger exists and is not this creator's.
-            MetadataError: of the first of `extra_ops` that failed, or the store's own.
+            LedgerExistsError: the ledger exists, and another creator made it.
+            MetadataError: the error of the first of `extra_ops` that failed, or of the store.
         """
         path = self._paths.ledger(metadata.ledger_id)
         value = encode(metadata)
@@ -136,9 +136,9 @@ class LedgerStore:
             try:
                 await self._store.multi([Create(path, value), *extra_ops])
             except NoNodeError:
-                # Of every 10,000 ledgers the first needs another node above it.
+                # The first of every 10,000 ledgers needs another parent node.
                 if path.rpartition("/")[0] in self._parents:
-                    raise  # what is missing is of extra_ops
+                    raise  # a node that extra_ops need is missing
                 await self._make_parent(path)
             except (NodeExistsError, MetadataConnectionError) as error:
                 found = await self._find_own(metadata, error)
@@ -151,10 +151,13 @@ class LedgerStore:
         raise MetadataConnectionError(f"{path}: {_ATTEMPTS_MAX} attempts to create it failed")
 
     async def read(self, ledger_id: int, *, fresh: bool = False) -> VersionedLedger:
-        """Return the ledger's metadata, or raise `LedgerNotFoundError`.
+        """Return the ledger's metadata.
 
-        With `fresh` nothing that was stored before this call is missed; otherwise a server of the
-        metadata store may answer that is behind the others.
+        With `fresh` the answer has everything that was stored before this call.  Without it the
+        answer may come from a server of the metadata store that is behind the others.
+
+        Raises:
+            LedgerNotFoundError: there is no such ledger.
         """
         found = await self._find(ledger_id, fresh=fresh)
         if found is None:
@@ -162,10 +165,10 @@ class LedgerStore:
         return found
 
     async def read_many(self, ledger_ids: Sequence[int]) -> ReadLedgers:
-        """Return the metadata of those of the ledgers that there are: in one round trip.
+        """Return the metadata of those of the ledgers that exist, in one round trip.
 
-        One that is damaged hides no other.  A server of the metadata store may answer that is
-        behind the others.
+        Damaged metadata of one ledger does not hide the others.  The answer may come from a server
+        of the metadata store that is behind the others.
         """
         paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
         nodes = await self._read_nodes(paths)
@@ -189,7 +192,7 @@ class LedgerStore:
         """Compare-and-set the ledger's metadata, if `guards` hold; return the new version.
 
         Raises:
-            MetadataVersionError: somebody else changed it: read it and decide again.
+            MetadataVersionError: another client changed it: read it and decide again.
             LedgerNotFoundError: it was deleted.
         """
         ledger_id = metadata.ledger_id
@@ -214,7 +217,7 @@ class LedgerStore:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def put(self, metadata: LedgerMetadata, *, version: int) -> Op:
-        """Return what compares and sets the ledger's metadata, for a transaction of others."""
+        """Return the compare-and-set of the ledger's metadata, to be put into a transaction."""
         return Put(self._paths.ledger(metadata.ledger_id), encode(metadata), version)
 
     async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
@@ -233,7 +236,7 @@ class LedgerStore:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
-        """Yield the ids of ledgers from `first` on, ascending; each list is read when reached."""
+        """Yield the ids of ledgers from `first` on, ascending; reads one directory at a time."""
         id_of = self._paths.ledger_id_of
         ledgers = self._paths.ledgers
         names = await self._store.get_children(ledgers)
@@ -254,7 +257,8 @@ class LedgerStore:
     async def read_from(self, first: int, count: int) -> ReadLedgers:
         """Return the metadata of up to `count` ledgers with ids from `first` on, ascending.
 
-        One that is damaged hides no other.  There is none only behind the last ledger.
+        Damaged metadata of one ledger does not hide the others.  The result is empty only if no
+        ledger from `first` on exists.
         """
         while True:
             ids: list[int] = []
@@ -266,7 +270,7 @@ class LedgerStore:
             ledgers = await self.read_many(ids)
             if ledgers or not ids:
                 return ledgers
-            first = ids[-1] + 1  # all of them were deleted meanwhile
+            first = ids[-1] + 1  # all of them were deleted during the read
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Unsubscribe:
         """Call `callback` after the ledger's metadata may have changed; level-triggered."""
@@ -277,7 +281,7 @@ class LedgerStore:
         if parent in self._parents:
             return
         for attempt in range(1, _ATTEMPTS_MAX + 1):
-            # In this order, and in one round trip.
+            # The order matters: the parent's parent first.  Both go in one round trip.
             results = await asyncio.gather(
                 self._store.create(parent.rpartition("/")[0]),
                 self._store.create(parent),
@@ -293,9 +297,9 @@ class LedgerStore:
     async def _find_own(
         self, metadata: LedgerMetadata, error: NodeExistsError | MetadataConnectionError
     ) -> VersionedLedger | None:
-        """Return the ledger if it was created by this creator, whatever `error` says of that.
+        """Return the ledger if this creator made it, whichever `error` the store returned.
 
-        A session may send again what it has no reply to, and be told that the node exists.
+        A session repeats a request that got no reply; the repeated one fails: the node exists.
         """
         found = await self._find(metadata.ledger_id, fresh=True)
         if found is not None and found.metadata.token == metadata.token:
@@ -328,7 +332,7 @@ def _parse_id(value: bytes, path: str) -> int:
 
 
 def _numbers(parent: str, names: Iterable[str]) -> list[str]:
-    """Return those of the names of nodes that are part of a ledger's path, and tell of the rest."""
+    """Return the names that are part of a ledger's path, and log a warning if there are others."""
     found = [name for name in names if is_number(name)]
     if len(found) < len(tuple(names)):
         logger.warning("below %s are nodes that are no part of a ledger's path", parent)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LedgerState(enum.Enum):
-    """OPEN to its writer, IN_RECOVERY by anyone, or CLOSED for good."""
+    """OPEN to its writer, IN_RECOVERY by any client, or CLOSED for good."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -30,7 +30,7 @@ class LedgerState(enum.Enum):
 class Ensemble(msgspec.Struct, frozen=True, array_like=True):
     """The bookies of the entries from `first_entry_id` up to the next ensemble's first entry.
 
-    Order matters: positions are what striping refers to.
+    Order matters: striping refers to positions in `bookies`.
     """
 
     first_entry_id: Count
@@ -40,10 +40,10 @@ class Ensemble(msgspec.Struct, frozen=True, array_like=True):
 class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One ledger as the metadata store knows it.
 
-    `last_entry_id` and `length_bytes` are meaningful when CLOSED (-1 and 0 before).  `token` is the
-    creation token: it tells a creator whose reply was lost whether the ledger is its own.
-    `wanted` is the quorum of a ledger that had to begin with fewer bookies than that (None: it
-    began as it was wanted).
+    `last_entry_id` and `length_bytes` have a meaning once the ledger is CLOSED (-1 and 0 before).
+    `token` is the creation token: a creator whose reply was lost sees by it whether the ledger is
+    its own.  `wanted` is the quorum that was asked for, if the ledger had to begin with fewer
+    bookies; None if it began with the wanted quorum.
     """
 
     layout: int = LAYOUT
@@ -89,7 +89,7 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
 
     @property
     def copies_lacking(self) -> int:
-        """How many more bookies are to store each entry than do; of an open ledger, too."""
+        """How many copies each entry has fewer than wanted; also of an open ledger."""
         if self.wanted is None:
             return 0
         return max(self.wanted.write_quorum_size - self.quorum.write_quorum_size, 0)
@@ -117,11 +117,11 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
         return replace(self, ensembles=(*kept, Ensemble(first_entry_id, bookies)))
 
     def with_replaced(self, *, first_entry_id: int, old: BookieId, new: BookieId) -> LedgerMetadata:
-        """Return a copy in which `new` has the place of `old` in one ensemble, of that first entry.
+        """Return a copy in which `new` replaces `old` in the ensemble that starts at that entry.
 
-        The last ensemble of a ledger that is not CLOSED is its writer's or recoverer's alone: a
-        recoverer reads only from the ensemble that it found, and a writer takes another one for a
-        change of its own.
+        Only the writer or the recoverer may change the last ensemble of a ledger that is not
+        CLOSED: a recoverer reads only from the ensemble that it found, and a writer takes a last
+        ensemble that differs from its own for a change that it made itself.
         """
         assert (
             self.state is LedgerState.CLOSED or first_entry_id != self.last_ensemble.first_entry_id
@@ -137,10 +137,11 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
     def with_joined(self, joined: Mapping[int, BookieId]) -> LedgerMetadata:
         """Return a copy in which one more bookie stores every entry, in each ensemble.
 
-        `joined` is who joins, by the first entry of each ensemble.  Sound where all members of an
-        ensemble store all of its entries (E = Qw) and the ledger is CLOSED: nobody writes or
-        recovers it, and a write set by the new quorum is again the whole ensemble, of which each
-        member holds the entry.  A reader by the metadata of before finds its bookies as they were.
+        `joined` has the joining bookie of each ensemble, by the ensemble's first entry.  This is
+        sound if each member of an ensemble stores all of its entries (E = Qw) and the ledger is
+        CLOSED.  Nobody writes or recovers it then, and each write set of the new quorum is again
+        the whole ensemble, of which each member holds the entry.  A reader with older metadata
+        finds its bookies unchanged.
         """
         assert self.state is LedgerState.CLOSED
         return replace(

@@ -1,1 +1,1 @@
-"""The choice of the bookies that a ledger is written to, and of those left out for a while."""
+"""The choice of the bookies for a ledger, and the bookies that are not chosen for a while."""

@@ -1,18 +1,20 @@
-"""The health of bookies as one client sees it: who is chosen, who is asked first, who comes back.
+"""The health of bookies as one client sees it, for the choice of bookies and of replicas.
 
-Theory of operation.  Whatever a bookie answers, or fails to, is noted here, adds and reads apart: a
-bookie with a damaged file still stores new entries, and one that is read-only still answers reads.
-All ledgers of a client share what it learns.
+Theory of operation.  Every answer of a bookie and every missing answer is noted here, adds and
+reads apart: a bookie with a damaged file still stores new entries, and one that is read-only still
+answers reads.  All ledgers of a client share these notes.
 
-- A bookie that failed and did nothing well since *rests*: nobody chooses it while others suffice.
-- One that fails too often is *quarantined*: likewise, for a period of random length, so that
-  clients that saw the same failure do not come back to it all at once.  A single success ends it.
-- One that failed and that nobody could replace in an ensemble is *tried* again after a pause, for
-  each trial costs the ledger a time-out; the pauses double, until it behaves for longer than that.
+- A bookie that failed and has had no success since *rests*: it is not chosen while others suffice.
+- A bookie that fails too often is *quarantined*: it is not chosen either, for a period of random
+  length, so that clients that saw the same failure do not all come back at once.  A single success
+  ends the quarantine.
+- A bookie that failed and that no other could replace in an ensemble is *tried* again after a
+  pause, because each trial costs the ledger a time-out.  The pauses double until the bookie behaves
+  for longer than its last pause.
 
-A new registration ends all of it: another process stands behind the name.  `ReplacementSearch` is
-one ledger's side: whom it may take in the place of members that failed, and when it looks again.
-Times are of any clock that does not go back, in seconds.
+A new registration ends all of this: another process has the name now.  `ReplacementSearch` belongs
+to one ledger.  It decides which bookies may replace failed members, and when to look again.
+Times are in seconds, of any clock that does not go back.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
 
 REST_S = 10.0
-"""A bookie's registration outlives it by about as much, and choosing it at once would only make the
-next ensemble change."""
+"""A dead bookie's registration lasts about this long.  If the bookie were chosen during that time,
+the next ensemble change would follow at once."""
 TRIAL_S = 1.0
 TRIAL_S_MAX = 120.0
 _PERIOD_SPREAD = 0.5
 _LOOK_S = 1.0
-"""First pause before a failed member that nobody could replace is looked at again; doubles."""
+"""First pause before a look at a failed member that no bookie could replace; it doubles."""
 _LOOK_S_MAX = 5.0
 _STUCK_S = 0.1
 _STUCK_S_MAX = 2.0
@@ -63,7 +65,8 @@ class Conduct:
 
     Args:
         config: when a bookie is quarantined, and for how long.
-        conduct_s: who behaves for so much longer than its last pause begins with short ones again.
+        conduct_s: a bookie that behaves for this much longer than its last pause begins with short
+            pauses again.
         rng: draws the lengths of quarantines.
     """
 
@@ -74,7 +77,7 @@ class Conduct:
         self._records: dict[BookieId, _Record] = {}
 
     def note_success(self, bookie: BookieId, now: float) -> None:
-        """Note that the bookie did as it was asked: it is chosen again from now on."""
+        """Note that the bookie did what it was asked for: it can be chosen again from now on."""
         record = self._record_of(bookie, now)
         record.successes += 1
         record.row = 0
@@ -93,7 +96,7 @@ class Conduct:
         return True
 
     def note_refusal(self, bookie: BookieId, now: float) -> None:
-        """Note that it did not take an entry, be that its fault or not: trying again would fail."""
+        """Note that it refused an entry, its fault or not: a second try would fail too."""
         record = self._record_of(bookie, now)
         record.failed_at = now
         trial = record.trial
@@ -102,28 +105,28 @@ class Conduct:
         trial.failed(now)
 
     def release(self, bookie: BookieId) -> None:
-        """Forget all about the bookie: another process stands behind its name now."""
+        """Forget all about the bookie: another process has its name now."""
         self._records.pop(bookie, None)
 
     def is_quarantined(self, bookie: BookieId, now: float) -> bool:
-        """Whether the bookie keeps on failing, as far as is known."""
+        """Whether the bookie keeps failing, as far as is known."""
         record = self._records.get(bookie)
         if record is None or record.quarantined_until is None:
             return False
         return now < record.quarantined_until
 
     def is_resting(self, bookie: BookieId, now: float) -> bool:
-        """Whether the bookie failed a moment ago, and has done nothing well since."""
+        """Whether the bookie failed a moment ago and has had no success since."""
         record = self._records.get(bookie)
         return record is not None and record.row > 0 and now < record.failed_at + REST_S
 
     def may_return(self, bookie: BookieId, now: float) -> bool:
-        """Whether a member that failed, and that nobody replaced, may be tried again."""
+        """Whether a member that failed, and that no bookie replaced, may be tried again."""
         record = self._records.get(bookie)
         return record is None or now >= record.trial.due_s
 
     def is_last_hope(self, bookie: BookieId, now: float) -> bool:
-        """Whether to try it even so where nobody else is left; not at once after it failed."""
+        """Whether to try it although it failed, if no other is left; not right after a failure."""
         record = self._records.get(bookie)
         return record is None or now >= record.failed_at + TRIAL_S
 
@@ -132,7 +135,7 @@ class Conduct:
         if failures < self._config.failures_min:
             return False
         answers = failures + record.successes + record.successes_before
-        # A bookie that stops all at once has its good minute still on record.
+        # A bookie that stops at once still has a minute of successes on record.
         return (
             record.row >= self._config.failures_min
             or failures >= self._config.failure_share * answers
@@ -154,42 +157,42 @@ class Conduct:
 
 @dataclass(frozen=True, slots=True)
 class BookieHealth:
-    """What one client has seen of its bookies."""
+    """One client's notes about the answers of its bookies."""
 
     adds: Conduct
     reads: Conduct
 
     def is_suspect(self, bookie: BookieId, now: float) -> bool:
-        """Whether a read had better ask another replica first."""
+        """Whether a read should ask another replica first."""
         return any(
             each.is_resting(bookie, now) or each.is_quarantined(bookie, now)
             for each in (self.adds, self.reads)
         )
 
     def release(self, bookie: BookieId) -> None:
-        """Forget all about the bookie: another process stands behind its name now."""
+        """Forget all about the bookie: another process has its name now."""
         self.adds.release(bookie)
         self.reads.release(bookie)
 
 
 class Choice(NamedTuple):
-    """Bookies that a ledger may take in the place of members that failed."""
+    """Bookies that a ledger may use to replace members that failed."""
 
     candidates: Sequence[BookieId]
     readmitted: Sequence[BookieId]
-    """Members that get entries again if there is nobody to replace them."""
+    """Members that get entries again if no bookie can replace them."""
     pause_s: float = 0.0
-    """Wait for so long before they are tried: they failed a moment ago."""
+    """How long to wait before they are tried: they failed a moment ago."""
     may_wait: bool = False
-    """Whether adds that cannot reach Qa even so may wait for other bookies, or must fail now."""
+    """Whether adds that still cannot reach Qa may wait for other bookies, or must fail now."""
 
 
 class ReplacementSearch:
-    """One ledger's search for bookies in the place of members that failed.
+    """One ledger's search for bookies that replace members that failed.
 
-    A bookie that failed lately is left out, unless adds wait and nobody else is there.  A bookie
-    that is registered and does not answer would hold up all that is sent to it, again and again;
-    it is tried at longer and longer intervals, unless entries cannot do without it.
+    A bookie that failed lately is left out, unless adds wait and no other bookie is there.  A
+    bookie that is registered and does not answer would delay everything that is sent to it, again
+    and again.  It is tried at longer and longer intervals, unless entries cannot do without it.
 
     Args:
         conduct: how the bookies answer adds.
@@ -219,8 +222,8 @@ class ReplacementSearch:
         Args:
             registered: the writable bookies.
             members: the last ensemble.
-            stuck_entry: the first unconfirmed entry, if some entry cannot reach Qa.  Patience
-                begins anew with each: what was confirmed since is progress.
+            stuck_entry: the first unconfirmed entry, if some entry cannot reach Qa.  Each new
+                stuck entry gets the whole patience: entries were confirmed in between.
             now: the time.
         """
         conduct = self._conduct
@@ -231,8 +234,8 @@ class ReplacementSearch:
             back = conduct.may_return if is_later_look else None
             return Choice(usable, [each for each in registered if back and back(each, now)])
         readmitted = [each for each in registered if conduct.is_last_hope(each, now)]
-        # A member that is tried once more may still answer, so a look meanwhile finds nothing
-        # stuck.  That is no progress: patience would never end if it began anew after each trial.
+        # While a member is tried once more, it may still answer, and nothing counts as stuck.
+        # That is no progress: if patience began anew after each trial, it would never end.
         if stuck_entry != self._stuck_entry:
             self._stuck_entry, self._stuck_since = stuck_entry, now
             self._stuck.succeeded()
@@ -253,7 +256,7 @@ class ReplacementSearch:
         return (self._stuck if self._is_stuck else self._look).failed(now)
 
     def look_again(self) -> None:
-        """Let the next choice be one that may take failed members back."""
+        """Allow the next choice to readmit members that failed."""
         self._is_later_look = True
 
     def replaced(self) -> None:

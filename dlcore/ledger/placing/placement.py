@@ -1,4 +1,4 @@
-"""Choosing bookies for ensembles: spread over racks, weighted by free space, the suspect ones last.
+"""Chooses bookies for ensembles: spread over racks, weighted by free space, suspect ones last.
 
 Theory of operation.  The candidates are brought into a random order in which a bookie with more
 free space tends to come earlier.  A depth-first search then fills the open positions of the
@@ -7,10 +7,10 @@ rule: any Qw consecutive positions (around the end too, for the write set of ent
 position e mod E) lie in enough racks.  If no filling keeps it, the one with the fewest racks
 missing is taken, unless the rule is enforced.
 
-What the rule does not promise: an entry is acknowledged by Qa of its Qw bookies, and those may all
+The rule does not promise this: an entry is acknowledged by Qa of its Qw bookies, and those may all
 lie in one rack.  With 3/3/2 over two racks, the loss of a whole rack can take both bookies that
-acknowledged an entry before the third one had it.  Who must survive the loss of any one rack asks
-for Qa = Qw, or for as many racks as Qw.
+acknowledged an entry before the third one had it.  To survive the loss of any one rack, ask for
+Qa = Qw, or for as many racks as Qw.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
 
 WEIGHT_MEDIANS_MAX = 3
-"""A bookie weighs at most so many times the median: an empty new one is not flooded."""
+"""A bookie weighs at most this many medians, so that an empty new one is not flooded."""
 _STEPS_MAX = 2_000
-"""Positions tried for one choice, beyond which it takes what comes next, whatever racks it misses.
-Only large ensembles over unequal racks come near."""
+"""Positions tried for one choice.  After these the next candidates are taken, whatever racks are
+missing.  Only large ensembles over unequal racks come near."""
 
 _Kind: TypeAlias = tuple[str | None, bool]
 """A candidate's rack, and whether it is avoided."""
@@ -42,7 +42,7 @@ _Kind: TypeAlias = tuple[str | None, bool]
 
 @dataclass(frozen=True, slots=True)
 class BookieSite:
-    """Where a bookie stands and how much room it has; a total of 0 bytes is not known."""
+    """A bookie's rack and the space on its disk; a total of 0 bytes means unknown."""
 
     rack: str = DEFAULT_RACK
     free_bytes: int = 0
@@ -51,14 +51,14 @@ class BookieSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What a choice of bookies takes into account.
+    """The sites and the health of bookies, as a choice takes them into account.
 
-    A bookie without a site is in no known rack, and makes no write set span more racks.
+    A bookie without a site is in no known rack, and does not add a rack to a write set.
     """
 
     sites: Mapping[BookieId, BookieSite] = field(default_factory=lambda: MappingProxyType({}))
     avoided: Collection[BookieId] = ()
-    """Chosen only where the others do not suffice."""
+    """Bookies that are chosen only if the others do not suffice."""
     config: PlacementConfig = field(default_factory=PlacementConfig)
 
     def rack_of(self, bookie: BookieId) -> str | None:
@@ -68,15 +68,16 @@ class Topology:
 
 
 UNKNOWN_TOPOLOGY = Topology()
-"""All bookies are alike."""
+"""Nothing is known: all bookies are alike."""
 
 
 def choose_quorum(wanted: QuorumConfig, writable: int, config: PlacementConfig) -> QuorumConfig:
-    """Return the quorum of a new ledger where so many bookies are writable.
+    """Return the quorum of a new ledger if `writable` bookies are writable.
 
-    With fewer than E it begins with as many as there are, up to Qw, from Qa up, unless the
-    configuration refuses that: acknowledged entries survive the loss of Qa - 1 bookies as ever.
-    With still fewer, or fewer than an enforced rack rule needs, the least that would do comes back.
+    With fewer than E bookies the ledger begins with as many as there are, at most Qw and at least
+    Qa, unless the configuration refuses that.  Acknowledged entries still survive the loss of
+    Qa - 1 bookies.  With even fewer, or fewer than an enforced rack rule needs, the result is the
+    smallest quorum that would do.
     """
     if config.enforce_ensemble_size:
         return wanted
@@ -95,10 +96,10 @@ def choose_ensemble(
     write_quorum_size: int | None = None,
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> tuple[BookieId, ...]:
-    """Return `size` different bookies; the write quorum is all of them unless told otherwise.
+    """Return `size` different bookies; the write quorum is all of them unless given.
 
-    As few avoided bookies as possible, then as few missing racks as possible; an enforced rack rule
-    comes before both.
+    The choice has as few avoided bookies as possible, then as few missing racks as possible.  An
+    enforced rack rule comes before both.
 
     Raises:
         NotEnoughBookiesError: there are fewer candidates, or no choice keeps the enforced rule.
@@ -132,12 +133,12 @@ def choose_replacements(
     write_quorum_size: int | None = None,
     topology: Topology = UNKNOWN_TOPOLOGY,
 ) -> dict[int, BookieId]:
-    """Return new bookies for some of the `positions` of an ensemble, none that is in it already.
+    """Return new bookies for some of the `positions` of an ensemble, none of them a member already.
 
-    A place of the ensemble that nobody has had yet is None.
+    None in `ensemble` is a position that no bookie has had yet.
 
-    For all of them if there are enough, else for the first ones.  An enforced rack rule leaves a
-    position unfilled rather than have the ensemble miss more racks than it does now.
+    All positions get a bookie if there are enough, else the first ones.  With an enforced rack rule
+    a position stays unfilled if filling it would make the ensemble miss more racks than now.
     """
     known = sorted(set(candidates).difference(each for each in ensemble if each is not None))
     order = _draw_order(known, topology, rng)
@@ -173,8 +174,8 @@ def _draw_order(
 ) -> list[BookieId]:
     """Return the candidates as drawn one after the other, each time in proportion to weight.
 
-    The smallest of independent exponential variables is the i-th with a probability in proportion
-    to its rate, and so on with the rest: sorting does the drawing, in one pass.
+    Each of several independent exponential variables is the smallest with a probability in
+    proportion to its rate, and the same holds for the rest.  Therefore one sort does the drawing.
     """
     weights = weigh([topology.sites.get(each, BookieSite()) for each in known])
     keys = {}
@@ -187,12 +188,12 @@ def _draw_order(
 def weigh(sites: Sequence[BookieSite]) -> list[float]:
     """Return each site's weight: its free bytes, at most `WEIGHT_MEDIANS_MAX` medians.
 
-    Sites that tell nothing weigh as much as the median; all weigh the same if none tells of room.
+    Sites without known space weigh as much as the median; if none is known, all weigh the same.
     """
     told = sorted(each.free_bytes for each in sites if each.free_bytes > 0 and each.total_bytes > 0)
     if not told:
         return [1.0] * len(sites)
-    median = told[(len(told) - 1) // 2]  # the lower one: of two it must not be the huge one
+    median = told[(len(told) - 1) // 2]  # the lower one of two, or the huge one could be it
     return [
         float(min(each.free_bytes, WEIGHT_MEDIANS_MAX * median) if each.total_bytes else median)
         for each in sites
@@ -215,7 +216,7 @@ class _Filling:
         self._positions = positions
         self._rank = {bookie: rank for rank, bookie in enumerate(order)}
         self._is_enforced = topology.config.enforce_racks
-        # Candidates of one rack that are avoided or not alike differ in their rank only.
+        # Candidates of one rack that are equally avoided differ in their rank only.
         self._queues: dict[_Kind, list[BookieId]] = {}
         for bookie in order:
             kind = (topology.rack_of(bookie), bookie in topology.avoided)
@@ -237,7 +238,7 @@ class _Filling:
     def find(self, *, shortfall_max: int) -> list[BookieId] | None:
         """Return a bookie for each open position, None if an enforced rule leaves no choice.
 
-        `shortfall_max` is how many racks may be missing where the rule is enforced.
+        `shortfall_max` is how many racks may be missing if the rule is enforced.
         """
         count = len(self._positions)
         avoided_count = sum(len(queue) for (_, avoided), queue in self._queues.items() if avoided)
@@ -264,7 +265,7 @@ class _Filling:
         return chosen if self._fill(chosen) else None
 
     def _fill(self, chosen: list[BookieId]) -> bool:
-        """Fill the positions after those of `chosen`; leave everything as it was on failure."""
+        """Fill the positions after those of `chosen`; on failure leave everything as it was."""
         if len(chosen) == len(self._positions):
             return True
         state = self._state()
@@ -299,7 +300,7 @@ class _Filling:
         return sorted(heads, key=lambda head: self._rank[head[0]])
 
     def _shortfall(self) -> int:
-        """Return how many racks the write sets miss at least, whoever takes the open positions."""
+        """Return how many racks the write sets miss at least, whatever fills the open positions."""
         return sum(
             max(0, self.racks_needed - len(racks) - open_count)
             for racks, open_count in map(self._look_into, self._windows)
@@ -317,7 +318,7 @@ class _Filling:
         return racks, sum(self._is_open[p] for p in window)
 
     def _state(self) -> object:
-        """Return all that decides whether the open positions can be filled."""
+        """Return everything that decides whether the open positions can be filled."""
         windows = map(self._look_into, self._windows)
         unfinished = tuple(racks for racks, open_count in windows if open_count)
         return tuple(self._used.values()), unfinished, self._shortfall()

@@ -1,8 +1,8 @@
-"""Chooses bookies for everybody who needs some: one policy, on what the registry says now.
+"""Chooses bookies for all callers: one policy, on the current state of the registry.
 
-New ledgers, writers and recoveries that replace a failed bookie, and auto-recovery all choose here.
-The choice itself is pure (`placement`), as is the judgement of their health (`health`); this brings
-them together with the registrations and the clock.
+The callers are new ledgers, writers and recoveries that replace a failed bookie, and auto-recovery.
+The choice itself is pure (`placement`), and so is the judgement of health (`health`).  This module
+brings them together with the registrations and the clock.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class Placer:
     """The choice of bookies of one client; used on one event loop.
 
-    It remembers the site of each bookie that it saw registered: a member of an ensemble that is
-    gone for a moment still stands in its rack.
+    It remembers the site of each bookie that it saw registered, because a member of an ensemble
+    that is away for a moment is still in its rack.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Placer:
         self._sessions: dict[BookieId, str] = {}
 
     async def list_writable(self) -> list[BookieId]:
-        """Read the registrations afresh and return who takes ordinary writes, by name.
+        """Read the registrations again and return the bookies that take ordinary writes, by name.
 
         Raises:
-            MetadataError: of the store.
+            MetadataError: the store failed.
         """
         return self.take_note(await self._registry.get_bookies())
 
     def take_note(self, infos: Iterable[BookieRegistration]) -> list[BookieId]:
-        """Remember registrations, and return who takes ordinary writes.
+        """Remember registrations, and return the bookies that take ordinary writes.
 
-        A bookie that registered anew since it was last seen is out of quarantine.
+        A bookie with a new registration since it was last seen is out of quarantine.
         """
         writable: list[BookieId] = []
         for info in infos:
@@ -80,7 +80,7 @@ class Placer:
         return writable
 
     def topology(self) -> Topology:
-        """Return what is known of the bookies now."""
+        """Return the known sites and the health of the bookies."""
         adds, now = self.health.adds, asyncio.get_running_loop().time()
         return Topology(
             sites=self._sites,
@@ -97,12 +97,12 @@ class Placer:
     ) -> tuple[QuorumConfig, tuple[BookieId, ...]]:
         """Return bookies for a new ensemble, and the quorum that they can make.
 
-        That is another quorum than the one wanted where too few bookies are writable for that; see
-        `choose_quorum`.  Where not even those suffice it waits up to `wait_s` for others.
+        The quorum is smaller than the wanted one if too few bookies are writable; see
+        `choose_quorum`.  If even that quorum finds too few, it waits up to `wait_s` for others.
 
         Raises:
             NotEnoughBookiesError: too few are registered and writable, or in too few racks.
-            MetadataError: of the store.
+            MetadataError: the store failed.
         """
         deadline = asyncio.get_running_loop().time() + wait_s
         is_told = False
@@ -141,9 +141,9 @@ class Placer:
         positions: Sequence[int],
         quorum: QuorumConfig,
     ) -> dict[int, BookieId]:
-        """Return writable bookies of `infos` for positions of an ensemble, as far as there are.
+        """Return writable bookies of `infos` for positions of an ensemble, as far as there are any.
 
-        A place of the ensemble that nobody has had yet is None.
+        None in `ensemble` is a position that no bookie has had yet.
         """
         return choose_replacements(
             self.take_note(infos),

@@ -1,1 +1,1 @@
-"""Entries from bookies: one, a range, or all that come, with a second replica when one is slow."""
+"""Reads of entries from bookies: one, a range, or new ones; a second replica if one is slow."""

@@ -1,11 +1,11 @@
-"""Decide which last add confirmed counts, of those that bookies tell: a claim, or a quorum's.
+"""Decides which LAC of those that bookies return counts: one bookie's claim, or a quorum's.
 
 Theory of operation.  A writer tells one bookie after the other how far its entries are
-acknowledged, and anybody who reaches a bookie can tell it anything.  So what one bookie alone says
-beyond the others is a claim.  Had the entry that it names been acknowledged, Qa bookies of its
-write set would hold it durably, and so each one before it; at most Qw - Qa could prove that they do
-not.  Where more of them do, the claim is false, and counts up to the entry before.  What bookies do
-not answer refutes nothing: a LAC that is true is never taken back.
+acknowledged, and any client that reaches a bookie can send it any LAC.  Therefore a LAC that one
+bookie alone returns, above those of the others, is a claim.  If the entry that it names had been
+acknowledged, Qa bookies of its write set would hold it durably, and each entry before it; at most
+Qw - Qa bookies could prove that they do not.  If more of them prove it, the claim is false, and it
+counts up to the entry before.  A missing answer refutes nothing: a true LAC is never taken back.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def vouched_and_claimed(lacs: Iterable[int], *, floor: int) -> tuple[int, int]:
-    """Return the highest LAC that two bookies vouch for, and the highest that one of them claims.
+    """Return the highest LAC that two bookies confirm, and the highest that one of them claims.
 
-    Entries up to `floor` are confirmed whatever the bookies say.
+    Entries up to `floor` are confirmed in any case.
     """
     heard = sorted((max(each, floor) for each in lacs), reverse=True)
     claimed = heard[0] if heard else floor
@@ -39,9 +39,9 @@ def confirmed_of(
     vouched: int,
     claimed: int,
 ) -> int:
-    """Return up to where a claim stands, by what the bookies at some positions proved to hold.
+    """Return up to where a claim holds, by the entries that some bookies proved to hold.
 
-    `held` has the ranges of entries of those that answered, ascending.
+    `held` has the ascending ranges of entries of the bookies that answered.
     """
     firsts = {position: [each.first_entry_id for each in held[position]] for position in held}
 
@@ -51,7 +51,7 @@ def confirmed_of(
 
     noes_needed = quorum.write_quorum_size - quorum.ack_quorum_size + 1
     highest = max((ranges[-1].last_entry_id for ranges in held.values() if ranges), default=-1)
-    # Beyond what anybody holds, entries differ in nothing but their write sets.
+    # Above the highest entry that any bookie holds, entries differ only in their write sets.
     looked_at = min(claimed, max(highest, vouched) + quorum.ensemble_size)
     for entry_id in range(vouched + 1, looked_at + 1):
         noes = sum(p in held and not holds(p, entry_id) for p in write_set(quorum, entry_id))

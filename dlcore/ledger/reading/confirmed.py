@@ -1,26 +1,29 @@
-"""The end of an open ledger for a read that begins: by what bookies hold, not by the LAC alone.
+"""The end of an open ledger for a read that begins: by the entries that bookies hold and the LAC.
 
-Theory of operation.  An entry is acknowledged once Qa bookies of its write set hold it, and all
-entries before it are acknowledged.  The bookies learn of that later, by the LAC.  A read that asked
-for the LAC alone would miss what was acknowledged a moment ago, so it asks for both: the LAC, and
-which entries above it are durable.  By the answers each entry behind the highest LAC is
+Theory of operation.  An entry is acknowledged once Qa bookies of its write set hold it and all
+entries before it are acknowledged.  The bookies learn that later, from the LAC.  A read that asked
+for the LAC alone would miss entries that were acknowledged a moment ago.  Therefore it asks for the
+LAC and for the entries above it that are durable.  By the answers each entry above the highest LAC
+is
 
-* *held*, where Qa of its write set hold it;
-* *absent*, where Qw - Qa + 1 of it do not: when the read began too few held it for an
-  acknowledgement, and so it was not acknowledged, nor was any entry behind it;
+* *held*, if Qa of its write set hold it;
+* *absent*, if Qw - Qa + 1 of its write set do not: when the read began, too few held it for an
+  acknowledgement, so neither it nor any entry after it was acknowledged;
 * *undecided* otherwise: the missing answers could make it either.
 
 The ledger's end is the entry before the first absent one.  It is at or above every entry that was
-acknowledged when the read began.  What is held and was not acknowledged may be shown, for it stays:
+acknowledged when the read began.  A held entry that was not acknowledged may be shown, because it
+stays in the ledger:
 
 * a recovery ends the ledger at Qw - Qa + 1 proven noes, which an entry held by Qa never gets;
-* a writer that replaces a bookie first copies to the new one whatever the old one may hold above
-  the LAC, and then changes the metadata (`writing/append.py`);
-* a writer that fails with entries unacknowledged leaves the ledger's end to a recovery.
+* a writer that replaces a bookie first copies to the new one every entry above the LAC that the old
+  one may hold, and then changes the metadata (`writing/append.py`);
+* a writer that fails with unacknowledged entries leaves the ledger's end to a recovery.
 
-That argument is about bookies that got the entry of its writer.  While a ledger is in recovery,
-others write entries back, which another recovery may have left out already; therefore the metadata
-must call the ledger open, with the same bookies, after the last answer has come.
+This argument is about bookies that got the entry from the ledger's writer.  While a ledger is in
+recovery, the recoverers write entries back, and another recovery may already have left out such an
+entry.  Therefore the metadata must show the ledger open, with the same bookies, after the last
+answer came.
 
 The driver is `LedgerReader.read_last_add_confirmed`.
 """
@@ -40,11 +43,12 @@ if TYPE_CHECKING:
 
 
 class LedgerEnd(NamedTuple):
-    """What bookies say of an open ledger's end.
+    """The end of an open ledger by the answers of its bookies.
 
-    Entries up to `told` are acknowledged, as bookies know; those behind it up to `held` are held by
-    an ack quorum.  The entry behind them is absent, or `is_decided` is False.  What one bookie
-    tells alone, behind `vouched`, is a claim (`claims`), unless others hold what it names.
+    Entries up to `told`, the highest LAC, are acknowledged; the entries after it up to `held` are
+    held by an ack quorum.  The next entry is absent, or `is_decided` is False.  If one bookie alone
+    returned a LAC above `vouched`, it is a claim (`claims`), unless others hold the entries up to
+    it.
     """
 
     told: int
@@ -57,12 +61,12 @@ class LedgerEnd(NamedTuple):
 def judge_end(
     quorum: QuorumConfig, first_entry_id: int, answers: Mapping[int, HeldEntries]
 ) -> LedgerEnd | None:
-    """Return the end of a ledger by answers of its last ensemble; None: there are too few.
+    """Return the end of a ledger by answers of its last ensemble; None: there are too few answers.
 
     Args:
-        quorum: the ledger's.
-        first_entry_id: of the last ensemble; the entries before it are acknowledged.
-        answers: by position.
+        quorum: the ledger's quorum.
+        first_entry_id: the first entry of the last ensemble; all before it are acknowledged.
+        answers: the answers by position.
     """
     if not is_covered(quorum, answers.keys()):
         return None
@@ -87,7 +91,7 @@ def judge_end(
 def _is_vouched(
     quorum: QuorumConfig, answers: Mapping[int, HeldEntries], vouched: int, told: int
 ) -> bool:
-    """Return whether others hold enough of what one bookie alone calls acknowledged."""
+    """Return whether others hold enough of the entries that one bookie alone calls acknowledged."""
     others = {
         position: answer
         for position, answer in answers.items()
@@ -103,7 +107,7 @@ def _is_vouched(
 
 
 def _holds(answer: HeldEntries, entry_id: int) -> bool | None:
-    """Return whether a bookie holds an entry above the LAC; None if it did not say."""
+    """Return whether a bookie holds an entry above the LAC; None: it did not say."""
     if any(first <= entry_id <= last for first, last in answer.ranges):
         return True
     return False if entry_id <= answer.told_to else None

@@ -1,8 +1,8 @@
-"""Follows an open ledger: one bookie pushes, the others stand in for it and for what it lacks.
+"""Follows an open ledger: one bookie pushes, and the others replace it and fill its gaps.
 
-What it pushes is handed out in steps, by a task that also heeds the metadata, silence and failures.
-Nearly always there is nothing of that, and the entries are the next ones: then a caller who gave
-`on_entry` has each of them at once, a turn of the loop earlier and for half of the work.
+A task hands out the pushed entries in steps; it also handles changes of metadata, silence and
+failures.  Mostly nothing of that happens, and the pushed entries are the next ones.  Then a caller
+that passed `on_entry` gets each entry at once, one turn of the loop earlier and for half the work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _SILENCE_S = 1.0
 """After this long without news all bookies are asked whether they know more."""
 _FIRST_SILENCE_S = 0.02
-"""Likewise at first: a writer that lives tells its LAC sooner, and one that died never does."""
+"""The first such interval: a live writer sends its LAC sooner, and a dead one never does."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 1.0
 
@@ -87,7 +87,7 @@ class _Subscription:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to take."""
+        """Whether `take` has an update or an error."""
         return self._update is not None or self._task.done()
 
     def take(self) -> FollowUpdate:
@@ -100,13 +100,13 @@ class _Subscription:
         return update
 
     def go_on(self) -> None:
-        """Ask for the next update, if one was taken: it is used."""
+        """Ask for the next update, if one was taken: the caller is done with it."""
         if self._is_in_use:
             self._is_in_use = False
             self._is_used.set()
 
     async def aclose(self) -> None:
-        """End the request, also if whoever waits here is cancelled."""
+        """End the request, also if the caller that waits here is cancelled."""
         try:
             await _end(self._task)
         finally:
@@ -139,24 +139,24 @@ class LedgerFollower:
         self._loop = asyncio.get_running_loop()
         self._next = first
         self._last_add_confirmed = -1
-        self._told_end = -1  # by a read of the ledger's end, not by the followed bookie
+        self._told_end = -1  # from a read of the ledger's end, not from the followed bookie
         self._subscription: _Subscription | None = None
         self._asking: asyncio.Task[tuple[int, BookieId | None]] | None = None
-        # Whom to follow next, modulo the ensemble's size.
+        # Which bookie to follow next, modulo the ensemble's size.
         self._position = first_followed(self._ledger_id, self._reader.metadata.quorum.ensemble_size)
         self._failures = 0  # in a row
         self._backoff_s = _BACKOFF_S
         self._news = asyncio.Event()
-        self._is_first = True  # the first step, which tells the LAC, is due
-        self._is_waiting = False  # for news: all that is known was handed out
-        self._is_stale = False  # the metadata is to be read again
+        self._is_first = True  # the first step, which reports the LAC, is due
+        self._is_waiting = False  # for news: everything known was handed out
+        self._is_stale = False  # the metadata must be read again
         self._is_silent = False
         self._silence_s = _FIRST_SILENCE_S
         self._heard_s = self._loop.time()
         self._ticker: asyncio.TimerHandle | None = None
         self._is_fenced = False
-        self._told_by: BookieId | None = None  # the LAC
-        self._distrusted: set[BookieId] = set()  # they told one that cannot be true
+        self._told_by: BookieId | None = None  # the bookie that sent the LAC
+        self._distrusted: set[BookieId] = set()  # bookies that sent a false LAC
 
     async def steps(self) -> AsyncGenerator[FollowStep, None]:
         """Yield steps until the ledger's end."""
@@ -198,7 +198,7 @@ class LedgerFollower:
                 await self._unsubscribe()
 
     def tell_end(self, last_entry_id: int) -> None:
-        """Deliver up to this entry, which may be read, without waiting to be told by a bookie."""
+        """Deliver up to this entry, which may be read, without waiting for a bookie's message."""
         if last_entry_id > max(self._told_end, self._last_add_confirmed):
             self._told_end = last_entry_id
             self._news.set()
@@ -208,11 +208,11 @@ class LedgerFollower:
         self._news.set()
 
     async def _refresh(self) -> None:
-        """Read the metadata again; follow another bookie if the present one was replaced."""
+        """Read the metadata again; follow another bookie if the followed one was replaced."""
         try:
             metadata = await self._reader.refresh()
         except MetadataError as error:
-            # The watch speaks again after a reconnection; until then the bookies go on.
+            # The watch fires again after a reconnection; until then the bookies go on.
             logger.info("metadata not refreshed ledger=%d: %s", self._ledger_id, error)
             return
         members = metadata.last_ensemble.bookies
@@ -220,7 +220,7 @@ class LedgerFollower:
             await self._unsubscribe()
 
     async def _next_entries(self) -> Sequence[EntryFrame] | None:
-        """Wait for news, and return the entries that came with it; None if there was nothing."""
+        """Wait for news, and return the entries that came with it; None: there was nothing."""
         if self._subscription is None:
             self._subscribe()
         subscription = self._subscription
@@ -238,7 +238,7 @@ class LedgerFollower:
         is_answered = asking is not None and asking.done()
         if subscription.has_news:
             if is_answered or self._told_end > self._last_add_confirmed:
-                self._news.set()  # its turn comes next
+                self._news.set()  # the answers are handled in the next turn
             return await self._take_update(subscription)
         if is_answered:
             assert asking is not None
@@ -252,7 +252,7 @@ class LedgerFollower:
         return None
 
     def _listen(self) -> None:
-        """Take note when there is no news for long."""
+        """Set `_is_silent` if there was no news for `_silence_s`."""
         now_s = self._loop.time()
         if now_s >= self._heard_s + self._silence_s:
             self._heard_s = now_s
@@ -272,9 +272,9 @@ class LedgerFollower:
         self._subscription = _Subscription(bookie, updates, self._use_at_once, self._news.set)
 
     def _use_at_once(self, update: FollowUpdate) -> bool:
-        """Hand out the entries of an update if nothing else is to be done; return whether it is.
+        """Hand out the entries of an update if nothing else is due; return whether all were taken.
 
-        What was not handed out is still to be, by a step.
+        The remaining ones come with a step.
         """
         if not self._is_waiting or self._is_first or update.fenced:
             return False
@@ -306,7 +306,7 @@ class LedgerFollower:
         return self._verify(subscription.bookie, update)
 
     def _heed(self, update: FollowUpdate) -> None:
-        """Take note that the followed bookie does its work."""
+        """Note that the followed bookie works."""
         self._on_answer()
         self._failures = 0
         self._backoff_s = _BACKOFF_S
@@ -320,7 +320,7 @@ class LedgerFollower:
             try:
                 entries.append(decode_frame(frame, ledger_id=self._ledger_id))
             except DigestMismatchError as error:
-                # Another replica has it: the gap is read from there.
+                # Another replica has the entry: the gap is read from there.
                 logger.warning(
                     "damaged entry ledger=%d bookie=%s: %s", self._ledger_id, bookie, error
                 )
@@ -338,9 +338,9 @@ class LedgerFollower:
             await self._refresh()
 
     async def _ask_members(self) -> tuple[int, BookieId | None]:
-        """Return up to where entries may be read, and which bookie was told so, if one was.
+        """Return the last entry that may be read, and the bookie that sent that LAC, if one did.
 
-        The followed one is asked, too: what it pushed may never have come.
+        The followed bookie is asked too: its pushed message may have been lost.
         """
         if self._is_fenced:
             await self._refresh()
@@ -364,7 +364,7 @@ class LedgerFollower:
         return held
 
     async def _read_end(self, known: int) -> int:
-        """Return up to where entries may be read, though no bookie was told: its writer is gone."""
+        """Return the last entry that may be read if no bookie got the LAC: the writer is gone."""
         try:
             return await self._reader.read_last_add_confirmed()
         except (LedgerReadError, MetadataError) as error:
@@ -372,7 +372,7 @@ class LedgerFollower:
             return known
 
     async def _take_answers(self, asking: asyncio.Task[tuple[int, BookieId | None]]) -> None:
-        """Follow the bookie that knows more than the followed one told, if there is one."""
+        """Follow the bookie that knows a higher LAC than the followed one sent, if there is one."""
         self._asking = None
         last_entry_id, bookie = asking.result()
         members = self._reader.metadata.last_ensemble.bookies
@@ -392,7 +392,7 @@ class LedgerFollower:
             await subscription.aclose()
 
     async def _deliver(self, entries: Sequence[EntryFrame]) -> AsyncGenerator[FollowStep, None]:
-        """Yield everything up to the LAC: pushed entries, and the gaps between them from others."""
+        """Yield all entries up to the LAC: pushed ones, and the gaps between them from others."""
         lac = self._last_add_confirmed
         wanted = {e.entry_id: e for e in entries if self._next <= e.entry_id <= lac}
         pushed = [wanted[entry_id] for entry_id in sorted(wanted)]
@@ -420,10 +420,10 @@ class LedgerFollower:
                 return
 
     async def _is_disproved(self, lac: int) -> bool:
-        """Look into a LAC below which an entry cannot be read; return whether it is false.
+        """Check a LAC if an entry below it cannot be read; return whether the LAC is false.
 
-        Then it counts up to what may be true, and the bookie that told it is neither followed nor
-        asked any more, unless all of them are like that.
+        If it is, it counts up to the entry that may be true.  The bookie that sent it is neither
+        followed nor asked any more, unless all bookies are like that.
         """
         metadata = self._reader.metadata
         if metadata.state is LedgerState.CLOSED:
@@ -465,7 +465,7 @@ class LedgerFollower:
 
 
 async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task whose answer nobody needs any more, and wait for its end, also if cancelled."""
+    """Cancel a task whose result is not needed, and wait for its end, also if cancelled."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     forget_frames(task)

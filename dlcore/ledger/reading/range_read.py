@@ -1,14 +1,14 @@
-"""Reading a range of entries from the replicas of one write set: whom to ask, and when it failed.
+"""Reads a range of entries from the replicas of a write set: which to ask, and when it failed.
 
 Theory of operation.  A range of one ensemble is read in *lanes*: entries with the same write set.
-Where every bookie has every entry (E = Qw) that is one lane; where entries are striped there are E
-of them, each taking every E-th entry.  A lane has one stream open at a time, from the next needed
-entry on.  A stream that fails, ends early or sends damaged bytes is replaced by one from another
-replica at the first entry still needed; a silent one gets company, and whoever delivers first
-stays.  Only when every replica has failed for the same entry does the lane fail, naming each one's
-answer.
+If every bookie has every entry (E = Qw), that is one lane.  If entries are striped, there are E
+lanes, each with every E-th entry.  A lane has one open stream at a time, which starts at the next
+needed entry.  A stream that fails, ends early or sends damaged bytes is replaced by one from
+another replica, at the first entry still needed.  If a stream is silent, a second one is opened
+beside it, and the one that delivers first stays.  The lane fails only when every replica has failed
+for the same entry; the error names the answer of each.
 
-Progress forgives: an answer counts against a replica for the entry it was about, no longer.
+A failure counts against a replica only for the entry that it was about.
 
 The driver (`range_read_driver.py`) opens streams, verifies frames and measures silence.
 """
@@ -80,7 +80,7 @@ class ReadLane:
         self.last_entry_id = last_entry_id
         self.stride = stride
         self._ledger_id = ledger_id
-        self._order = list(replicas)  # the next to ask first; who fails goes to the end
+        self._order = list(replicas)  # the order to ask in; one that fails goes to the end
         self._open: set[BookieId] = set()
         self._answers: dict[BookieId, DLError] = {}  # failures for the next entry
 
@@ -158,7 +158,7 @@ def plan_lanes(
     last_entry_id: int,
     suspects: Collection[BookieId] = (),
 ) -> list[ReadLane]:
-    """Return the lanes of a range that lies in one ensemble: entry e in lane (e - first) % count.
+    """Return the lanes of a range within one ensemble: entry e is in lane (e - first) % count.
 
     Neighbouring ranges and ledgers start at different replicas, so that readers spread over them.
     Bookies that are `suspects` are asked last.
@@ -171,7 +171,7 @@ def plan_lanes(
         positions = write_set(quorum, first)
         start = 0 if is_striped else ledger_id % len(positions)
         replicas = [ensemble.bookies[p] for p in (*positions[start:], *positions[:start])]
-        replicas.sort(key=lambda bookie: bookie in suspects)  # which keeps the order of the rest
+        replicas.sort(key=lambda bookie: bookie in suspects)  # stable: keeps the order of the rest
         lanes.append(
             ReadLane(
                 ledger_id=ledger_id,

@@ -60,7 +60,7 @@ class _Stream:
             return await anext(chunks, None)
 
         task = asyncio.get_running_loop().create_task(fetch())
-        # Its error is retrieved, also if the read ends without asking for the answer.
+        # Its error is always retrieved, also if the read ends before it takes the result.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -70,7 +70,7 @@ class _Stream:
         self.task = self._fetch()
 
     async def aclose(self) -> None:
-        """End the request.  It ends with its task also if whoever waits here is cancelled."""
+        """End the request, with its task, also if the caller that waits here is cancelled."""
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait([self.task])
@@ -148,7 +148,7 @@ class RangeRead:
             await self._aclose()
 
     def _forgive_silence(self) -> None:
-        """Start measuring again: the time that our caller took is not the bookies' silence."""
+        """Measure silence from now on: the caller's time is not the bookies' silence."""
         now = self._loop.time()
         for lane in self._lanes:
             lane.quiet_since = now
@@ -156,7 +156,7 @@ class RangeRead:
                 stream.since = now
 
     def _take(self) -> Sequence[EntryFrame]:
-        """Return the entries at hand that come next."""
+        """Return the received entries that come next."""
         if len(self._lanes) == 1:
             lane = self._lanes[0]
             if lane.ready:
@@ -184,7 +184,7 @@ class RangeRead:
             raise lane.error
 
     async def _wait(self) -> None:
-        """Wait for a chunk for any lane that has none, or for the silence to last too long."""
+        """Wait for a chunk for any lane that has none, or until the silence lasts too long."""
         waiting = [lane for lane in self._lanes if not lane.ready]
         streams = [(lane, stream) for lane in waiting for stream in lane.streams.values()]
         tasks = [stream.task for _, stream in streams]
@@ -232,7 +232,7 @@ class RangeRead:
     def _verify(
         self, lane: _Lane, stream: _Stream, frames: _Frames
     ) -> tuple[list[EntryFrame], DLError | None]:
-        """Return the good entries at the head of a chunk, and what is wrong with the next one."""
+        """Return the good entries at the head of a chunk, and the error of the next one, if any."""
         stride = lane.machine.stride
         if isinstance(frames, FrameRun):
             sound = decode_run(
@@ -265,7 +265,7 @@ class RangeRead:
         )
         if lane.streams.get(stream.bookie) is not stream:
             return
-        if not isinstance(error, NoSuchEntryError | NoSuchLedgerError):  # those are sound answers
+        if not isinstance(error, NoSuchEntryError | NoSuchLedgerError):  # these are valid answers
             self._health.reads.note_failure(stream.bookie, self._loop.time())
         del lane.streams[stream.bookie]
         lane.closing.append(stream)
@@ -310,7 +310,7 @@ class RangeRead:
         lane.streams[effect.bookie] = _Stream(effect.bookie, effect.first_entry_id, chunks, now)
 
     async def _aclose(self) -> None:
-        async with AsyncExitStack() as ends:  # each is ended, also if this is cancelled meanwhile
+        async with AsyncExitStack() as ends:  # closes each stream, also if this is cancelled
             for lane in self._lanes:
                 for stream in (*lane.streams.values(), *lane.closing):
                     ends.push_async_callback(stream.aclose)

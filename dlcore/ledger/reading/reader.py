@@ -1,4 +1,4 @@
-"""Reads a ledger: its last add confirmed, ranges of entries, entries as they are confirmed."""
+"""Reads a ledger: its end, ranges of entries, and new entries as they are confirmed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["FollowStep", "LedgerReader"]
 logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.005
-"""So long answers are waited for that could decide a ledger's end, at first; then twice as long."""
+"""The first wait for answers that could decide a ledger's end; each next one is twice as long."""
 _PATIENCE_S_MAX = 1.0
 
 
@@ -74,9 +74,9 @@ class LedgerReader:
         return self._metadata.state is LedgerState.CLOSED
 
     async def refresh(self, *, fresh: bool = False) -> LedgerMetadata:
-        """Read the metadata again, if there is a store and anything can have changed.
+        """Read the metadata again, if there is a store and the ledger was not closed.
 
-        With `fresh` as it is now, otherwise as it was a moment ago.
+        With `fresh` the metadata is that of now, otherwise it may be a moment old.
         """
         if self._ledger_store is not None and not self.is_closed:
             stored = await self._ledger_store.read(self._metadata.ledger_id, fresh=fresh)
@@ -86,14 +86,15 @@ class LedgerReader:
     async def read_last_add_confirmed(self) -> int:
         """Return the last entry that may be read now; -1: none.
 
-        It is at or above every entry that anybody was told to be durable before this was called,
-        and whatever it is at or above stays in the ledger.  Where too few bookies tell what they
-        hold, and their LAC does not suffice, they are asked again, for `read_timeout_s` at most.
-        A LAC that one bookie tells alone counts as far as no quorum proves that it is false.
+        Every entry whose acknowledgement any client got before this call is at or below the
+        result, and every entry up to the result stays in the ledger.  If too few bookies say which
+        entries they hold, and their LAC does not suffice, they are asked again, for at most
+        `read_timeout_s`.  A LAC that one bookie alone returns counts up to where no quorum proves
+        that it is false.
 
         Raises:
-            LedgerReadError: too few bookies answered, or whether an entry is acknowledged could not
-                be found out.
+            LedgerReadError: too few bookies answered, or it could not be found out whether an
+                entry is acknowledged.
             LedgerNotFoundError: the ledger was deleted.
             MetadataError: the store did not answer.
         """
@@ -102,8 +103,8 @@ class LedgerReader:
         patience_s = _PATIENCE_S
         while not self.is_closed:
             ensemble = self._metadata.last_ensemble
-            # At once: what bookies say counts if the ensemble is theirs still, as read after the
-            # call.  Those that were replaced answer too, without what came after them.
+            # Both at once: the answers count if the metadata, read after the call, still has this
+            # ensemble.  Bookies that were replaced answer too, but lack the later entries.
             asked = asyncio.create_task(self._ask_end(ensemble, patience_s))
             try:
                 metadata = await self.refresh(fresh=True)
@@ -120,7 +121,7 @@ class LedgerReader:
             if end.is_decided and (end.held == end.told or await self._stays(ensemble)):
                 return end.held
             if self._ledger_store is None:
-                return end.told  # who holds what counts by the metadata of this moment alone
+                return end.told  # held entries count only together with the current metadata
             if loop.time() >= deadline:
                 raise self._undecided(end)
             await asyncio.sleep(patience_s)
@@ -128,12 +129,12 @@ class LedgerReader:
         return self._metadata.last_entry_id
 
     def tell_end(self, last_entry_id: int) -> None:
-        """Tell who follows the ledger by this reader that entries may be read up to this one."""
+        """Tell the followers of this reader that entries may be read up to this one."""
         for follower in tuple(self._followers):
             follower.tell_end(last_entry_id)
 
     async def _stays(self, ensemble: Ensemble) -> bool:
-        """Return whether what these bookies were found to hold is sure to stay."""
+        """Return whether the entries that these bookies hold are sure to stay in the ledger."""
         if self._ledger_store is None:
             return False
         metadata = await self.refresh(fresh=True)
@@ -149,9 +150,9 @@ class LedgerReader:
         )
 
     async def _ask_end(self, ensemble: Ensemble, patience_s: float) -> LedgerEnd:
-        """Return the ledger's end by so many bookies that they know of every acknowledgement.
+        """Return the ledger's end by enough bookies to know of every acknowledgement.
 
-        If these do not decide it, others have so much longer to answer.
+        If their answers do not decide it, the others get `patience_s` more to answer.
         """
         tasks = {
             asyncio.create_task(self.ask_held_by(bookie)): position
@@ -168,7 +169,7 @@ class LedgerReader:
                     timeout=None if end is None else patience_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                for task in sorted(done, key=tasks.__getitem__):  # so that a seed is one trace
+                for task in sorted(done, key=tasks.__getitem__):  # sorted: one seed gives one trace
                     position = tasks[task]
                     try:
                         held[position] = task.result()
@@ -189,7 +190,7 @@ class LedgerReader:
         return end
 
     async def disprove(self, ensemble: Ensemble, *, vouched: int, claimed: int) -> int:
-        """Return up to where a LAC stands that is a claim, by what the bookies prove to hold."""
+        """Return up to where a claimed LAC holds, by the entries that the bookies hold."""
         held = await asyncio.gather(*map(self._held_by, ensemble.bookies))
         confirmed = confirmed_of(
             self._metadata.quorum,
@@ -207,7 +208,7 @@ class LedgerReader:
         return confirmed
 
     async def _held_by(self, bookie: BookieId) -> Sequence[EntryRange] | None:
-        """Return what a bookie proves to hold of the ledger; None: unknown."""
+        """Return the ranges of the ledger that a bookie holds; None: unknown."""
         try:
             return await self._bookies.list_entries(bookie, ledger_id=self._metadata.ledger_id)
         except NoSuchLedgerError:
@@ -216,10 +217,10 @@ class LedgerReader:
             return None
 
     async def ask_held_by(self, bookie: BookieId) -> HeldEntries:
-        """Return what one bookie was told, and holds above that.
+        """Return the LAC that a bookie knows, and the entries that it holds above it.
 
         Raises:
-            BookieError: it did not say.
+            BookieError: the bookie gave no answer.
         """
         try:
             return await self._bookies.read_held(bookie, ledger_id=self._metadata.ledger_id)
@@ -229,7 +230,7 @@ class LedgerReader:
     async def read(self, first: int, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
         """Yield verified entries `first` to `last`, both included, in order, many at a time.
 
-        The caller keeps `last` at or below the LAC: what is beyond may vanish with its writer.
+        The caller keeps `last` at or below the LAC: later entries may vanish with their writer.
 
         Raises:
             LedgerReadError: no replica could give an entry; the message has each one's answer.
@@ -278,7 +279,7 @@ class LedgerReader:
         return ensemble, min(last, next(following, last))
 
     async def _has_moved(self, entry_id: int, ensemble: Ensemble) -> bool:
-        """Read the metadata again and tell whether other bookies store the entry now."""
+        """Read the metadata again and return whether other bookies store the entry now."""
         if self._ledger_store is None:
             return False
         try:
@@ -298,15 +299,15 @@ class LedgerReader:
     ) -> AsyncGenerator[FollowStep, None]:
         """Yield entries from `first` on as they are confirmed, until the ledger is closed.
 
-        One bookie pushes; another takes over when it fails or falls behind, and entries that it
-        does not hold are read from others.  The first step comes soon and may be empty: it tells
-        the LAC. Without a metadata store the end of the ledger is not seen.
+        One bookie pushes.  Another replaces it when it fails or falls behind, and entries that it
+        does not hold are read from others.  The first step comes soon and may be empty: it reports
+        the LAC.  Without a metadata store the end of the ledger is not seen.
 
-        It waits for bookies for ever; `on_answer` is called whenever one of them said something,
-        which they are asked for about once a second, so that the caller may give up.
+        It waits for bookies for ever.  `on_answer` is called at each answer of a bookie; they are
+        asked about once a second.  By this the caller can decide to give up.
 
-        An entry that comes while the caller waits for a step is offered to `on_entry`, at once;
-        where that returns True it was taken, and no step brings it.
+        An entry that comes while the caller waits for a step is passed to `on_entry` at once.  If
+        that returns True, the entry was taken, and no step contains it.
 
         Raises:
             LedgerReadError: no replica could give a confirmed entry.

@@ -1,1 +1,1 @@
-"""Ending a ledger whose writer is gone: fence, find the last entry, close."""
+"""Closes a ledger whose writer is gone: fence, find the last entry, close."""

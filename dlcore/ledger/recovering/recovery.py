@@ -1,25 +1,25 @@
-"""Recovery of a ledger whose writer is gone: fence, find the end, write back what was half written.
+"""Recovery of a ledger whose writer is gone: fence, find the end, write back its last entries.
 
 Theory of operation (bookkeeper.md section 3.1, and the proofs there):
 
 1. *Fence* every bookie of the last ensemble, until no write set can still reach an ack quorum
-   without one that answered.  The highest LAC heard, or the entry before the last ensemble, says
-   where to start.  A LAC that one bookie alone tells is a claim: anybody may have written it there.
-   So the entries between it and the next lower LAC are read first.  Had one of them been
-   acknowledged, Qa bookies would hold it, and fewer than Qw - Qa + 1 could prove that they do not:
-   where that many do, the claim is false, and the next lower LAC is the start.  What cannot be
-   told leaves the claim as it is.
+   without a bookie that answered.  The highest LAC of the answers, or the entry before the last
+   ensemble, is where to start.  A LAC that one bookie alone returns is a claim: any client may have
+   written it there.  Therefore the entries between it and the next lower LAC are read first.  If
+   one of them had been acknowledged, Qa bookies would hold it, and fewer than Qw - Qa + 1 could
+   prove that they do not.  If that many do, the claim is false, and recovery starts at the next
+   lower LAC.  If the answers are unknown, the claim counts.
 2. *Read* entry after entry from its whole write set.  One valid copy recovers an entry; Qw - Qa + 1
    proven noes are its end: nobody can have acknowledged it.  The reads fence too, which makes a
-   "no" final: a bookie that said it will never accept the entry from the old writer.
-   A copy counts the bytes of its ledger up to its end.  One that does not count on from the entry
-   before it is not its writer's, whatever its checksum: it is unknown.
+   "no" final: the bookie will never accept the entry from the old writer.
+   A copy counts the bytes of its ledger up to its end.  If this count does not follow the entry
+   before, the copy is not the writer's, whatever its checksum: it is unknown.
 3. *Write back* each recovered entry, so that Qa bookies hold it, before the ledger ends after it.
 
-An answer that is neither a valid copy nor a proven no is unknown.  If the unknown ones could change
+An answer that is neither a valid copy nor a proven no is unknown.  If unknown answers could change
 the decision, recovery aborts and leaves the ledger as it is; it never guesses.  All reads go to the
-ensemble as it was when recovery began: bookies that recovery itself adds know nothing of the
-writer.
+ensemble as it was when recovery began, because the bookies that recovery itself adds have nothing
+from the writer.
 
 The driver (`recovery_driver.py`) moves the metadata to IN_RECOVERY before, and to CLOSED after.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import EntryFrame
 
 READ_AHEAD_MAX = 16
-"""Entries read and written back at a time; bounds the memory of a recovery."""
+"""Entries read and written back at a time; this bounds the memory of a recovery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class EndLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRecovery:
-    """Effect: what is unknown could change the result."""
+    """Effect: unknown answers could change the result; the ledger stays as it is."""
 
     error: LedgerRecoveryError
 
@@ -92,7 +92,7 @@ Effect: TypeAlias = FenceBookie | ReadEntry | StartWriteBack | WriteBack | EndLe
 
 @dataclass(slots=True)
 class _Read:
-    """What the write set of one entry answered."""
+    """The answers of the write set of one entry."""
 
     copies: list[EntryFrame] = field(default_factory=list)
     noes: set[int] = field(default_factory=set)
@@ -100,13 +100,13 @@ class _Read:
 
     @property
     def answers(self) -> int:
-        """How many bookies said something."""
+        """How many bookies answered."""
         return len(self.copies) + len(self.noes) + len(self.unknown)
 
     def copy_after(self, bytes_before: int | None, *, ack_quorum_size: int) -> EntryFrame | None:
-        """Return a copy that counts on from so many bytes; any, if it is not known how many.
+        """Return a copy whose byte count follows `bytes_before`; any copy if that is None.
 
-        What an ack quorum holds is taken as it is: it may have been acknowledged.
+        A copy that an ack quorum holds is returned in any case: it may have been acknowledged.
         """
         for copy in self.copies:
             if bytes_before is None or copy.ledger_bytes == bytes_before + len(copy.body):
@@ -119,7 +119,7 @@ class _Read:
 
 
 class LedgerRecovery:
-    """One recovery; `metadata` is what was stored when the ledger was moved to IN_RECOVERY."""
+    """One recovery; `metadata` is the stored value after the move to IN_RECOVERY."""
 
     def __init__(self, metadata: LedgerMetadata, *, read_ahead_max: int = READ_AHEAD_MAX) -> None:
         assert metadata.state is LedgerState.IN_RECOVERY
@@ -127,13 +127,13 @@ class LedgerRecovery:
         self._quorum = metadata.quorum
         self._ensemble = metadata.last_ensemble
         self._read_ahead_max = read_ahead_max
-        self._lacs: dict[int, int] = {}  # positions that fenced, and the LAC they knew
+        self._lacs: dict[int, int] = {}  # the LACs of fenced bookies, by position
         self._fence_errors: dict[int, DLError] = {}
         self._reads: dict[int, _Read] | None = None  # None: still fencing
-        self._claim: int | None = None  # a LAC that one bookie told, while it is looked into
-        self._vouched = -1  # the LAC that another one told, too
+        self._claim: int | None = None  # a LAC of one bookie alone, while it is checked
+        self._vouched = -1  # the highest LAC that a second bookie confirms
         self._anchor: int | None = None  # the entry before the first one, until it is read
-        self._bytes_before: int | None = None  # the first undecided entry, if that is known
+        self._bytes_before: int | None = None  # ledger bytes before the first undecided entry
         self._next_read = 0
         self._next_entry = 0  # the first entry that is not decided
         self._written = -1
@@ -161,7 +161,7 @@ class LedgerRecovery:
         if self._reads is not None or self._is_over:
             return []
         if is_covered(self._quorum, self._lacs.keys()):
-            # Entries of earlier ensembles are acknowledged: a change starts at LAC + 1.
+            # Entries of earlier ensembles are acknowledged: an ensemble change starts at LAC + 1.
             floor = self._ensemble.first_entry_id - 1
             heard = sorted((max(lac, floor) for lac in self._lacs.values()), reverse=True)
             self._reads = {}
@@ -169,7 +169,7 @@ class LedgerRecovery:
             if claim == self._vouched:
                 return self._begin(claim)
             self._claim = claim
-            # Of a bookie that answers alone, the newest entry it says is confirmed has to do.
+            # If only one bookie answered, the newest entry that it calls confirmed must suffice.
             first = self._vouched + 1 if len(heard) > 1 else claim
             self._next_entry = self._next_read = first
             return self._read_claimed()
@@ -178,7 +178,7 @@ class LedgerRecovery:
         return self._abort("too few bookies fenced it", self._fence_errors)
 
     def _begin(self, start: int) -> list[Effect]:
-        """Begin behind the entry that counts as the last one that was acknowledged."""
+        """Begin after the entry that counts as the last acknowledged one."""
         assert self._reads is not None
         self._claim = None
         self._reads.clear()
@@ -187,7 +187,7 @@ class LedgerRecovery:
         effects: list[Effect] = [StartWriteBack(last_add_confirmed=start)]
         if start == INVALID_ENTRY_ID:
             self._bytes_before = 0
-        elif start >= self._ensemble.first_entry_id:  # else these bookies need not hold it
+        elif start >= self._ensemble.first_entry_id:  # else these bookies may not hold it
             self._anchor = start
             effects += self._read(start)
         return effects + self._read_ahead()
@@ -249,7 +249,7 @@ class LedgerRecovery:
         return self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
 
     def _decide(self) -> list[Effect]:
-        """Decide entries strictly in order: what lies beyond the end does not matter."""
+        """Decide entries strictly in order: entries beyond the end do not matter."""
         assert self._reads is not None
         if self._is_over or self._end is not None:
             return []
@@ -285,7 +285,7 @@ class LedgerRecovery:
         return problem
 
     def _decide_claim(self) -> list[Effect]:
-        """Decide whether entries up to a LAC that one bookie told can have been acknowledged."""
+        """Decide whether entries up to a LAC of one bookie alone can have been acknowledged."""
         assert self._reads is not None
         assert self._claim is not None
         while (read := self._reads.get(self._next_entry)) is not None:
@@ -303,7 +303,7 @@ class LedgerRecovery:
         return self._read_claimed()
 
     def _is_anchored(self) -> bool:
-        """Return whether it is known, or never will be, how many bytes the first entry follows."""
+        """Return whether the bytes before the first entry are known, or can never be known."""
         if self._anchor is None:
             return True
         assert self._reads is not None

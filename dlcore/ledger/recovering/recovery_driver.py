@@ -44,10 +44,10 @@ logger = logging.getLogger(__name__)
 
 
 async def recover(ledger_id: int, context: LedgerContext) -> LedgerMetadata:
-    """Recover and close a ledger; return its CLOSED metadata, whoever closed it.
+    """Recover and close a ledger; return its CLOSED metadata, whichever client closed it.
 
     Raises:
-        LedgerRecoveryError: an answer that decides was unknown; the ledger stays IN_RECOVERY.
+        LedgerRecoveryError: an answer that decides is unknown; the ledger stays IN_RECOVERY.
         LedgerNotFoundError: there is no such ledger.
         MetadataError: the metadata store failed.
     """
@@ -79,7 +79,7 @@ async def _enter_recovery(ledger_id: int, context: LedgerContext) -> VersionedLe
         try:
             version = await context.ledger_store.write(recovering, version=stored.version)
         except MetadataVersionError:
-            continue  # its writer changed the ensemble or closed it: look again
+            continue  # its writer changed the ensemble or closed it: read again
         return VersionedLedger(recovering, version)
 
 
@@ -91,7 +91,7 @@ async def _store_end(
     length_bytes: int,
     context: LedgerContext,
 ) -> LedgerMetadata:
-    """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that somebody else stored."""
+    """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that another client stored."""
     stored = pinned
     kept = len(pinned.metadata.ensembles) - 1
     while True:
@@ -118,7 +118,7 @@ async def _store_end(
 
 
 class _Recoverer:
-    """One recovery's hands."""
+    """The driver of one recovery."""
 
     def __init__(self, pinned: VersionedLedger, context: LedgerContext) -> None:
         self._pinned = pinned
@@ -128,7 +128,7 @@ class _Recoverer:
         self._start = -1
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[int] = self._loop.create_future()
-        self._tasks = BackgroundTasks(self._fail)  # a defect: recovery must not wait for ever
+        self._tasks = BackgroundTasks(self._fail)  # after a defect recovery must not wait for ever
 
     @property
     def recovered_metadata(self) -> LedgerMetadata:
@@ -151,7 +151,7 @@ class _Recoverer:
         if self._writer is not None:
             await self._writer.aclose()
         if not self._outcome.cancel() and not self._outcome.cancelled():
-            self._outcome.exception()  # retrieved, also when `run` was cancelled
+            self._outcome.exception()  # mark it as retrieved, also when `run` was cancelled
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -236,7 +236,7 @@ class _Recoverer:
         return self._machine.found(entry)
 
     async def _length_at(self, entry_id: int) -> int:
-        """Return the bytes up to an acknowledged entry, which its own frame tells."""
+        """Return the ledger's bytes up to an acknowledged entry, as the entry's frame says."""
         if entry_id < 0:
             return 0
         metadata = self._pinned.metadata

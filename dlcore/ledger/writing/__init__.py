@@ -1,1 +1,1 @@
-"""The one writer of a ledger: entries to their write sets, ensembles changed, the LAC told."""
+"""The writer of a ledger: sends entries, changes ensembles, tells bookies the LAC."""

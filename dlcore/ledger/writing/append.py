@@ -1,4 +1,4 @@
-"""Quorum append to one ledger: which bookies get an entry, when it counts, who replaces a bookie.
+"""Quorum append to one ledger: which bookies get an entry, when it counts, ensemble changes.
 
 Theory of operation.  Every entry goes to its write set in the last ensemble and is *confirmed* once
 Qa bookies hold it and all entries before it are confirmed; confirmation is what callers see,
@@ -14,16 +14,16 @@ Invariants:
   confirmed.  The change starts at LAC + 1, so no confirmed entry ever belongs to an ensemble that
   does not hold it (BookKeeper's #1591 and #4651 were violations).
 * Planning and confirming happen in this one serial machine, never interleaved.
-* Before a change is planned the new bookies hold every unconfirmed entry that was sent to those
-  whom they replace.  So an entry that Qa bookies hold, acknowledged or not, is held by Qa of the
-  next ensemble, too: readers show it (`reading/confirmed.py`), and recovery keeps it.
+* Before a change is planned the new bookies hold every unconfirmed entry that was sent to the
+  bookies that they replace.  Therefore an entry that Qa bookies hold, acknowledged or not, is held
+  by Qa of the next ensemble too: readers show it (`reading/confirmed.py`), and recovery keeps it.
 * Acknowledgements are kept after an entry has Qa of them, because a change can take some away
   again.
 * A refusal because of fencing ends the machine: another client decides from now on.
 
-While replacements are looked for and get copies confirmation goes on: the ensemble in the metadata
+While replacements are looked for and get copies, confirmation goes on: the ensemble in the metadata
 is still the one that the entries were sent to.  A failed position gets no new entries until it is
-replaced or, when nobody can replace it, re-admitted.  An entry that cannot reach Qa waits for
+replaced or, when no bookie can replace it, re-admitted.  An entry that cannot reach Qa waits for
 bookies as long as the driver allows it; then the machine fails.
 
 Recovery writes entries back through the same machine with ``persist=False``: its ensemble changes
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 _JOIN_BYTES = 8192
-"""A body below this size is joined once, as its parts would be on each connection."""
+"""A body below this size is joined once here, else each connection would join its parts."""
 
 
 class SendAdd(NamedTuple):
@@ -72,7 +72,7 @@ class SendAdd(NamedTuple):
 
 
 class CompleteAdds(NamedTuple):
-    """Effect: entries `first_entry_id` to `last_entry_id` are confirmed; tell their callers."""
+    """Effect: entries `first_entry_id` to `last_entry_id` are confirmed; answer their callers."""
 
     first_entry_id: int
     last_entry_id: int
@@ -85,7 +85,7 @@ class FindReplacements:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryReplacements:
-    """Effect: nobody can replace `failed` now; after a while do as for `FindReplacements`."""
+    """Effect: no bookie can replace `failed` now; after a while do as for `FindReplacements`."""
 
     failed: frozenset[BookieId]
 
@@ -118,8 +118,8 @@ class _Add:
         self.ledger_bytes = ledger_bytes
         self.acks: set[int] = set()  # positions whose bookie made it durable
         self.waiting: dict[int, BookieId] = {}  # positions whose bookie has not answered yet
-        self.owed: set[int] = set()  # positions that a bookie takes once it made it durable
-        self.copied: set[BookieId] = set()  # who did, though no member of the ensemble
+        self.owed: set[int] = set()  # positions of joining bookies that have no durable copy yet
+        self.copied: set[BookieId] = set()  # joining bookies that have a durable copy
 
 
 class LedgerAppender:
@@ -141,7 +141,7 @@ class LedgerAppender:
         self.confirmed_bytes = length_bytes
         self.pending_bytes = 0
         self.lac_carried = last_add_confirmed
-        """The LAC that the last add took along."""
+        """The LAC that the last add carried."""
         self.error: DLError | None = None
         self._persist = persist
         self._adds: dict[int, _Add] = {}  # unconfirmed, or not yet answered by all; ascending
@@ -149,13 +149,13 @@ class LedgerAppender:
         self._reasons: dict[BookieId, DLError] = {}  # why it failed last
         self._is_looking = False
         self._is_waiting = False  # for bookies, with an entry that cannot reach Qa
-        self._joining: dict[int, BookieId] = {}  # who takes which place, once it has its copies
-        self._copies_left = 0  # that they have yet to make durable
+        self._joining: dict[int, BookieId] = {}  # the new bookie of a position, once it has copies
+        self._copies_left = 0  # copies that joining bookies have yet to make durable
         self._planned: LedgerMetadata | None = None
         self._is_sealed = False
         quorum = metadata.quorum
         followed = first_followed(metadata.ledger_id, quorum.ensemble_size)
-        # An add tells of the LAC: first whom followers hear it from.
+        # An add carries the LAC: send first to the bookie that followers listen to.
         self._write_sets = [
             sorted(write_set(quorum, first), key=lambda position: position != followed)
             for first in range(quorum.ensemble_size)
@@ -173,7 +173,7 @@ class LedgerAppender:
 
     @property
     def has_news(self) -> bool:
-        """Whether the LAC is one that no add took along."""
+        """Whether no add has carried the current LAC."""
         return self.last_add_confirmed > self.lac_carried
 
     @property
@@ -183,7 +183,7 @@ class LedgerAppender:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an unconfirmed entry waits for a replacement."""
+        """Whether an unconfirmed entry cannot reach Qa without a replacement."""
         return any(not self._can_confirm(add) for add in self._unconfirmed())
 
     @property
@@ -229,7 +229,7 @@ class LedgerAppender:
         return self._write_sets[entry_id % len(self._write_sets)]
 
     def _send(self, add: _Add, positions: Collection[int]) -> list[Effect]:
-        """Send to those of `positions` that neither failed nor have or await an answer."""
+        """Send to those of `positions` that have not failed, answered, or an add on its way."""
         bookies = self.metadata.last_ensemble.bookies
         failed, acks, waiting = self._failed, add.acks, add.waiting
         targets = [
@@ -250,16 +250,16 @@ class LedgerAppender:
         )
 
     def _owes(self, add: _Add | None, position: int, bookie: BookieId) -> bool:
-        """Return whether `bookie`, which will take `position`, has yet to hold the entry."""
+        """Return whether `bookie`, which will take `position`, does not hold the entry yet."""
         is_owed = add is not None and position in add.owed
         return is_owed and self._joining.get(position) == bookie
 
     def frame_of(self, entry_id: int) -> bytes | FrameParts:
-        """Return the frame of an entry that some answer is awaited about."""
+        """Return the frame of an entry that still awaits an answer."""
         return self._adds[entry_id].frame
 
     def add_succeeded(self, entry_id: int, position: int, bookie: BookieId) -> list[Effect]:
-        """Record that `bookie` made the entry durable; late and repeated answers are harmless."""
+        """Record that `bookie` made the entry durable; late and repeated answers do no harm."""
         add = self._adds.get(entry_id)
         if add is not None and self._owes(add, position, bookie):
             add.owed.discard(position)
@@ -286,7 +286,7 @@ class LedgerAppender:
         if add is None:
             return []
         if self._persist and isinstance(error, EntryTooLargeError | BadRequestError):
-            # Every bookie would say the same.  In recovery it is one bookie with other bytes.
+            # Every bookie would answer the same.  In recovery it is one bookie with other bytes.
             return self.fail(error)
         self._release(add)
         if position in self._failed and self._can_confirm(add):
@@ -303,14 +303,14 @@ class LedgerAppender:
         return add
 
     def _release(self, add: _Add) -> None:
-        """Forget an entry that is confirmed and that its whole write set answered or lost."""
+        """Forget a confirmed entry that no bookie of its write set has yet to answer."""
         if add.waiting or add.entry_id > self.last_add_confirmed:
             return
         del self._adds[add.entry_id]
         self.pending_bytes -= len(add.frame)
 
     def _confirm(self) -> list[Effect]:
-        """Advance the LAC over every entry at Qa; not while a change is un-stored."""
+        """Advance the LAC over every entry at Qa; not while a planned change is not stored."""
         if self._planned is not None:
             return []
         first = self.last_add_confirmed + 1
@@ -334,7 +334,7 @@ class LedgerAppender:
         return len(hopeful) >= self.metadata.quorum.ack_quorum_size
 
     def _look(self) -> list[Effect]:
-        """Ask for replacements, unless that or a change is under way: its end looks again."""
+        """Ask for replacements, unless a search or a change is under way: its end asks again."""
         if self._is_looking or self._joining or self._planned is not None or self._is_sealed:
             return []
         self._is_looking = True
@@ -356,9 +356,9 @@ class LedgerAppender:
     ) -> list[Effect]:
         """Plan an ensemble change with bookies from `candidates`, chosen by `topology`.
 
-        Where they do not suffice, failed bookies in `readmitted` get entries again: nothing changes
-        in the metadata for them.  If some entry cannot reach Qa even so, the machine looks again
-        later if it `may_wait`, and fails otherwise.
+        If the candidates do not suffice, failed bookies in `readmitted` get entries again; for that
+        the metadata does not change.  If some entry still cannot reach Qa, the machine looks again
+        later if `may_wait`, and fails otherwise.
         """
         assert self._planned is None
         self._is_looking = False
@@ -378,7 +378,7 @@ class LedgerAppender:
         self._joining, self._copies_left = chosen, 0
         effects: list[Effect] = []
         for add in self._unconfirmed() if self._persist else ():
-            # A bookie that failed with one entry keeps the others: it is sent only what it lacks.
+            # A bookie that failed with one entry keeps the others: send only the entries it lacks.
             add.owed = {
                 p
                 for p in self._positions(add.entry_id)
@@ -391,7 +391,7 @@ class LedgerAppender:
         return effects + self._plan_if_copied()
 
     def _plan_if_copied(self) -> list[Effect]:
-        """Plan the change to those that join, once they hold what must not be lost by it."""
+        """Plan the change to the joining bookies, once they hold all entries that they need."""
         if not self._joining or self._copies_left or self._planned is not None or self._is_sealed:
             return []
         bookies = list(self.metadata.last_ensemble.bookies)
@@ -437,11 +437,11 @@ class LedgerAppender:
 
     def _unconfirmed(self) -> list[_Add]:
         if self.error is not None:
-            return []  # they failed with it
+            return []  # they failed with that error
         return [self._adds[e] for e in range(self.last_add_confirmed + 1, self.last_add_pushed + 1)]
 
     def change_stored(self, metadata: LedgerMetadata) -> list[Effect]:
-        """Take over the stored ensemble: send to replaced positions, then confirm what waited."""
+        """Use the stored ensemble: send to replaced positions, then confirm waiting entries."""
         assert self._planned is not None
         old, new = self.metadata.last_ensemble, metadata.last_ensemble
         if self.error is not None:
@@ -474,7 +474,7 @@ class LedgerAppender:
         return effects
 
     def metadata_reread(self, metadata: LedgerMetadata) -> list[Effect]:
-        """Decide a change whose write lost or whose fate was unknown, by what is stored now."""
+        """Decide a change whose write lost, or whose outcome is unknown, by the stored metadata."""
         assert self._planned is not None
         if self.error is not None:
             return []
@@ -489,7 +489,7 @@ class LedgerAppender:
         if metadata.state is LedgerState.IN_RECOVERY:
             return self.fail(LedgerFencedError(f"ledger {ledger_id} is being recovered"))
         if metadata.last_ensemble != self.metadata.last_ensemble:
-            # Only this writer changes the last ensemble of an open ledger: an own write landed.
+            # Only this writer changes the last ensemble of an open ledger: it is its own write.
             return self.change_stored(metadata)
         bookies = self._planned.last_ensemble.bookies
         self.metadata = metadata

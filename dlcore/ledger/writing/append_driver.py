@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METADATA_PATIENCE_S = 20.0
-"""How long a change that acks wait for goes on without an answer from the metadata store."""
+"""How long a change that adds wait for goes on without an answer from the metadata store."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 _OVERLOAD_S = 0.02
-"""First pause before an overloaded bookie is asked again; doubles up to a second."""
+"""First pause before an overloaded bookie is asked again; it doubles up to `_OVERLOAD_S_MAX`."""
 _OVERLOAD_S_MAX = 1.0
 
 _CLIENTS_FAULT = (LedgerFencedError, EntryTooLargeError, BadRequestError)
-"""What a bookie in good order answers too."""
+"""Errors that a healthy bookie returns too."""
 
 
 class AppendDriver:
-    """One appender's hands.
+    """The driver of one appender.
 
     `on_confirmed(first, last)` and `on_failed(error)` are called from the event loop, never from
     inside a call into the machine.
@@ -91,7 +91,7 @@ class AppendDriver:
         self.share = Share(context.in_flight, self.notify)
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Do what the machine asks; answers come back in later turns of the loop."""
+        """Perform the effects; answers come back in later turns of the loop."""
         for effect in effects:
             match effect:
                 case SendAdd(entry_id, frame, targets):
@@ -113,7 +113,7 @@ class AppendDriver:
         self._share_changed()
 
     def _share_changed(self) -> None:
-        # A recovery has its own bounds, and waits for nobody's room.
+        # A recovery has its own bounds, and does not wait for the client's in-flight limit.
         if not self._is_recovery:
             appender = self.appender
             self.share.changed(
@@ -121,21 +121,21 @@ class AppendDriver:
             )
 
     async def wait_until(self, predicate: Callable[[], bool]) -> None:
-        """Return once `predicate` holds; it is asked again after every answer and change."""
+        """Return once `predicate` holds; it is checked again after every answer and change."""
         while not predicate():
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             await waiter
 
     def notify(self) -> None:
-        """Make waiters look again."""
+        """Make waiters check their predicate again."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def aclose(self) -> None:
-        """Stop everything; answers to adds on their way are for nobody.  Idempotent."""
+        """Stop everything; the answers to pending adds are ignored.  Idempotent."""
         self._is_closed = True
         if self._retry_timer is not None:
             self._retry_timer.cancel()
@@ -152,7 +152,7 @@ class AppendDriver:
         until_s: float,
         pause_s: float = _OVERLOAD_S,
     ) -> None:
-        """Send an entry to one bookie; that an answer comes in time is the port's duty."""
+        """Send an entry to one bookie; the port makes sure that an answer comes in time."""
         self._bookies.add_entry(bookie, frame, is_recovery=self._is_recovery).add_done_callback(
             partial(self._on_answer, entry_id, position, bookie, until_s, pause_s)
         )
@@ -172,7 +172,7 @@ class AppendDriver:
         if isinstance(error, LedgerFencedError):
             effects = self._add_failed(entry_id, position, bookie, error)
         elif not self.appender.awaits(entry_id, position, bookie):
-            return  # it was given up
+            return  # nobody needs the answer any more
         elif error is None:
             self._placer.note_add(bookie, is_good=True)
             effects = self.appender.add_succeeded(entry_id, position, bookie)
@@ -188,7 +188,7 @@ class AppendDriver:
     def _send_again(
         self, entry_id: int, position: int, bookie: BookieId, until_s: float, pause_s: float
     ) -> None:
-        """Ask a bookie again that was overloaded, if that still matters."""
+        """Send again to a bookie that was overloaded, if its answer still matters."""
         if not self._is_closed and self.appender.awaits(entry_id, position, bookie):
             frame = self.appender.frame_of(entry_id)
             pause_s = min(2 * pause_s, _OVERLOAD_S_MAX)
@@ -218,7 +218,7 @@ class AppendDriver:
             self.notify()
 
     def _on_task_failed(self, error: BaseException) -> None:
-        # What it was to do is done by nobody: whoever waits for that must not wait for ever.
+        # Nobody does the task's work now: adds that wait for it must not wait for ever.
         if isinstance(error, DLError):
             self._advance(self.appender.fail(error))
             return
@@ -257,7 +257,7 @@ class AppendDriver:
         )
 
     async def _list_bookies(self) -> list[BookieId]:
-        """List writable bookies, patiently as long as adds wait for the answer."""
+        """List writable bookies; retry as long as adds wait for the answer."""
         deadline = self._loop.time() + METADATA_PATIENCE_S
         backoff = Backoff(_BACKOFF_S, _BACKOFF_S_MAX)
         while True:
@@ -288,7 +288,7 @@ class AppendDriver:
         self._advance(self.appender.retry_replacements())
 
     async def _store_change(self, planned: LedgerMetadata) -> None:
-        """Compare-and-set an ensemble change; whatever happens, decide by what is stored."""
+        """Compare-and-set an ensemble change; in every case decide by the stored metadata."""
         logger.info(
             "ensemble change ledger=%d first_entry=%d bookies=%s",
             planned.ledger_id,

@@ -1,4 +1,4 @@
-"""Bytes that all writers of a client have in flight together, and whose turn it is to add some."""
+"""The limit on the bytes and entries that all writers of a client have in flight together."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 class InFlight:
     """Bounds the entries of all writers that some bookie has not answered.
 
-    Who finds no room stands in line, and nobody passes.  A writer that has nothing in flight may
-    always append one entry: so one whose bookies do not answer holds up no other for good.
+    A writer that finds the limit reached waits in a queue, and no other passes it.  A writer that
+    has nothing in flight may always append one entry.  Therefore a writer whose bookies do not
+    answer does not block the others for good.
     """
 
     def __init__(self, *, bytes_max: int, entries_max: int) -> None:
@@ -24,18 +25,18 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        """Whether both are below their limits."""
+        """Whether bytes and entries are both below their limits."""
         return self.size_bytes < self._bytes_max and self.entry_count < self._entries_max
 
     def wake_first(self) -> None:
-        """Let who is first in the line look again."""
+        """Wake the first writer in the queue to check again."""
         for first in self.line:
             first.wake()
             return
 
 
 class Share:
-    """What one writer has in flight; `wake` makes it ask again whether it may append."""
+    """One writer's bytes and entries in flight; `wake` makes it check again if it may append."""
 
     def __init__(self, total: InFlight, wake: Callable[[], None]) -> None:
         self._total = total
@@ -44,7 +45,7 @@ class Share:
         self.wake = wake
 
     def changed(self, *, size_bytes: int, entry_count: int) -> None:
-        """Take note of what it has in flight now."""
+        """Record the bytes and entries that the writer has in flight now."""
         total = self._total
         more_bytes, more_entries = size_bytes - self._size_bytes, entry_count - self._entry_count
         total.size_bytes += more_bytes
@@ -54,7 +55,7 @@ class Share:
             total.wake_first()
 
     def may_append(self) -> bool:
-        """Return whether it may append an entry now; if not, it stands in line from now on."""
+        """Return whether the writer may append an entry now; if not, it is in the queue now."""
         total = self._total
         if self._entry_count == 0 or (total.has_room and next(iter(total.line), self) is self):
             return True
@@ -62,7 +63,7 @@ class Share:
         return False
 
     def leave(self) -> None:
-        """Stand in line no more, if it did; the next one may look."""
+        """Leave the queue, if the writer is in it, and wake the first one."""
         if self in self._total.line:
             del self._total.line[self]
             self._total.wake_first()

@@ -1,4 +1,4 @@
-"""Tells bookies a ledger's LAC when no add carries it to them."""
+"""Tells bookies a ledger's LAC when no add carries it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _RETRY_S = 0.5
 
 
 class LacPublisher:
-    """Keeps the members of one ensemble at the newest LAC; at most one message per bookie is out.
+    """Brings the members of one ensemble to the newest LAC, with one message per bookie at a time.
 
-    What is newer than the message on its way follows when that is answered, so a slow bookie never
-    collects a queue.  Failures are tried again until they succeed or no longer matter.
+    A newer LAC is sent when the message before it was answered, so a slow bookie never collects a
+    queue.  Failed messages are repeated until they succeed or no longer matter.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LacPublisher:
         self._on_accepted = on_accepted
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
-        self._due: dict[BookieId, int] = {}  # the newest LAC that each member is to accept
+        self._due: dict[BookieId, int] = {}  # the newest LAC that each member has to accept
         self._out: dict[BookieId, asyncio.Future[None]] = {}
         self._accepted: dict[BookieId, int] = {}
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -53,9 +53,9 @@ class LacPublisher:
         *,
         only: BookieId | None = None,
     ) -> None:
-        """Send the LAC to those of an ensemble that have not accepted it, or to one of them alone.
+        """Send the LAC to the members that have not accepted it, or to `only` alone.
 
-        What others were to accept before they still are.
+        Bookies other than `only` keep the LAC that was already pending for them.
         """
         due = {each: self._due[each] for each in members if each in self._due}
         self._due = due | dict.fromkeys(members if only is None else (only,), last_add_confirmed)

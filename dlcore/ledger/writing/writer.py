@@ -1,4 +1,4 @@
-"""The one writer of an open ledger: futures for appends, the LAC for readers, the close."""
+"""The writer of an open ledger: futures for appends, the LAC for readers, the close."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LAC_DELAY_S = 0.005
-"""So much later, or twice that, all bookies are told a LAC that no add took along meanwhile.  At
-once, it goes to the one that followers turn to first: messages to all would delay each other, and
-what it pushes."""
+"""After this time, or twice that, all bookies are told a LAC that no add has carried.  At once it
+goes only to the bookie that followers listen to: messages to all would delay each other and the
+entries that it pushes."""
 _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 2.0
 
@@ -48,9 +48,9 @@ _BACKOFF_S_MAX = 2.0
 class LedgerWriter:
     """Appends entries; made by `LedgerClient.create_ledger`, used on one event loop.
 
-    After any failure the writer is over: every later call raises that error again, and `close`
-    still closes the ledger unless somebody else took it over: by a recovery, if entries were not
-    acknowledged, since readers may have been shown what an ack quorum holds of them.
+    After any failure the writer has ended: every later call raises that error again.  `close` still
+    closes the ledger, unless another client took it over.  If entries were not acknowledged, it
+    closes the ledger by a recovery, since readers may have seen those that an ack quorum holds.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LedgerWriter:
             on_fenced=self._on_fenced,
         )
         self._lac_soon: asyncio.Handle | None = None
-        self._is_answered = False  # callers appended in answer to the last acknowledgement
+        self._is_answered = False  # callers appended in response to the last acknowledgement
         self._lac_timer: asyncio.TimerHandle | None = None
         self._waiting: deque[Callable[[DLError | None], None]] = deque()  # in entry order
         self._closed: LedgerMetadata | None = None
@@ -98,7 +98,7 @@ class LedgerWriter:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """The ledger's metadata as this writer knows it to be stored."""
+        """The ledger's metadata as this writer knows it is stored."""
         return self._closed or self._appender.metadata
 
     @property
@@ -133,7 +133,7 @@ class LedgerWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything appended is acknowledged."""
+        """Whether every appended entry is acknowledged."""
         return self._appender.is_idle
 
     def append(self, body: Sequence[BytesLike]) -> asyncio.Future[int]:
@@ -141,7 +141,7 @@ class LedgerWriter:
 
         `body` is not copied: its bytes must not change until all its replicas have answered.
 
-        Nothing blocks here: `wait_for_capacity` first keeps what is in flight bounded.  An entry
+        Nothing blocks here; call `wait_for_capacity` first to bound the bytes in flight.  An entry
         that is too large is refused, and the writer stays usable.
 
         Raises:
@@ -156,10 +156,10 @@ class LedgerWriter:
     def submit(
         self, body: Sequence[BytesLike], on_answer: Callable[[DLError | None], None]
     ) -> None:
-        """Append one entry, as `append` does; `on_answer` gets what that says in its future.
+        """Append one entry, as `append` does; `on_answer` gets the error, None for success.
 
-        It is called from the event loop, in entry order.  What it, and whoever it makes run next,
-        appends takes the new LAC along; where they do so each time, it is not sent by itself.
+        It is called from the event loop, in entry order.  Entries appended from the callback carry
+        the new LAC.  While callers always append in response, no separate LAC message is sent.
         """
         error = self._refusal(body)
         if error is not None:
@@ -181,11 +181,11 @@ class LedgerWriter:
         return None
 
     async def wait_for_capacity(self) -> None:
-        """Return once what all writers of the client have in flight is below its limits.
+        """Return once the bytes and entries in flight of the whole client are below its limits.
 
-        They are let in by turns; one that has nothing in flight may always append an entry.  An
-        entry is in flight until its whole write set answered or was given up: a slow third replica
-        does not collect memory without bound.
+        Writers get their turn in order; one that has nothing in flight may always append an entry.
+        An entry is in flight until its whole write set answered or was given up, so a slow third
+        replica does not take memory without bound.
         """
         if not self._has_capacity():
             try:
@@ -198,7 +198,7 @@ class LedgerWriter:
         return self._driver.share.may_append()
 
     async def flush(self) -> None:
-        """Return once everything appended so far is acknowledged."""
+        """Return once all entries appended so far are acknowledged."""
         target = self._appender.last_add_pushed
         await self._driver.wait_until(
             lambda: self._appender.last_add_confirmed >= target or self._is_over
@@ -209,12 +209,13 @@ class LedgerWriter:
     async def publish_lac(self) -> None:
         """Tell the bookies the present LAC, so that followers are sent all entries up to it.
 
-        Waits until so many bookies accepted it that no read can reach coverage without one of them.
-        Reads that begin see acknowledged entries without it.
-        A bookie accepts a LAC once it is durable there, so killed bookies do not forget it.
+        It waits until enough bookies accepted it that no read can reach coverage without one of
+        them.  A read that begins later sees acknowledged entries even without this call.  A bookie
+        accepts a LAC once it is durable there, so a killed bookie does not forget it.
 
         Raises:
-            NotEnoughBookiesError: too few accepted it within the add time-out; it is still tried.
+            NotEnoughBookiesError: too few accepted it within the add time-out; the writer keeps
+                trying.
         """
         lac = self.last_add_confirmed
         if self._closed is not None:
@@ -247,17 +248,17 @@ class LedgerWriter:
         return not is_covered(self._appender.metadata.quorum, unaware)
 
     async def close(self) -> LedgerMetadata:
-        """Wait for what was appended, close the ledger at its LAC, and return the metadata.
+        """Wait for the appended entries, close the ledger at its LAC, and return the metadata.
 
-        If appends failed for want of bookies or metadata, a recovery finds out what the ledger
-        holds of them, and closes it.  Calling again after an error is fine.
+        If appends failed because bookies or metadata were missing, a recovery finds the ledger's
+        end and closes it.  It is safe to call this again after an error.
 
         Raises:
-            LedgerRecoveryError: that could not be found out.
-            LedgerFencedError: a recoverer took the ledger over and decides about its end.
-            LedgerClosedError: somebody else closed it, at another entry.
+            LedgerRecoveryError: the recovery could not find the end.
+            LedgerFencedError: a recoverer took the ledger over and decides its end.
+            LedgerClosedError: another client closed it, at another entry.
             LedgerNotFoundError: it was deleted.
-            MetadataError: whether it is closed is unknown.
+            MetadataError: it is unknown whether it is closed.
         """
         self._is_closing = True
         async with self._close_lock:
@@ -273,14 +274,14 @@ class LedgerWriter:
             return self._closed
 
     async def prepare_close(self) -> tuple[LedgerMetadata, Op]:
-        """Wait for what was appended; return the closed ledger, and what stores it.
+        """Wait for the appended entries; return the closed metadata, and the operation to store it.
 
-        The operation is for a transaction of the caller's.  Once that was applied comes
-        `was_closed`; where it was not, `close` finds out what became of the ledger.
+        The operation is for a transaction of the caller.  After that was applied, call
+        `was_closed`; if it was not, `close` finds out the ledger's state.
 
         Raises:
-            LedgerFencedError, LedgerClosedError: somebody else took it over.
-            DLError: what ended the writer with entries that were not acknowledged.
+            LedgerFencedError, LedgerClosedError: another client took the ledger over.
+            DLError: the error that ended the writer while entries were not acknowledged.
         """
         self._is_closing = True
         async with self._close_lock, self._stopped_if_taken():
@@ -294,7 +295,7 @@ class LedgerWriter:
             return closed, self._context.ledger_store.put(closed, version=self._driver.version)
 
     async def was_closed(self, metadata: LedgerMetadata) -> None:
-        """Stop, since the metadata store holds this end of the ledger."""
+        """Stop: the metadata store holds this end of the ledger now."""
         self._closed = metadata
         await self._stop(LedgerClosedError(f"ledger {self.ledger_id} is closed"))
 
@@ -303,11 +304,11 @@ class LedgerWriter:
         try:
             yield
         except (LedgerFencedError, LedgerClosedError, LedgerNotFoundError) as error:
-            await self._stop(error)  # nothing is left to do here, or to try again
+            await self._stop(error)  # nothing is left to do here, and a retry would not help
             raise
 
     async def _settle(self) -> None:
-        """Wait until nothing changes any more."""
+        """Wait until all adds are confirmed or failed and no ensemble change is under way."""
         self._raise_if_taken_over()
         await self._driver.wait_until(lambda: self._appender.is_idle or self._is_over)
         self._appender.seal()
@@ -325,7 +326,7 @@ class LedgerWriter:
         self._on_end(self)
 
     async def _store_end(self) -> LedgerMetadata:
-        """Compare-and-set OPEN to CLOSED at the LAC, and find out what became of it."""
+        """Compare-and-set OPEN to CLOSED at the LAC, and find out whether it was applied."""
         last = self._appender.last_add_confirmed
         length = self._appender.confirmed_bytes
         stored = VersionedLedger(self._appender.metadata, self._driver.version)
@@ -371,11 +372,11 @@ class LedgerWriter:
             raise _copy(self._appender.error)
 
     def tell_lac(self) -> None:
-        """Tell the LAC to the bookie that followers turn to, unless an add is under way.
+        """Tell the LAC to the bookie that followers listen to, unless an add is under way.
 
-        For whoever has more to append at once: until the next add has taken the LAC along, who
-        follows waits for that to be made and sent to all.  It is one message for each entry of
-        writers that share a log, to one bookie, which lets the next add carry it to disk.
+        Call this when more records are already waiting.  Otherwise followers see the new LAC only
+        once the next entry has been built and sent.  It is one message to one bookie for each entry
+        of writers that share a log; the bookie syncs it to disk together with the next add.
         """
         if self.is_idle and not self._is_over:
             self._send_lac(to_all=False)
@@ -386,7 +387,7 @@ class LedgerWriter:
         for _ in range(first_entry_id, last_entry_id + 1):
             self._waiting.popleft()(None)
         if self._lac_soon is None:
-            # Behind those who were told just now, and append in answer.
+            # It runs after the callers that were just answered and may append in response.
             self._lac_soon = self._loop.call_soon(self._offer_lac)
 
     def _offer_lac(self) -> None:
@@ -410,7 +411,7 @@ class LedgerWriter:
         if self._appender.lac_carried < lac:
             self._send_lac(to_all=True)
         else:
-            self._spread_later()  # what is news now came after it, and an add may take it along
+            self._spread_later()  # the current LAC is newer, and an add may still carry it
 
     def _send_lac(self, *, to_all: bool) -> None:
         bookies = self._appender.metadata.last_ensemble.bookies
@@ -450,12 +451,12 @@ def _answer(future: asyncio.Future[int], entry_id: int, error: DLError | None) -
         future.set_result(entry_id)
         return
     future.set_exception(_copy(error))
-    # Retrieved here: a caller that only flushes learns of the failure there.
+    # Mark it as retrieved: a caller that only flushes gets the failure there.
     future.exception()
 
 
 def _copy(error: DLError) -> DLError:
-    """Return an equal error without a traceback: one instance raised twice collects frames."""
+    """Return an equal error without a traceback: an instance raised twice collects frames."""
     copy = type(error)(*error.args)
     copy.__cause__ = error
     return copy
