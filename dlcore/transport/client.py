@@ -1,7 +1,8 @@
 """The bookie client over the wire: for each bookie one connection for adds, others for reads.
 
-Every failure of a connection is `BookieUnavailableError`: unknown.  A connection that failed is
-dropped, and the bookie's address is asked for again: a bookie that restarted has another port.
+Every failure of a connection is a `BookieUnavailableError`: the outcome is unknown.  A connection
+that failed is dropped, and the bookie's address is looked up again, because a restarted bookie has
+another port.
 """
 
 from __future__ import annotations
@@ -64,39 +65,40 @@ if TYPE_CHECKING:
     Resolve = Callable[[BookieId], Awaitable[str]]
 
 _WINDOW_CHUNKS = 2
-"""Chunks of a range read that a bookie sends ahead: one is used while the next one comes."""
+"""Chunks that a bookie sends ahead in a range read: one is used while the next one arrives."""
 _FOLLOW_WINDOW_BYTES = 1024 * 1024
 _PROBED_MAX = 16
-"""Entries that a bookie of an earlier release is asked for one by one, to learn what it holds."""
+"""Single entries that are read from a bookie of an earlier release, which has no READ_HELD."""
 _RECONNECT_S = 0.05
 _RECONNECT_S_MAX = 1.0
-"""Pauses before a bookie whose connection failed is tried again; none after an answer."""
+"""Pauses before a new connection to a bookie whose connection failed; none after an answer."""
 
 
 class Lane(IntEnum):
-    """What a connection is for; on one connection what is sent first arrives first."""
+    """The purpose of a connection; on one connection messages arrive in the order of sending."""
 
     WRITES = 1
-    """Adds and LACs: nothing large comes back, so nothing delays their answers."""
+    """Adds and LACs: no large answers come back, so nothing delays their answers."""
     NEWS = 2
     """Followers and single entries."""
     RANGES = 3
-    """Range reads: each has its window, so that one that is not read delays no other.
+    """Range reads: each has its own window, so a read whose data is not taken delays no other.
 
-    Measured beside four of them that never end, all on two busy cores: a single read takes 13 ms,
-    and 27 to 39 on their connection; an add 39 to 44 ms, and 72 on theirs.  One delays nobody.
+    Measured beside four range reads that never end, on two busy cores: a single read takes 13 ms
+    on its own connection and 27 to 39 on theirs; an add takes 39 to 44 ms, and 72 on theirs.  One
+    range read delays no other request.
     """
 
 
 class WireBookieClient:
-    """`dlcore.ledger.port.BookieClient`; belongs to the event loop it is first used on.
+    """`dlcore.ledger.port.BookieClient`; it belongs to the event loop of its first use.
 
     Args:
-        resolve: returns a bookie's address as host:port; asked again for every new connection.
-        cluster_id: of the namespace; a bookie of another cluster is refused.
+        resolve: returns a bookie's address as host:port; called for every new connection.
+        cluster_id: the namespace's cluster; a bookie of another cluster is refused.
         config: time-outs and bounds.
         resolve_control: returns the address of a bookie's control service, for `list_entries`.
-        tls: how connections are encrypted, and whom they trust; None: not at all.
+        tls: the certificates for encrypted connections; None: connections are not encrypted.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class WireBookieClient:
         return answer
 
     async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
-        """Read what is held above the LAC; see the port."""
+        """Read the entries held above the LAC; see the port."""
         try:
             with self._reading(bookie, Lane.NEWS, ReadHeld(0, ledger_id)) as reading:
                 answer = await reading.next(self._config.read_timeout_s)
@@ -160,7 +162,7 @@ class WireBookieClient:
         return HeldEntries(*answer[1:])
 
     async def _probe(self, bookie: BookieId, ledger_id: int) -> HeldEntries:
-        """Find out what a bookie of an earlier release holds: its next entries, one by one."""
+        """Find the entries that a bookie of an earlier release holds: read them one by one."""
         lac = await self.read_lac(bookie, ledger_id=ledger_id, fence=False)
         entry_id = lac + 1
         ranges: list[tuple[int, int]] = []
@@ -222,7 +224,7 @@ class WireBookieClient:
             while True:
                 answer = await reading.next(timeout_s)
                 assert isinstance(answer, Update)
-                timeout_s = None  # the first update comes at once, others when there is news
+                timeout_s = None  # the first update comes at once, later ones when there is news
                 yield FollowUpdate(
                     frames=answer.frames,
                     last_add_confirmed=answer.last_add_confirmed,
@@ -247,7 +249,7 @@ class WireBookieClient:
     async def aclose(self) -> None:
         """Close every connection; pending requests fail with `BookieUnavailableError`."""
         self._is_closed = True
-        async with AsyncExitStack() as ends:  # each, also if this is cancelled meanwhile
+        async with AsyncExitStack() as ends:  # closes each one, also if this is cancelled
             for peer in self._peers.values():
                 ends.push_async_callback(peer.aclose)
             if self._control is not None:
@@ -275,7 +277,7 @@ class WireBookieClient:
                 PROTOCOL_VERSION, FEATURES, self._cluster_id, bookie.name, bookie.incarnation
             )
             now_s = asyncio.get_running_loop().time()
-            # Bookies come and go for years: those that are talked to stay.
+            # Bookies come and go for years: keep only those that are in use.
             self._peers = {b: each for b, each in self._peers.items() if each.is_used(now_s)}
             connecting = (self._resolve, self._connect, self._tls_files)
             peer = _Peer(bookie, *connecting, hello, self._memory, self._config)
@@ -287,7 +289,7 @@ class WireBookieClient:
 
 
 class _Reading:
-    """One read under way; it is cancelled at the bookie if it is left before its end."""
+    """One read under way; if the caller leaves it before its end, the bookie gets a CANCEL."""
 
     def __init__(self, bookie: BookieId, connection: Connection, request: Read) -> None:
         self._bookie = bookie
@@ -296,7 +298,7 @@ class _Reading:
         self._taken = 0
 
     async def next(self, timeout_s: float | None) -> int | Held | Chunk | Update:
-        """Return what comes next; what came before has been used by now."""
+        """Return the next answer; the caller is done with the one before."""
         if self._taken:
             self._connection.take(self._incoming, self._taken)
         if timeout_s is None:
@@ -313,7 +315,7 @@ class _Reading:
     def __enter__(self) -> Self:
         return self
 
-    # No generator: one that nobody closed would be ended in no order with those that hold it.
+    # Not a generator: an unclosed one would be finalized in no order with its holders.
     def __exit__(self, *_: object) -> None:
         self._connection.cancel(self._incoming)
         self._incoming.drop()
@@ -344,7 +346,7 @@ class _Peer:
         self._opening = BackgroundTasks()
 
     def is_used(self, now_s: float) -> bool:
-        """Whether there is a connection, or will not be one before its pause is over."""
+        """Whether there is a connection, or the pause before the next one is not over."""
         return bool(self._connections or len(self._opening)) or now_s < self._backoff.due_s
 
     def connection(self, lane: Lane) -> Connection:
@@ -377,7 +379,7 @@ class _Peer:
         del self._connections[lane]
 
     async def _open(self, connection: Connection) -> None:
-        """Connect to the bookie's present address, after the back-off."""
+        """Connect to the bookie's present address, after the pause of the back-off."""
         await asyncio.sleep(self._backoff.due_s - asyncio.get_running_loop().time())
         try:
             with _unknown_addresses(self._bookie):
@@ -391,7 +393,7 @@ class _Peer:
 
 @contextmanager
 def _unknown_addresses(bookie: BookieId) -> Iterator[None]:
-    """Map errors of a look-up: an address that is not known says nothing about the bookie."""
+    """Map errors of an address look-up: an unknown address says nothing about the bookie."""
     try:
         yield
     except MetadataError as error:

@@ -1,8 +1,8 @@
-"""One connection of a client to one bookie: requests queued in call order, answers as they come.
+"""A connection of a client to a bookie: sends requests in call order, and matches answers.
 
 Adds that wait together share a message.  Every write is answered or fails within `add_timeout_s`;
-one that stays unanswered fails alone.  A connection on which not a byte was heard for that long is
-broken: PINGs see to it that a bookie in good order is heard.
+one that stays unanswered fails alone.  A connection that received no byte for that long is broken:
+PINGs make sure that a healthy bookie sends something.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES_MAX = MIB
-"""Adds that wait together travel in one message of about this size."""
+"""Adds that wait together are sent in one message of about this size."""
 _BACKLOG_FACTOR = 4
-"""A connection holds at most this many times the ledger client's own bounds on what is pending."""
+"""A connection holds at most this many times the ledger client's own limits on pending adds."""
 _UNSENT_BYTES_HIGH = 4 * MIB
-"""Given to the transport and not yet sent; beyond it requests wait in the queue."""
+"""Bytes that the transport holds unsent; beyond this requests wait in the queue."""
 
 
 class Write:
@@ -72,7 +72,7 @@ class Write:
 
 
 class Incoming:
-    """What a bookie sends for one read, in order, for one task that takes it."""
+    """The answers of a bookie to one read, in order, for one task that takes them."""
 
     def __init__(self) -> None:
         self.request_id = 0
@@ -81,18 +81,18 @@ class Incoming:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: int | Held | Chunk | Update) -> None:
-        """Take what came."""
+        """Add an answer that arrived."""
         self._items.append(item)
         self._wake()
 
     def fail(self, error: DLError) -> None:
-        """End with an error, behind what came before."""
+        """End with an error, after the answers that came before."""
         if self._error is None:
             self._error = error
             self._wake()
 
     async def get(self) -> int | Held | Chunk | Update:
-        """Return what came next, or raise the error that ended the read."""
+        """Return the next answer, or raise the error that ended the read."""
         while not self._items:
             if self._error is not None:
                 raise self._error
@@ -116,17 +116,17 @@ class Incoming:
 
 Event: TypeAlias = "ClientEvent[Write, Incoming]"
 Connect: TypeAlias = "Callable[[asyncio.BufferedProtocol, str], Awaitable[None]]"
-"""Connects a protocol to host:port; what goes wrong is an OSError, or an error of the address."""
+"""Connects a protocol to host:port; failures are an OSError or an error of the address."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection from its first byte to its end; never used again once broken.
+    """One connection from its first byte to its end; it is not used again once broken.
 
     Args:
         bookie: the bookie's name in errors.
-        hello: whom it must be.
-        memory: where received bytes go.
-        backoff: the bookie's, told how this connection fares.
+        hello: the message that opens the connection; it names the bookie.
+        memory: the memory for received bytes.
+        backoff: the back-off of the bookie; success and failure of this connection are noted there.
         config: time-outs and bounds.
         tls: the files of TLS, if it is used, for errors to name.
     """
@@ -163,7 +163,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_broken = False
         self.on_broken: Callable[[], None] = lambda: None
         self.closed: asyncio.Future[None] = self._loop.create_future()
-        """Done once the transport is gone, or was never there."""
+        """Done once the transport is gone, or if there never was one."""
 
     # Requests
 
@@ -178,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._submit(Write(self._loop.create_future(), self._loop.time(), None, lac=lac))
 
     def read(self, request: Read) -> Incoming:
-        """Send a read, and return where its answers come in."""
+        """Send a read, and return the object that receives its answers."""
         incoming = Incoming()
         if self._is_welcome and not self.is_broken:
             self._ask(request, incoming)
@@ -189,18 +189,18 @@ class Connection(asyncio.BufferedProtocol):
         return incoming
 
     def take(self, incoming: Incoming, size: int) -> None:
-        """Let the bookie send as much again as was taken."""
+        """Let the bookie send as many bytes more as were taken."""
         self._write(self._end.take(incoming.request_id, size))
 
     def cancel(self, incoming: Incoming) -> None:
-        """Give a read up, at the bookie too."""
+        """Give up a read, at the bookie too."""
         if incoming.request_id:
             self._write(self._end.cancel(incoming.request_id))
         else:
             self._unasked.pop(incoming, None)
 
     def fail(self, error: DLError) -> None:
-        """Break the connection: whatever is not answered yet fails like `error`."""
+        """Break the connection: every unanswered request fails like `error`."""
         if self.is_broken:
             return
         self.is_broken = True
@@ -211,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end.writes.clear()
         self._queue.clear()
         for write in writes:
-            self._settle(write, type(error)(*error.args))  # one each: tracebacks grow on them
+            self._settle(write, type(error)(*error.args))  # one instance each: tracebacks grow
         for incoming in (*self._end.reads, *self._unasked):
             incoming.fail(type(error)(*error.args))
         self._unasked.clear()
@@ -222,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
             self.closed.set_result(None)
 
     async def open(self, address: str, connect: Connect) -> None:
-        """Connect; what goes wrong breaks the connection."""
+        """Connect; a failure breaks the connection."""
         try:
             async with asyncio.timeout(self._config.add_timeout_s):
                 await connect(self, address)
@@ -233,19 +233,19 @@ class Connection(asyncio.BufferedProtocol):
                 BookieUnavailableError(f"{self._bookie}: no connection to {address}: {reason}")
             )
 
-    # What the transport calls
+    # Calls of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Say hello."""
         self._transport = cast("asyncio.Transport", transport)
-        if self.is_broken:  # while it was being made
+        if self.is_broken:  # it broke while the connection was made
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH)
         self._transport.writelines(self._end.hello())
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that came."""
+        """Take bytes that arrived."""
         if self.is_broken:
             return
         self._keepalive.heard(self._loop.time())
@@ -263,12 +263,12 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Send the waiting requests."""
         self._is_write_paused = False
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what is not answered."""
+        """Fail all unanswered requests."""
         self._transport = None
         self._end.close()
         reason = f": {exc}" if exc else ""
@@ -286,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
                 for write in writes:
                     self._settle(write, None)
             case Ping(token):
-                if not self._is_write_paused:  # else it hears of us once it reads
+                if not self._is_write_paused:  # else the peer gets our bytes once it reads
                     self._write(encode(Pong(token)))
             case Pong():
                 pass
@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._answer(event)
 
     def _start(self) -> None:
-        """Send what waited for the handshake."""
+        """Send the requests that waited for the handshake."""
         self._backoff.succeeded()
         self._is_welcome = True
         unasked, self._unasked = self._unasked, {}
@@ -360,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._expiry is None:
             self._expiry = self._loop.call_later(self._config.add_timeout_s, self._expire)
         if self._pending_bytes == write.size or (write.frame is None and len(self._queue) == 1):
-            self._flush()  # there is no add that it could share its message with
+            self._flush()  # there is no other add to share a message with
         elif not self._is_flush_due and self._is_welcome:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_due)
@@ -371,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def _flush(self) -> None:
-        """Send what waits, adds of one kind together."""
+        """Send waiting requests, adds of one kind together."""
         if not self._is_welcome or self.is_broken:
             return
         try:
@@ -420,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write(encode(ping))
 
     def _expire(self) -> None:
-        """Fail what waits too long."""
+        """Fail the writes that waited too long."""
         self._expiry = None
         timeout_s = self._config.add_timeout_s
         now_s = self._loop.time()
@@ -429,7 +429,7 @@ class Connection(asyncio.BufferedProtocol):
         def is_due(write: Write) -> bool:
             return write.submitted_s + timeout_s <= now_s
 
-        # Both are in the order of submission, what was sent before what waits.
+        # Both are in the order of submission; the sent ones come before the queued ones.
         ids = list(takewhile(lambda request_id: is_due(sent[request_id]), sent))
         expired = [sent.pop(request_id) for request_id in ids]
         while queue and is_due(queue[0]):
@@ -443,5 +443,5 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def named(bookie: BookieId, error: BookieError) -> BookieError:
-    """Return an answer of `bookie` as an error that says whose answer it is."""
+    """Return the error with the name of the bookie that answered it."""
     return type(error)(f"{bookie}: {error}")

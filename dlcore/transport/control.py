@@ -1,4 +1,4 @@
-"""The client of a bookie's control service, over gRPC; loaded only by those who ask for it."""
+"""The client of a bookie's control service, over gRPC; imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),
-    # Bookies are addressed directly, whatever proxy the environment names for the web.
+    # Bookies are contacted directly, even if the environment sets a web proxy.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 _CHANNELS_MAX = 100
-"""Kept open; the oldest goes."""
+"""Channels that are kept open; beyond this the oldest one is closed."""
 
 
 class ControlClient:
@@ -74,10 +74,10 @@ class ControlClient:
         return ranges
 
     async def count_ledgers(self, bookie: BookieId, address: str) -> int:
-        """Return of how many ledgers `bookie` holds something.
+        """Return the number of ledgers of which `bookie` holds something.
 
         Raises:
-            BookieUnavailableError: it does not answer, or is another one.
+            BookieUnavailableError: it does not answer, or another bookie answers.
         """
         with self._failures(bookie, address):
             async with asyncio.timeout(self._timeout_s):
@@ -115,11 +115,11 @@ class ControlClient:
 
     @contextmanager
     def _failures(self, bookie: BookieId, address: str) -> Iterator[None]:
-        """Map foreign errors: whatever went wrong on the way, the answer is unknown."""
+        """Map foreign errors: after any failure on the way the answer is unknown."""
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            # gRPC's own back-off would keep a bookie that is back waiting.
+            # gRPC's own back-off would delay requests to a bookie that is back.
             self._retire(address)
             code, details = error.code().name, error.details() or ""
             if self._tls is not None:
@@ -134,7 +134,7 @@ class ControlClient:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # grpc.aio reports a call whose channel was closed as cancelled, though nobody was.
+            # grpc.aio reports a call on a closed channel as cancelled, though no task was.
             raise BookieUnavailableError(f"{bookie}: the connection was closed") from error
 
     def _retire(self, address: str) -> None:

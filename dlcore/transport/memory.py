@@ -1,8 +1,8 @@
 """Bookies in memory behind the `BookieClient` port: for tests of code that uses ledgers.
 
-They follow the protocol to the letter (durable at once, fenced for good, never a wrong "no"), so
-what works here and fails over gRPC is a matter of transport.  `stop`, `start` and `fail_next` make
-faults.
+They follow the protocol exactly (durable at once, fenced for good, never a wrong "no").  Therefore
+code that works here and fails over the wire has a problem of transport.  `stop`, `start` and
+`fail_next` make faults.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Ledger:
 
 
 class MemoryBookie:
-    """One bookie; public attributes are for tests to look at and to change."""
+    """One bookie; tests may read and change its public attributes."""
 
     def __init__(self, bookie: BookieId) -> None:
         self.bookie = bookie
@@ -58,16 +58,16 @@ class MemoryBookie:
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
-        """Answer nothing but `BookieUnavailableError` until `start`."""
+        """Answer every request with `BookieUnavailableError` until `start`."""
         self.is_running = False
         self.wake()
 
     def start(self) -> None:
-        """Answer again; what was stored is still there."""
+        """Answer again; the stored entries are still there."""
         self.is_running = True
 
     def fail_next(self, *errors: BookieError) -> None:
-        """Answer the next requests with these errors, one each, and do nothing for them."""
+        """Answer the next requests with these errors, one each, and do not carry them out."""
         self._faults.extend(errors)
 
     def entries(self, ledger_id: int) -> dict[int, bytes]:
@@ -79,7 +79,7 @@ class MemoryBookie:
         return self._ledger(ledger_id).is_fenced
 
     def check_in(self) -> None:
-        """Fail as the running state and `fail_next` demand."""
+        """Raise an error if the bookie is stopped or `fail_next` asks for one."""
         self.requests += 1
         if not self.is_running:
             raise BookieUnavailableError(f"{self.bookie} is stopped")
@@ -121,7 +121,7 @@ class MemoryBookie:
         return self._require(ledger_id).last_add_confirmed
 
     def read_held(self, ledger_id: int) -> HeldEntries:
-        """Return the LAC, and what is held above it."""
+        """Return the LAC, and the ranges of entries held above it."""
         lac = self.read_lac(ledger_id, fence=False)
         ranges = [
             (max(each.first_entry_id, lac + 1), each.last_entry_id)
@@ -152,7 +152,7 @@ class MemoryBookie:
         return ranges
 
     def follow_update(self, ledger_id: int, next_entry_id: int) -> FollowUpdate:
-        """Return what is held from `next_entry_id` up to the LAC."""
+        """Return the entries held from `next_entry_id` up to the LAC."""
         ledger = self._ledgers.get(ledger_id) or _Ledger()
         lac = ledger.last_add_confirmed
         held = sorted(e for e in ledger.entries if next_entry_id <= e <= lac)
@@ -181,7 +181,7 @@ class MemoryBookie:
         return ledger
 
     def wake(self) -> None:
-        """Make followers look at their connection and at what is stored."""
+        """Make followers check the connection and the stored entries."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -247,7 +247,7 @@ class MemoryBookieClient:
         """Keep nothing."""
 
     async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
-        """Return the bookie's LAC, and what it holds above it."""
+        """Return the bookie's LAC, and the ranges of entries that it holds above it."""
         return (await self._ask(bookie)).read_held(ledger_id)
 
     async def read_entry(
@@ -331,7 +331,7 @@ class MemoryBookieClient:
         future.add_done_callback(lambda _: timer.cancel())
 
     async def _ask(self, bookie: BookieId) -> MemoryBookie:
-        """Contact a bookie for one answer, which comes in time or never."""
+        """Contact a bookie for one answer; fail if it does not come within the time-out."""
         try:
             async with asyncio.timeout(self._read_timeout_s):
                 return await self._contact(bookie)

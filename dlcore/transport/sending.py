@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dlcore.wire.messages import Buffer
 
 _PAUSES = not ((3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2))
-"""Whether `writelines` of asyncio pauses the protocol at all (CVE-2024-12254)."""
+"""Whether asyncio's `writelines` pauses the protocol when its buffer is full (CVE-2024-12254)."""
 
 
 def send(transport: asyncio.WriteTransport, buffers: Sequence[Buffer]) -> None:
-    """Send buffers in their order; a protocol whose peer takes nothing is paused by it.
+    """Send buffers in order; if the peer does not read, the transport pauses its protocol.
 
-    A Python whose `writelines` does not pause copies the buffers once more instead.
+    If `writelines` of this Python does not pause, the buffers are copied once more instead.
     """
     if _PAUSES:
         transport.writelines(gather(buffers) if len(buffers) > 1 else buffers)

@@ -1,9 +1,10 @@
-"""Bytes in, whole frames out: where received bytes go, and when they make a frame.
+"""Makes whole frames of received bytes, and chooses the memory that receives them.
 
 Small frames come through a scratch buffer that all connections of an event loop may share: between
-`get_buffer` and `received` nobody else uses it.  A big payload gets memory of its exact size, and
-the bytes are received straight into it; what was sent behind the frame's head comes through the
-scratch buffer once more.  A payload gets its memory only after its header and fields proved sound.
+`get_buffer` and `received` no other connection uses it.  A big payload gets memory of its exact
+size, and the bytes are received straight into it.  Bytes that arrived together with the frame's
+head pass through the scratch buffer first.  A payload gets its memory only after its header and
+fields were checked.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from dlcore.wire.memory import ReceiveMemory
 
 _BIG_BYTES = 32 * 1024
-"""A payload from this size on is received into a buffer of its own."""
+"""A payload of at least this size is received into a buffer of its own."""
 _PEEK_BYTES = 16 * 1024
-"""Read after a big frame: most likely another head, whose payload shall not be copied."""
+"""Bytes to read after a big frame: most likely another head, whose payload must not be copied."""
 
 _KEPT_SHARE_MAX = 8
-"""A payload keeps at most so many times its size in memory, of what was received with it."""
+"""A payload keeps at most this many times its size of the memory that it was received with."""
 
 
 class Frame(NamedTuple):
-    """One frame, whole."""
+    """One whole frame."""
 
     header: Header
     fields: bytes
@@ -33,19 +34,19 @@ class Frame(NamedTuple):
 
 
 class Room(Protocol):
-    """Where the memory of big payloads is bounded over many connections."""
+    """Bounds the memory of big payloads over many connections."""
 
     def take(self, size: int) -> bool:
-        """Return whether the payload that comes may have its memory; if not, ask again."""
+        """Return whether the next payload may have its memory; if not, ask again later."""
         ...
 
     def give(self) -> None:
-        """Take note that the payload is whole."""
+        """Note that the payload is whole."""
         ...
 
 
 class _Partial:
-    """A big frame whose payload is on its way."""
+    """A big frame whose payload has not arrived in full."""
 
     __slots__ = ("fields", "filled", "header", "payload")
 
@@ -58,13 +59,13 @@ class _Partial:
 
 
 class Assembly:
-    """The receiving half of a connection; nothing is handed out before every byte was received.
+    """The receiving half of a connection; it returns a frame only when all its bytes were received.
 
     Args:
-        memory: where received bytes go.
-        expected: what may come; anything else is refused by its header.
-        room: asked before a big payload gets memory; while there is none `next_frame` returns None,
-            and nothing shall be received.
+        memory: the memory for received bytes.
+        expected: the kinds of frames that may come; others are refused by their header.
+        room: asked before a big payload gets memory; while it refuses, `next_frame` returns None,
+            and the caller must not receive.
     """
 
     def __init__(self, memory: ReceiveMemory, expected: Expected, room: Room | None = None) -> None:
@@ -78,7 +79,7 @@ class Assembly:
         self._was_big = False
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Return where the next bytes go; never empty while `next_frame` returns None.
+        """Return the buffer for the next bytes; never empty while `next_frame` returns None.
 
         A transport may call it as `asyncio.BufferedProtocol.get_buffer`.
         """
@@ -88,7 +89,7 @@ class Assembly:
         return self._scratch[:_PEEK_BYTES] if self._was_big else self._scratch
 
     def received(self, count: int) -> None:
-        """Take note of `count` bytes in the buffer that `get_buffer` returned last."""
+        """Note that `count` bytes were written to the buffer that `get_buffer` returned last."""
         partial = self._partial
         if partial is not None and partial.filled < len(partial.payload):
             partial.filled += count
@@ -97,7 +98,7 @@ class Assembly:
         self._position = 0
 
     def close(self) -> None:
-        """Let go of what was received: nothing comes any more."""
+        """Release the received bytes: no more will come."""
         self._partial = None
         self._data, self._position = b"", 0
 
@@ -105,7 +106,7 @@ class Assembly:
         """Return the next frame if it is whole.
 
         Raises:
-            WireError: the bytes are none.
+            WireError: the bytes are not a frame.
         """
         if self._partial is not None:
             return self._take_partial()

@@ -1,7 +1,7 @@
 """The bookie's end of a connection: the handshake, requests in order, windows of readers.
 
-What a client sends is refused as a whole or belongs to one request: a client that breaks the
-protocol loses its connection, and nobody else notices.
+A message of a client is refused as a whole or belongs to one request.  A client that breaks the
+protocol loses its connection, which does not affect other clients.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class BookieEnd:
     """One connection.
 
     Args:
-        bookie: who this is; a client that means another one is refused.
-        cluster_id: of the namespace.
-        memory: where received bytes go.
-        room: what bounds those of big payloads.
+        bookie: this bookie; a client that names another one is refused.
+        cluster_id: the cluster of the bookie.
+        memory: the memory for received bytes.
+        room: the bound on the memory of big payloads.
     """
 
     def __init__(
@@ -93,13 +93,14 @@ class BookieEnd:
         self._windows: dict[int, int] = {}
 
     def next_event(self) -> BookieEvent | None:
-        """Return the client's next message, None if none is whole.
+        """Return the client's next message; None if none is whole.
 
-        A HELLO is answered by `welcome`; CREDIT and CANCEL tell of reads that may have ended.
+        The caller answers a HELLO with `welcome`.  CREDIT and CANCEL may name reads that ended.
 
         Raises:
             WireError: the client broke the protocol.
-            WrongIncarnationError, BadRequestError: it means another bookie, or speaks otherwise.
+            WrongIncarnationError, BadRequestError: the client names another bookie or cluster, or
+                speaks another version.
         """
         frame = self._assembly.next_frame()
         if frame is None:
@@ -124,18 +125,18 @@ class BookieEnd:
         return message
 
     def welcome(self) -> list[Buffer]:
-        """Return the answer to a right HELLO."""
+        """Return the answer to a correct HELLO."""
         name, incarnation = self._bookie.name, self._bookie.incarnation
         return encode(Welcome(PROTOCOL_VERSION, self._features, name, incarnation))
 
     def window_of(self, request_id: int) -> int:
-        """Return the bytes that a read may be sent; with one or more, a whole message may go."""
+        """Return the bytes left in a read's window; if there are any, a whole message may go."""
         return self._windows.get(request_id, 0)
 
     def send(
         self, message: Durable | Failed | Lac | Held | Chunk | Update | Ping | Pong
     ) -> list[Buffer]:
-        """Return a message's buffers; what it takes of a window is taken."""
+        """Return a message's buffers, and take its size from its read's window."""
         buffers = encode(message)
         if isinstance(message, (Chunk, Update)) and message.request_id in self._windows:
             self._windows[message.request_id] -= cost_of(message)

@@ -1,8 +1,8 @@
-"""The client's end of a connection: requests out, answers matched to them.
+"""The client's end of a connection: sends requests, and matches answers to them.
 
-Whatever a bookie sends must answer something that was asked, in a form that the question allows and
-within the window that was given; else the bookie, or what sits between, lies, and the connection
-ends.  An answer to a request that was given up is no lie, and is dropped.
+Every message of a bookie must answer a request, in a form that the request allows and within the
+window that it gave.  If not, the bookie or something between breaks the protocol, and the
+connection ends.  An answer to a request that was given up is allowed, and is dropped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Read: TypeAlias = ReadLac | ReadHeld | ReadEntry | ReadEntries | Follow
 
 
 class NotSpokenError(BadRequestError):
-    """The bookie is of an earlier release, which does not know the request; nothing was sent."""
+    """The bookie is of an earlier release, which does not know this request; it was not sent."""
 
 
 class Welcomed(NamedTuple):
@@ -90,7 +90,7 @@ class Told(NamedTuple, Generic[R]):
 
 
 class Brought(NamedTuple, Generic[R]):
-    """Event: entries of a read, or what is held."""
+    """Event: entries of a read, or the entries that a bookie holds."""
 
     read: R
     message: Chunk | Update | Held
@@ -109,7 +109,7 @@ ClientEvent: TypeAlias = (
 
 
 class _OpenRead(Generic[R]):
-    """A read that has not ended, and what the bookie may still send for it."""
+    """A read that has not ended, and the bytes that the bookie may still send for it."""
 
     __slots__ = ("answers", "read", "taken", "window")
 
@@ -132,11 +132,11 @@ _ANSWERS: dict[type, type] = {
 
 
 class ClientEnd(Generic[W, R]):
-    """One connection; `W` and `R` stand for the caller's writes and reads, which events name.
+    """One connection; `W` and `R` are the types of the caller's writes and reads in events.
 
     Args:
-        hello: whom the client means.
-        memory: where received bytes go.
+        hello: the first message, which names the bookie.
+        memory: the memory for received bytes.
     """
 
     def __init__(self, hello: Hello, memory: ReceiveMemory) -> None:
@@ -149,7 +149,7 @@ class ClientEnd(Generic[W, R]):
         self._features = 0
         self._next_id = 1
         self.writes: dict[int, W] = {}
-        """Adds and LACs that were sent and not answered, in the order of sending."""
+        """Unanswered adds and LACs, in the order of sending."""
         self._reads: dict[int, _OpenRead[R]] = {}
 
     @property
@@ -158,7 +158,7 @@ class ClientEnd(Generic[W, R]):
         return [each.read for each in self._reads.values()]
 
     def hello(self) -> list[Buffer]:
-        """Return what opens the connection."""
+        """Return the message that opens the connection."""
         return encode(self._hello)
 
     def add(
@@ -170,16 +170,16 @@ class ClientEnd(Generic[W, R]):
         return encode_add(first, frames, is_recovery=is_recovery)
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int, write: W) -> list[Buffer]:
-        """Return an explicit LAC."""
+        """Return a message with an explicit LAC."""
         request_id = self._take_ids(1)
         self.writes[request_id] = write
         return encode(WriteLac(request_id, ledger_id, last_add_confirmed))
 
     def read(self, request: Read, read: R) -> tuple[int, list[Buffer]]:
-        """Return the id of a read, which `request` lacks, and its message.
+        """Return a new id for a read, which replaces that of `request`, and its message.
 
         Raises:
-            NotSpokenError: the bookie does not know it.
+            NotSpokenError: the bookie does not know this request.
         """
         if isinstance(request, ReadHeld) and not self._features & FEATURE_HELD:
             raise NotSpokenError("it does not tell what it holds: it is of an earlier release")
@@ -189,7 +189,7 @@ class ClientEnd(Generic[W, R]):
         return request_id, encode(request._replace(request_id=request_id))
 
     def take(self, request_id: int, size: int) -> list[Buffer]:
-        """Give back the window that a message of `size` bytes took, now or with later ones."""
+        """Give back the window of a message of `size` bytes, in a CREDIT now or with later ones."""
         read = self._reads.get(request_id)
         if read is None:
             return []
@@ -201,15 +201,15 @@ class ClientEnd(Generic[W, R]):
         return encode(Credit(request_id, taken))
 
     def cancel(self, request_id: int) -> list[Buffer]:
-        """Give a read up."""
+        """Give up a read."""
         return encode(Cancel(request_id)) if self._reads.pop(request_id, None) else []
 
     def next_event(self) -> ClientEvent[W, R] | None:
-        """Return what the bookie said next, None if nothing is whole.
+        """Return the next event; None if no message is whole.
 
         Raises:
-            BookieError: the connection is of no use: the bookie is another one, refuses the
-                connection, or breaks the protocol.
+            BookieError: the connection is of no use: another bookie answers, or the bookie refuses
+                the connection or breaks the protocol.
         """
         while (frame := self._assembly.next_frame()) is not None:
             event = self._judge(decode(*frame))
@@ -236,7 +236,7 @@ class ClientEnd(Generic[W, R]):
                 return message
 
     def _refusal(self, error: BookieError) -> BookieError:
-        """Return why the bookie ends the connection; it says nothing about any request."""
+        """Return why the bookie ends the connection; the error is about no request."""
         if not self._is_welcome and isinstance(error, WrongIncarnationError | BadRequestError):
             return error
         return BookieUnavailableError(f"it ended the connection: {error}")

@@ -1,16 +1,16 @@
 """The frame around every entry: ids, LAC and a CRC32C over header and body.
 
-The client builds a frame once; it travels, is stored and is read back verbatim, and every hand it
-passes through verifies it.  Layout, big-endian, a header of 40 bytes, the body, 8 bytes at the end:
+The client builds a frame once.  It is sent, stored and read back unchanged, and every component
+that it passes verifies it.  Layout, big-endian: a header of 40 bytes, the body, 8 bytes at the end:
 
     magic u16 | version u8 | reserved u8 | body size u32 | ledger id i64 | entry id i64
     | last add confirmed i64 | ledger bytes up to and with this body i64
     body
     reserved u32 | check 4 bytes
 
-The check is such that the CRC32C of the whole frame is 0: so is that of any frames one after the
-other, and one pass verifies as many as lie in one buffer.  As a number, of little-endian bytes, it
-is the CRC32C of all before it, xor 0x9be09bab.
+The check makes the CRC32C of the whole frame 0.  The same holds for any frames one after the other,
+so one pass verifies all frames in a buffer.  As a number of little-endian bytes, the check is the
+CRC32C of all bytes before it, xor 0x9be09bab.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _CHECK = struct.Struct("<I")
 _CHECK_XOR = 0x9BE09BAB
 _TAIL_BYTES = len(_RESERVED) + _CHECK.size
 FRAME_BYTES = _HEADER.size + _TAIL_BYTES
-"""What a frame has beside its body."""
+"""Bytes of a frame beside its body."""
 _MAGIC = 0xD106
 _VERSION = 1
 _ID_MAX = 2**63 - 1
 _FEW_FRAMES = 4
-"""So few are looked at one by one: they are large, and numpy is no longer in the CPU's cache when
-their bytes have gone through it."""
+"""Up to this many frames are checked one by one: few frames are large, and their bytes have pushed
+numpy's code out of the CPU's cache."""
 
 
 @cache
@@ -116,7 +116,7 @@ def frame_parts(
     ledger_bytes: int,
     body: Sequence[BytesLike],
 ) -> FrameParts:
-    """Return the frame of `body`, which is not copied; else like `encode_frame`."""
+    """Return the frame of `body` like `encode_frame`, without a copy of the body."""
     size = sum(map(len, body))
     header = _HEADER.pack(
         _MAGIC, _VERSION, 0, size, ledger_id, entry_id, last_add_confirmed, ledger_bytes
@@ -138,7 +138,7 @@ def frame_check(frame: BytesLike) -> int:
 def decode_frame(
     data: BytesLike, *, ledger_id: int | None = None, entry_id: int | None = None
 ) -> EntryFrame:
-    """Verify `data` as one whole frame, of `ledger_id` and `entry_id` where given.
+    """Verify `data` as one whole frame, of `ledger_id` and `entry_id` if they are given.
 
     Raises:
         DigestMismatchError: damaged bytes, or a frame of another entry.
@@ -175,7 +175,7 @@ def decode_frame(
 def is_sound(run: FrameRun, *, ledger_id: int, entry_ids: NDArray[np.int64]) -> bool:
     """Return whether the frames of `run` are those of `entry_ids` of the ledger, each intact.
 
-    It takes no step per frame; `decode_frame` tells which one is damaged.
+    It takes no step per frame.  To find the damaged one, use `decode_frame`.
     """
     if len(run) > _FEW_FRAMES:
         return _sound_headers(run, ledger_id, entry_ids) is not None
@@ -192,7 +192,7 @@ def is_sound(run: FrameRun, *, ledger_id: int, entry_ids: NDArray[np.int64]) -> 
 
 
 class FollowingFrames(NamedTuple):
-    """What intact frames of consecutive entries of one ledger say."""
+    """The contents of intact frames of consecutive entries of one ledger."""
 
     ledger_id: int
     first_entry_id: int
@@ -201,7 +201,7 @@ class FollowingFrames(NamedTuple):
 
 
 def following_frames(run: FrameRun) -> FollowingFrames | None:
-    """Return what the frames say, if they are intact and of consecutive entries of one ledger."""
+    """Return the frames' contents; None unless they are intact and consecutive in one ledger."""
     if not len(run) or len(run[0]) < FRAME_BYTES:
         return None
     _, _, _, _, ledger_id, first, *_ = _HEADER.unpack_from(run[0])
@@ -249,7 +249,7 @@ def decode_run(
 def _sound_headers(
     run: FrameRun, ledger_id: int, entry_ids: NDArray[np.int64]
 ) -> NDArray[Any] | None:
-    """Return the headers of frames that are all sound, else None."""
+    """Return the headers of the frames if all are valid, else None."""
     body_bytes = run.sizes - FRAME_BYTES
     if not len(run) or body_bytes.min() < 0 or crc32c.crc32c(run.payload):
         return None

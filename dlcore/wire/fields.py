@@ -1,4 +1,4 @@
-"""Parts of a message's fields and of its payload, and what is said of those that are wrong."""
+"""Encodes and decodes parts of a message's fields and payload, and reports wrong ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE_BYTES = 4
 TEXT_BYTES_MAX = 1024
 _TEXT = struct.Struct(">H")
 RUN_FRAMES_MIN = 16
-"""So many frames or more are split without a step for each."""
+"""This many frames or more are split without a step for each."""
 
 
 class WireError(BadRequestError):
@@ -28,25 +28,25 @@ class WireError(BadRequestError):
 
 
 def cut(detail: str) -> bytes:
-    """Return text that fits a frame; what was cut off is not half a character."""
+    """Return text that fits a frame, cut between two characters."""
     text = detail.encode(errors="replace")
     return text[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
 
 
 def text(text: str) -> bytes:
-    """Return text behind its length."""
+    """Return the length of the text, then the text."""
     return blob(text.encode())
 
 
 def blob(data: bytes) -> bytes:
-    """Return bytes behind their length."""
+    """Return the length of the bytes, then the bytes."""
     if len(data) > TEXT_BYTES_MAX:
         raise BadRequestError(f"{data[:40]!r}… has {len(data)} bytes, at most {TEXT_BYTES_MAX}")
     return _TEXT.pack(len(data)) + data
 
 
 def split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> Sequence[memoryview]:
-    """Return the entry frames in a payload, whose sizes the fields tell."""
+    """Return the entry frames in a payload, by the sizes in the fields."""
     if len(sizes) % SIZE_BYTES:
         raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {SIZE_BYTES}")
     if len(sizes) >= SIZE_BYTES * RUN_FRAMES_MIN:
@@ -76,7 +76,7 @@ def _split_run(
 
 
 def blobs(data: Buffer, *, count: int) -> list[bytes]:
-    """Return so many of these, which are all there is."""
+    """Return the `count` blobs that `data` consists of."""
     found: list[bytes] = []
     for _ in range(count):
         (size,) = _TEXT.unpack_from(data)

@@ -1,4 +1,4 @@
-"""Entry frames without copies: many in one buffer, or one in several."""
+"""Entry frames without copies: many in one buffer, or one in several buffers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _JOIN_BYTES = 8192
-"""Buffers below this size are copied together: cheaper than a vector each."""
+"""Buffers below this size are joined by a copy, which costs less than a vector for each."""
 
 
 class FrameParts:
-    """A frame that lies in parts, which are sent one after the other and never joined.
+    """A frame in several parts, which are sent one after the other and never joined.
 
     Args:
-        parts: of single bytes each; they must not change while the frame is in use.
+        parts: buffers of single bytes; they must not change while the frame is in use.
     """
 
     __slots__ = ("_size", "parts")
@@ -41,11 +41,11 @@ class FrameParts:
 
 
 class FrameRun(Sequence[memoryview]):
-    """Frames in one buffer; each becomes a view when it is asked for.
+    """Frames in one buffer; each becomes a view on access.
 
     Args:
         payload: the frames, without gaps.
-        bounds: where each begins, and where the last one ends: 0 … len(payload), ascending.
+        bounds: the start of each frame and the end of the last: 0 … len(payload), ascending.
     """
 
     __slots__ = ("bounds", "payload")
@@ -94,7 +94,7 @@ def total_bytes(frames: Sequence[Sized]) -> int:
 
 
 def gather(buffers: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Return the same bytes in few buffers: small ones are joined, large ones stay as they are."""
+    """Return the same bytes in fewer buffers: small ones are joined, large ones are kept."""
     gathered: list[bytes | memoryview] = []
     small: list[bytes | memoryview] = []
     for buffer in buffers:

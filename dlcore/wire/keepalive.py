@@ -1,4 +1,4 @@
-"""Keepalive: when a quiet connection is asked for a sign of life, and counts as dead."""
+"""Keepalive: when to ask a quiet connection for an answer, and when it counts as dead."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from dlcore.errors import BookieUnavailableError
 from dlcore.wire.messages import Ping
 
 LEAST_S = 0.001
-"""Times are rounded: what is due again at once would be so for ever where no time passes."""
+"""The shortest delay: times are rounded, and without it a check could stay due for ever."""
 
 
 class Keepalive:
-    """One end's patience with the other: after `silence_s` without a byte it is given up.
+    """One end's patience with the other: after `silence_s` without a byte the other is given up.
 
-    Whoever hears nothing for half of that sends a PING, and waits as long again.  The other side
-    answers at once, whatever else it does, so silence means that it is frozen, gone, or out of
-    reach.  Who comes late to ask, because its own process stood still, gives the same time for the
-    answer.
+    An end that receives nothing for half of that time sends a PING, and waits as long again.  The
+    other side answers at once, whatever else it does.  Silence therefore means that it is frozen,
+    gone, or out of reach.  If this end asks late, because its own process stood still, the other
+    side gets the same time for its answer.
     """
 
     def __init__(self, silence_s: float, *, now_s: float) -> None:
         self._half_s = silence_s / 2
         self._heard_s = now_s
-        self._asked_s: float | None = None  # by a PING, and nothing heard since
+        self._asked_s: float | None = None  # time of a PING after which nothing came
         self._pings = 0
 
     def heard(self, now_s: float) -> None:
-        """Take note of received bytes."""
+        """Note that bytes were received."""
         self._heard_s = now_s
         self._asked_s = None
 
     def quiet_s(self, now_s: float) -> float:
-        """Return for how long nothing was heard."""
+        """Return for how long nothing was received."""
         return now_s - self._heard_s
 
     def check(self, now_s: float) -> Ping | None:
-        """Return the PING to send now, if any; to be called when it is due.
+        """Return the PING to send now, if any; call this when it is due.
 
         Raises:
             BookieUnavailableError: the other side is silent.

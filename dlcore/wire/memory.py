@@ -1,7 +1,7 @@
-"""Memory for received bytes: one scratch buffer, and large payloads' memory, used again.
+"""Memory for received bytes: one scratch buffer, and memory of large payloads, which is reused.
 
-Zeroed pages of the kernel cost as much as the copy of what is received into them; pages that were
-touched a moment ago are in the cache besides.
+Fresh pages, which the kernel has to zero, cost as much as the copy of the received bytes into them.
+Pages that were used a moment ago are also in the cache.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 SCRATCH_BYTES = 64 * 1024
 _KEPT_BYTES_MAX = 16 * 1024 * 1024
-"""What a reader of a log has on its way and ahead of its caller."""
+"""Bytes that a reader of a log has on the way and ahead of its caller."""
 _SIZE_MIN = 256 * 1024
-"""Smaller payloads are for the C library to find memory for."""
+"""Smaller payloads get memory from the C library each time."""
 _ROUND_BYTES = 64 * 1024
 _WASTE_SHARE_MAX = 4
-"""A payload leaves at most one part in so many of its memory unused."""
+"""A payload leaves at most 1 / `_WASTE_SHARE_MAX` of its memory unused."""
 
 
 class ReceiveMemory:
-    """What all connections of one event loop receive into.
+    """The memory that all connections of one event loop receive into.
 
     Memory is lent: each payload is received through a loan, an array object of its own that stands
-    for the memory.  Whatever looks at the payload (a view, an Arrow or numpy array of it, a slice
-    of these) holds the buffer of the loan, and with it the loan.  A weak reference tells when
-    nothing holds the loan any more; then the memory is lent again.  Holders may let go in any
-    thread; only the event loop takes.
+    for the memory.  Each object that refers to the payload (a view, an Arrow or numpy array of it,
+    a slice of these) holds the buffer of the loan, and with it the loan.  A weak reference shows
+    when nothing holds the loan any more; then the memory can be lent again.  Holders may release it
+    in any thread; only the event loop takes memory.
 
     Args:
-        kept_bytes_max: of memory that is used again, whether it is lent or not.
+        kept_bytes_max: most memory that is kept for reuse, whether it is lent or not.
     """
 
     def __init__(self, kept_bytes_max: int = _KEPT_BYTES_MAX) -> None:
@@ -44,7 +44,7 @@ class ReceiveMemory:
         self.kept_bytes = 0
 
     def take(self, size: int) -> memoryview:
-        """Return `size` bytes of memory, with anything in them."""
+        """Return `size` bytes of memory with arbitrary contents."""
         if size < _SIZE_MIN:
             return np.empty(size, np.uint8).data
         for kept in self._kept:
@@ -59,12 +59,12 @@ class ReceiveMemory:
         return kept.lend(size)
 
     def forget_free(self) -> None:
-        """Let go of all memory that nothing looks at."""
+        """Release all memory that nothing refers to."""
         self._kept = [kept for kept in self._kept if not kept.is_free()]
         self.kept_bytes = sum(kept.size for kept in self._kept)
 
     def _make_room(self, size: int) -> None:
-        """Let go of free memory of other sizes, the oldest first, if `size` bytes need it."""
+        """Release free memory of other sizes, the oldest first, if `size` bytes need it."""
         remaining: list[_Kept] = []
         for kept in self._kept:
             is_full = self.kept_bytes + size > self._kept_bytes_max
@@ -86,12 +86,12 @@ class _Kept:
         self._loan: weakref.ref[NDArray[np.uint8]] | None = None
 
     def is_free(self) -> bool:
-        """Return whether nothing looks at what was lent last."""
+        """Return whether nothing refers to the last loan."""
         return self._loan is None or self._loan() is None
 
     def lend(self, size: int) -> memoryview:
-        # Only the buffer of the loan is given out.  Numpy lets the slice of an array refer to what
-        # the array itself is a view of, so a slice of the loan would not hold the loan.
+        # Only the buffer of the loan is returned.  A slice of a numpy array refers to the base of
+        # that array, so a slice of the loan would not hold the loan.
         loan = self._array[:size]
         self._loan = weakref.ref(loan)
         return loan.data

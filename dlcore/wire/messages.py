@@ -1,8 +1,8 @@
 """Messages of the wire and their frames, in both directions.
 
 Every message is one frame: a header of 24 bytes, the fields of its kind, and a payload of whole
-entry frames, which are neither joined on their way out nor looked into on their way in.  The
-header's checksum covers header and fields; each entry frame has its own.
+entry frames.  The entry frames are not joined before they are sent, and not read when they are
+received.  The header's checksum covers header and fields; each entry frame has its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 Frame: TypeAlias = Buffer | FrameParts
-"""An entry frame that is sent."""
+"""An entry frame to send."""
 
 PROTOCOL_VERSION = 1
 FEATURE_HELD = 1
-"""READ_HELD and its answer."""
+"""The feature bit of READ_HELD and its answer."""
 FEATURES = FEATURE_HELD
-"""Bit set of optional features that this side speaks."""
+"""Bit set of the optional features of this side."""
 
 HEADER = struct.Struct(">HBBIIQI")
 _MAGIC = 0xD10B
@@ -47,28 +47,28 @@ _CRC_OFFSET = _CHECKED.size
 _CRC = struct.Struct(">I")
 
 ENTRY_BYTES_MIN = 48
-"""An entry frame without a body: nothing shorter can be one."""
+"""Bytes of an entry frame without a body: no entry frame is shorter."""
 ADD_FRAMES_MAX = 256
-"""Entries in one ADD: so many, refused or stored, delay no other client for long."""
+"""Entries in one ADD: refusing or storing this many does not delay other clients for long."""
 ADD_BYTES_MAX = ENTRY_SIZE_BYTES_MAX + MIB
 """Payload of one ADD: one entry of any allowed size, or a batch of smaller ones."""
 CHUNK_BYTES_MAX = 4 * MIB
-"""Most that a bookie puts into one CHUNK or UPDATE, unless a single entry is larger."""
+"""Most bytes that a bookie puts into one CHUNK or UPDATE, unless a single entry is larger."""
 CHUNK_FRAMES_MAX = CHUNK_BYTES_MAX // ENTRY_BYTES_MIN
 DURABLE_IDS_MAX = 1024
 HELD_RANGES_MAX = 64
-"""Ranges in one HELD; what lies behind them it says nothing of."""
+"""Ranges in one HELD; it says nothing about entries after the last one."""
 WINDOW_BYTES_MAX = 16 * MIB
-"""Most that a reader can let a bookie send ahead of it."""
+"""Most bytes that a reader can let a bookie send ahead of it."""
 MESSAGE_BYTES = 64
-"""What a CHUNK or UPDATE takes of its reader's window beside its payload."""
+"""The size of a CHUNK or UPDATE in its reader's window, without its payload."""
 REQUEST_ID_MAX = 2**63 - 1
 _CONNECTION_ID = 0
-"""Stands for the connection itself where a message is about no request."""
+"""The request id of messages about the connection itself."""
 
 
 class Kind(IntEnum):
-    """What a message is; clients send those below WELCOME, bookies the others; both PING, PONG."""
+    """Kinds of messages: clients send those below WELCOME, bookies the others; both PING, PONG."""
 
     HELLO = 1
     ADD = 2
@@ -92,7 +92,7 @@ class Kind(IntEnum):
 
 
 class Hello(NamedTuple):
-    """The first message of a connection: who is meant, and what the client speaks."""
+    """The first message of a connection: the wanted bookie, and the client's features."""
 
     version: int
     features: int
@@ -100,7 +100,7 @@ class Hello(NamedTuple):
     bookie_name: str
     incarnation: str
     token: bytes = b""
-    """Room for a proof of who the client is."""
+    """For a proof of the client's identity."""
 
 
 class Add(NamedTuple):
@@ -120,7 +120,7 @@ class WriteLac(NamedTuple):
 
 
 class ReadLac(NamedTuple):
-    """Tell a ledger's last add confirmed."""
+    """Return a ledger's last add confirmed."""
 
     request_id: int
     ledger_id: int
@@ -128,7 +128,7 @@ class ReadLac(NamedTuple):
 
 
 class ReadHeld(NamedTuple):
-    """Tell what is held of a ledger above the last add confirmed; needs `FEATURE_HELD`."""
+    """Return the entries held of a ledger above its last add confirmed; needs `FEATURE_HELD`."""
 
     request_id: int
     ledger_id: int
@@ -165,20 +165,20 @@ class Follow(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Widen the window of a read by `size` bytes: as much was taken."""
+    """Widen the window of a read by `size` bytes, which the reader took."""
 
     request_id: int
     size: int
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for the answer any more."""
+    """Stop a request: no one waits for its answer any more."""
 
     request_id: int
 
 
 class Ping(NamedTuple):
-    """Asks whether the other side still lives; `token` comes back in the PONG."""
+    """Ask the other side for a sign of life; `token` comes back in the PONG."""
 
     token: int
 
@@ -190,7 +190,7 @@ class Pong(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The answer to HELLO: who answers, and which features both speak."""
+    """The answer to HELLO: the bookie, and the features that both sides have."""
 
     version: int
     features: int
@@ -199,13 +199,13 @@ class Welcome(NamedTuple):
 
 
 class Durable(NamedTuple):
-    """Adds and LACs that are on disk now."""
+    """Requests whose entries and LACs are on disk now."""
 
     request_ids: Sequence[int]
 
 
 class Failed(NamedTuple):
-    """The answer to a request that was not carried out; id 0: the connection ends for it."""
+    """The answer to a request that was not carried out; id 0: the connection ends."""
 
     request_id: int
     status: int
@@ -229,7 +229,7 @@ class Held(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Entries that were asked for; `is_last`: there are no more."""
+    """Entries of a read; `is_last`: there are no more."""
 
     request_id: int
     frames: Sequence[Buffer]
@@ -253,12 +253,12 @@ Message: TypeAlias = _WithoutPayload | Held | Add | Durable | Chunk | Update
 
 
 def cost_of(message: Chunk | Update) -> int:
-    """Return what a message takes of its reader's window."""
+    """Return the bytes that a message takes of its reader's window."""
     return MESSAGE_BYTES + total_bytes(message.frames)
 
 
 class Header(NamedTuple):
-    """What a frame's header says, checked against what its kind may have."""
+    """The contents of a frame's header, checked against the limits of its kind."""
 
     kind: Kind
     flags: int
@@ -268,7 +268,7 @@ class Header(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """What a kind's frames may look like: bytes of fields and of payload, flags in use."""
+    """The limits of a kind's frames: bytes of fields and of payload, flags in use."""
 
     kind: Kind
     fields_min: int
@@ -322,7 +322,7 @@ ANYTHING: Expected = {
 
 
 def kinds(*kinds: Kind) -> Expected:
-    """Return that any of `kinds` may come."""
+    """Return the shapes of `kinds`: only these may come."""
     return {kind: ANYTHING[kind] for kind in kinds}
 
 
@@ -341,7 +341,7 @@ def encode(message: Message) -> list[Buffer]:
 def encode_add(
     first_request_id: int, frames: Sequence[Frame], *, is_recovery: bool
 ) -> list[Buffer]:
-    """Return the frame of an ADD, whose entries may lie in parts."""
+    """Return the frame of an ADD, whose entries may be in parts."""
     return _with_frames(Kind.ADD, is_recovery, first_request_id, b"", frames)
 
 
@@ -442,7 +442,7 @@ def _with_frames(
 
 
 def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
-    """Read the header at `offset`, and refuse what no frame of its kind can be.
+    """Read the header at `offset`, and refuse one that its kind cannot have.
 
     Raises:
         WireError: a kind that is not expected, wrong flags or sizes.
@@ -464,7 +464,7 @@ def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
 def _header_error(
     expected: Expected, magic: int, number: int, flags: int, fields_bytes: int, payload_bytes: int
 ) -> WireError:
-    """Return what is wrong with a header."""
+    """Return the error of a header."""
     if magic != _MAGIC:
         return WireError(f"not a frame: it begins with {magic:#06x}, expected {_MAGIC:#06x}")
     if number not in expected:

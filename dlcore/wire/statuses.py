@@ -1,7 +1,7 @@
-"""Statuses on the wire: what a bookie answers about one request.
+"""Statuses on the wire: the outcome of a request that was not carried out.
 
-Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are a proven "no"; a status that is not known here, and
-everything from STORAGE_ERROR on, is "unknown".
+Only NO_SUCH_LEDGER and NO_SUCH_ENTRY are a proven "no".  A status that this release does not know,
+and everything from STORAGE_ERROR on, is "unknown".
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _STATUSES: dict[type, Status] = {
 
 
 def error_of(status: int, detail: str) -> BookieError:
-    """Return the error that `status` stands for; one that is not known here is "unknown"."""
+    """Return the error of `status`; a status that this release does not know is "unknown"."""
     error = _ERRORS.get(status)
     if error is None:
         return BookieStorageError(f"unknown status {status}: {detail}")
@@ -69,7 +69,7 @@ def error_of(status: int, detail: str) -> BookieError:
 
 
 def status_of(error: BaseException) -> tuple[Status, str]:
-    """Return the status and detail that tell a client about `error`; by default STORAGE_ERROR."""
+    """Return the status and detail that stand for `error`; by default STORAGE_ERROR."""
     for kind in type(error).__mro__:
         status = _STATUSES.get(kind)
         if status is not None:
