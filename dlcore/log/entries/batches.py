@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from dlcore.records import EntryPlace
 
 RECORD_OVERHEAD_BYTES = 12
-"""What a record costs in an entry beyond its payload: its transaction id and its offset."""
+"""Bytes of a record in an entry beyond its payload: its transaction id and its offset."""
 
 _ROWS_PER_BATCH = 64 * 1024
-"""A table is taken in batches of so many rows at most."""
+"""A table is split into batches of at most this many rows."""
 
 _FEW_RECORDS = 100
-"""Up to so many are summed faster without numpy."""
+"""Up to this many numbers are summed faster without numpy."""
 
 
 @cache
@@ -60,8 +60,8 @@ def read_schema() -> pa.Schema:
 def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
     """Return a batch of the byte log's schema.
 
-    Only buffers are handed to Arrow, since its own conversion would load pandas: at a program's
-    first large entry, everything else on its event loop would wait for that.
+    Arrow gets finished buffers, since its own conversion would load pandas, and at a program's
+    first large entry the whole event loop would wait for that.
     """
     binary = [None, pa.py_buffer(ends_of(payloads)), pa.py_buffer(b"".join(payloads))]
     columns = [
@@ -72,7 +72,7 @@ def batch_of(txids: Sequence[int], payloads: Sequence[bytes]) -> pa.RecordBatch:
 
 
 def ends_of(payloads: Sequence[bytes]) -> Any:
-    """Return, as the memory of 32-bit numbers, where each payload starts, and the last one ends."""
+    """Return the start of each payload and the end of the last, as memory of 32-bit numbers."""
     if len(payloads) <= _FEW_RECORDS:
         return array("i", accumulate(map(len, payloads), initial=0))
     ends = np.zeros(len(payloads) + 1, np.int32)
@@ -115,7 +115,7 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
 
 
 def batches_from(table: Any) -> list[pa.RecordBatch]:
-    """Return the rows of Arrow's table, of a frame, or of what exports Arrow's stream.
+    """Return the rows of an Arrow table, a data frame, or an object that exports Arrow's stream.
 
     Raises:
         ConfigurationError: it is none of these.
@@ -177,7 +177,7 @@ def check_txids(batch: pa.RecordBatch, *, last_txid: int) -> tuple[int, int]:
 
 
 def numbers_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return 64-bit integers over their memory: Arrow's own conversion would load pandas."""
+    """Return 64-bit integers without a copy; Arrow's own conversion would load pandas."""
     if not len(column):
         return np.zeros(0, np.int64)
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
@@ -196,7 +196,7 @@ def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError
 
 
 def payload_offsets(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return where each payload starts, and where the last one ends, from 0."""
+    """Return the start of each payload and the end of the last, counted from 0."""
     payload = batch.column(1)
     buffer = payload.buffers()[1]
     if buffer is None or batch.num_rows == 0:
@@ -206,7 +206,7 @@ def payload_offsets(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]
 
 
 def cut(batch: pa.RecordBatch, *, entry_bytes: int) -> list[tuple[pa.RecordBatch, int]]:
-    """Cut a byte log's batch into slices as `cut_by` does.
+    """Cut a byte log's batch into slices like `cut_by`.
 
     Raises:
         LogRecordTooLongError: a record is larger than any entry may be.

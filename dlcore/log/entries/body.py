@@ -2,14 +2,14 @@
 
 Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid
 i64 | last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 |
-stamp bytes u64.  The stamp stands between header and batch, and says which producers' records
-follow (`dlcore.log.entries.stamp`); most entries have none.  With the flag `_TXID_ASSIGNED` every
-record has the header's first txid, whatever the batch says: staged records get theirs when they
-are committed, long after they were encoded.  `_COMPRESSED` says that the batch's buffers are.
+stamp bytes u64.  The stamp is between header and batch, and says which producers' records follow
+(`dlcore.log.entries.stamp`); most entries have none.  With the flag `_TXID_ASSIGNED` every record
+has the header's first txid, whatever the batch says: staged records get theirs at the commit, long
+after they were encoded.  `_COMPRESSED` says that the batch's buffers are compressed.
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
-Arrow's own.  Schema id 0 is that of a byte log, `byte_log_schema`; others are versions of the
-log's own schema (`dlcore.log.typed.schema`), which begins with the column of transaction ids too.
+Arrow's own.  Schema id 0 is that of a byte log, `byte_log_schema`; other ids are versions of the
+log's own schema (`dlcore.log.typed.schema`), which also begins with the column of transaction ids.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def byte_log_schema() -> pa.Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryHeader:
-    """What positioning needs to know of an entry, without decoding its batch."""
+    """The contents of an entry's header, by which it is found without decoding its batch."""
 
     record_count: int
     first_txid: int
@@ -74,7 +74,7 @@ def encode_entry(
 ) -> list[BytesLike]:
     """Return the parts of an entry's body: its header, its stamp and the serialized `batch`.
 
-    `batch` has the schema of that id, and at least one record.
+    `batch` has the schema of `schema_id`, and at least one record.
     """
     assert batch.num_rows > 0
     message, is_compressed = compressor.message(batch, typed=schema_id != BYTES_SCHEMA_ID)
@@ -102,7 +102,7 @@ def encode_entry_header(
     compressed: bool = False,
     stamp: bytes = b"",
 ) -> bytes:
-    """Return what stands before the batch in an entry's body."""
+    """Return the bytes before the batch in an entry's body."""
     header = _HEADER.pack(
         _VERSION,
         _COMPRESSED if compressed else 0,
@@ -167,15 +167,15 @@ def batch_message_of(body: BytesLike, header: EntryHeader) -> memoryview:
 def move_entry(
     body: BytesLike, *, records_before: int, floor_ms: int, assigned_txid: int | None
 ) -> list[BytesLike]:
-    """Return the parts of an entry's body for another extent, in which the same records follow.
+    """Return the parts of an entry's body for another extent, with the same records.
 
-    What the extent it comes from says of its records is said by the entry itself then.
+    The new entry itself says what the old extent said about its records.
 
     Args:
-        body: of the entry as it was read.
+        body: the body of the entry as it was read.
         records_before: how many records precede it in the other extent.
         floor_ms: the records' timestamp is at least this.
-        assigned_txid: the transaction id of all its records; None for their own.
+        assigned_txid: the transaction id of all its records; None: they keep their own.
 
     Raises:
         InvalidEntryError: not an entry of this version.
@@ -202,15 +202,16 @@ def decode_entry_batch(
     schemas: EntrySchemas | None = None,
     columns: Set[str] | None = None,
 ) -> pa.RecordBatch:
-    """Return the batch of an entry's body, as views into it where it is not compressed.
+    """Return the batch of an entry's body, as views into it if it is not compressed.
 
-    Its transaction ids are those of the header where that assigns them.  Of a typed log, whose
-    `schemas` must be given, it has the version of the schema that it was written with.  Of what is
-    compressed only the transaction ids and `columns` are there, and cost something; None: all.
+    The transaction ids are those of the header if it assigns them.  `schemas` must be given for a
+    typed log; the batch has the version of the schema that it was written with.  If the batch is
+    compressed, only the transaction ids and `columns` are decompressed and returned; None: all
+    columns.
 
     Raises:
-        InvalidEntryError: the batch does not parse, or is not what its header says, or of a schema
-            that the log does not have.
+        InvalidEntryError: the batch does not parse, contradicts its header, or has a schema that
+            the log does not have.
     """
     schema = byte_log_schema()
     if header.schema_id != BYTES_SCHEMA_ID:
@@ -237,8 +238,8 @@ def decode_entry_batch(
 def _decompressed(
     message: memoryview, schema: pa.Schema, columns: Set[str] | None
 ) -> pa.RecordBatch:
-    # Only a stream can be told which columns to read, and to start no threads, which would cost
-    # more than an entry's columns take; so the message is copied into one.
+    # Only the reader of a stream can select columns and do without threads, which would cost more
+    # than the columns of an entry.  Therefore the message is copied into a stream.
     wanted = None
     if columns is not None:
         wanted = [0, *(n for n, name in enumerate(schema.names) if n and name in columns)]
@@ -264,8 +265,8 @@ def present_txid(*, now_ms: int, last_txid: int) -> int:
 
 
 def over(numbers: np.ndarray[Any, np.dtype[np.int64]] | array[int], kind: pa.DataType) -> pa.Array:
-    """Return an Arrow array over the memory of `numbers`, which are of the width of `kind`.
+    """Return an Arrow array over the memory of `numbers`, whose width is that of `kind`.
 
-    Arrow's own conversions cost as much as all else that is done per entry, and load pandas.
+    Arrow's own conversions cost as much as all other work per entry, and load pandas.
     """
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])

@@ -1,13 +1,12 @@
-"""The Arrow message of records that were written one by one, put together and taken apart without
-Arrow.
+"""The Arrow message of records that were written one by one, encoded and decoded without Arrow.
 
-A busy writer's entries hold a few records each, and for these Arrow's conversions cost more than
-all else that is done before they are sent, and most of what brings them to a reader that waits: not
-by what they compute, but because their code is never in the processor's caches by then.
-Such messages differ in their body, and in the numbers of their metadata that follow from how many
-records there are and how long they are together.  Where these stand is found out from messages that
-Arrow made, and what comes out is compared with what Arrow makes.  Where they are not the same
-bytes, Arrow is asked each time.
+A busy writer's entries hold a few records each.  For these, Arrow's conversions cost more than all
+other work before the entry is sent, and most of the time until a waiting reader has it.  The reason
+is not the computation: Arrow's code is never in the processor's caches by then.
+Such messages differ in their body, and in the numbers of their metadata that follow from the count
+of records and their total length.  The places of these numbers are learned from messages that Arrow
+made, and the results are compared with Arrow's.  If they are not the same bytes, Arrow makes each
+message itself.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import BytesLike
 
 PARSED_RECORDS_MAX = 100
-"""More are taken apart by Arrow at least as fast."""
+"""Arrow decodes more records than this at least as fast."""
 _ALIGNED_BYTES = 8
 _TXID_BYTES = 8
 _END_BYTES = 4
 _WORD = struct.Struct("<q")
 _COMPARED = ((1, 0), (1, 1), (1, 7), (1, 70_000), (2, 9), (3, 777), (100, 1024), (1001, 5))
-"""How many records of how many bytes: so that no two numbers are the same in all of them."""
+"""Counts and sizes of sample records, chosen so that no two numbers are equal in all of them."""
 
 
 class _Layout(NamedTuple):
-    """The numbers that follow from how many records there are, and how long they are together."""
+    """The numbers that follow from the count of records and their total length."""
 
     body_bytes: int
     record_count: int
@@ -63,23 +62,23 @@ class PlainRecords(NamedTuple):
 
     txids: Sequence[int]
     ends: Sequence[int]
-    """Where in `payloads` each begins, and where the last one ends."""
+    """The start of each payload in `payloads`, and the end of the last."""
     payloads: memoryview
 
     def records(self, place: EntryPlace, first_slot: int) -> list[LogRecordWithDLSN]:
-        """Return them from one slot on."""
-        payloads = bytes(self.payloads)  # of bytes, slices are cheap
+        """Return the records from `first_slot` on."""
+        payloads = bytes(self.payloads)  # slices of bytes are cheap
         found = [payloads[start:end] for start, end in pairwise(self.ends[first_slot:])]
         slots = range(first_slot, len(self.txids))
         return list(map(LogRecordWithDLSN, self.txids[first_slot:], found, slots, repeat(place)))
 
 
 class PlainFormat:
-    """What all messages of plain records have in common; made by `learn`."""
+    """The common part of all messages of plain records; made by `learn`."""
 
     def __init__(self, words: Sequence[int], places: Sequence[tuple[int, int]]) -> None:
         self._words = words
-        self._places = places  # a word of the metadata, and which number of a layout it is
+        self._places = places  # indices of words in the metadata, and of numbers in a layout
         self._head = struct.Struct(f"<{len(words)}q")
         self._size_at = next(
             (_WORD.size * at for at, number in places if number == _PAYLOAD_BYTES), 0
@@ -89,7 +88,7 @@ class PlainFormat:
     def learn(
         cls, serialize: Callable[[Sequence[int], Sequence[bytes]], bytes]
     ) -> PlainFormat | None:
-        """Return the format of what `serialize` makes of records, None if it is another one."""
+        """Return the format of the messages of `serialize`; None if it is not of this kind."""
         layouts = [_Layout.of(count, count * size) for count, size in _COMPARED]
         records = [(range(count), [b"\xff" * size] * count) for count, size in _COMPARED]
         messages = [serialize(*each) for each in records]
@@ -124,7 +123,7 @@ class PlainFormat:
         return [head, payload, bytes(-len(payload) % _ALIGNED_BYTES)]
 
     def parse(self, message: memoryview, count: int) -> PlainRecords | None:
-        """Return the `count` records of a message; None if it is another one than these."""
+        """Return the `count` records of a message; None if it has another format."""
         size = self._head.size
         if len(message) < size:
             return None
@@ -158,5 +157,5 @@ def _serialize(txids: Sequence[int], payloads: Sequence[bytes]) -> bytes:
 
 @cache
 def plain_format() -> PlainFormat | None:
-    """Return the format of this Arrow's messages; None if it makes others."""
+    """Return the format of this Arrow's messages; None if it has another one."""
     return PlainFormat.learn(_serialize)

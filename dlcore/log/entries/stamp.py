@@ -1,13 +1,13 @@
-"""The stamp of an entry: whose records it holds, if producers that number theirs sent them.
+"""The stamp of an entry: which producers its records come from, if producers numbered them.
 
-A stamp stands between an entry's header and its batch; readers skip it.  It is positional msgpack,
+A stamp is between an entry's header and its batch; readers skip it.  It is positional msgpack,
 filled up with zeros to a multiple of eight bytes:
 
 * `snapshot`, the entry of the segment that has the newest snapshot of the producers, perhaps this
-  one; so who finds the last entry of a segment knows from where on to read.
-* `rows`, if this entry has it: all producers, as they were before this entry.
+  one.  By the last entry of a segment it is known where to start reading.
+* `rows`, if this entry has a snapshot: all producers, as they were before this entry.
 * `claims`: incarnations of producers that are new since the snapshot.
-* `runs`: of which producer some records of this entry are, in their order.
+* `runs`: the producers of the entry's records, in the order of the records.
 
 Producers have names, and short numbers within a segment.  Each of their records has a sequence, one
 higher than the one before.
@@ -24,22 +24,22 @@ from dlcore.errors import InvalidEntryError
 _ALIGNMENT = 8
 PRODUCER_NAME_BYTES_MAX = 100
 GENERATED_PREFIX = "_"
-"""Names of producers that begin so were made for one writer, and are soon forgotten."""
+"""Names of producers that begin with this were made for one writer, and are soon forgotten."""
 TOKEN_BYTES = 8
 PRODUCERS_KEPT_MS = 7 * 24 * 3600 * 1000
-"""A log forgets those that wrote nothing for so long."""
+"""A log forgets producers that wrote nothing for this long."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 LastSequence: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-"""Of a record of a producer; -1 is before the first one."""
+"""The sequence of a producer's record; -1 is before the first one."""
 Token: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One incarnation of a producer, which may write from sequence `base` on.
 
-    A higher epoch fences those below.  The token is random: two incarnations that were given the
-    same epoch, by owners that knew nothing of each other, differ in it.
+    A higher epoch fences the lower ones.  The token is random: two incarnations that got the same
+    epoch, from owners that did not know of each other, differ in it.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=PRODUCER_NAME_BYTES_MAX)]
@@ -62,7 +62,7 @@ class ProducerRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StampedClaim(msgspec.Struct, frozen=True, array_like=True):
-    """A producer, or an incarnation of it, that the log knows from here on."""
+    """A producer, or an incarnation of one, that the log knows from this entry on."""
 
     number: Count
     name: str
@@ -81,7 +81,7 @@ class StampedRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """What an entry says of producers; with `rows` None it has no snapshot."""
+    """An entry's information about producers; with `rows` None it has no snapshot."""
 
     snapshot: Count
     rows: tuple[ProducerRow, ...] | None = None
@@ -89,10 +89,10 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     runs: tuple[StampedRun, ...] = ()
 
     def encode(self) -> bytes:
-        """Return it as bytes, a multiple of eight."""
+        """Return the stamp as bytes, a multiple of eight."""
         data = msgspec.msgpack.encode(self)
         size = 2 + len(data)
-        # How much of the padding is none of it comes first, since msgpack takes no rest.
+        # The length of the padding comes first, since msgpack refuses trailing bytes.
         padding = -size % _ALIGNMENT
         return padding.to_bytes(2, "big") + data + bytes(padding)
 
@@ -104,7 +104,7 @@ def decode_stamp(data: memoryview) -> Stamp:
     """Parse the stamp of an entry.
 
     Raises:
-        InvalidEntryError: it is none.
+        InvalidEntryError: the bytes are no stamp.
     """
     padding = int.from_bytes(data[:2], "big")
     try:

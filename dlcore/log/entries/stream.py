@@ -1,8 +1,8 @@
-"""Byte streams over logs: each record holds some bytes, and its transaction id says where they end.
+"""Byte streams over logs: the transaction id of each record is the position where its bytes end.
 
-So the records follow each other without gap or overlap from byte 0 on, and a position in the stream
-is found as a transaction id is.  Once the log is truncated its first bytes are gone, and the others
-keep their positions.
+The records follow each other without gap or overlap from byte 0 on, so a position in the stream is
+found like a transaction id.  After a truncation the first bytes are gone, and the others keep their
+positions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def cut(data: memoryview, position: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the records of bytes that begin at `position`: where each ends, and its bytes."""
+    """Yield the records of bytes that begin at `position`: the end of each, and its bytes."""
     for start in range(0, len(data), RECORD_SIZE_BYTES_MAX):
         chunk = bytes(data[start : start + RECORD_SIZE_BYTES_MAX])
         yield position + start + len(chunk), chunk
 
 
 def bytes_of(batch: pa.RecordBatch, log: str) -> tuple[int, memoryview]:
-    """Return where the bytes of some records begin, and the bytes, which are not copied.
+    """Return the position of the first byte of some records, and their bytes without a copy.
 
     Raises:
-        UnexpectedError: their transaction ids do not say where they end: it is no byte stream.
+        UnexpectedError: a transaction id is not where its record ends: the log is no byte stream.
     """
     value = batch.column("value")
     _, offsets, data = value.buffers()
