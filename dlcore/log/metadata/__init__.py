@@ -1,1 +1,1 @@
-"""Metadata of logs, and every change of it, planned and then applied."""
+"""Metadata of logs, and all changes of it, which are planned and then applied."""

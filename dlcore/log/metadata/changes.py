@@ -1,16 +1,17 @@
-"""Every change of a log's metadata, planned: from the head read to the operations of one multi.
+"""Plans every change of a log's metadata: from the head as read to the operations of one multi.
 
-Rules that hold for all of them:
+Rules that hold for all changes:
 
 - Each change puts the head with the version that was read.  That version is the log's only
   compare-and-set token: of two plans made from one head, one is applied.
 - At most the last segment is in progress, and only its last extent may be open.
 - A segment that ends without any entry is forgotten and its number used again, so that numbers stay
   consecutive.
-- What a change reads, writes and computes does not depend on how much the log holds.  Final extents
-  leave the head for a chunk, in the transaction that would make them too many.
+- The reads, writes and computation of a change do not depend on how much the log holds.  When the
+  head has too many final extents, the same transaction moves them to a chunk.
 
-Nothing here does I/O.  `LogStore` applies the operations; a lost reply is classified there.
+Nothing here does I/O.  `LogStore` applies the operations and finds out the outcome after a lost
+reply.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Operations of one multi, and the log's head once they are applied."""
+    """Operations of one multi, and the log's head after they are applied."""
 
     ops: tuple[Op, ...]
     after: VersionedHead
@@ -82,7 +83,7 @@ class SegmentLimits:
         )
 
     def is_reached(self, *, size_bytes: int, age_ms: int) -> bool:
-        """Return whether what has this size and age gets nothing more."""
+        """Return whether a segment of this size and age takes nothing more."""
         return size_bytes >= self.size_bytes_max or age_ms >= self.age_max_ms
 
     def is_full(self, segment: OpenSegment, *, size_bytes: int, now_ms: int) -> bool:
@@ -93,7 +94,7 @@ class SegmentLimits:
 
 
 class _Draft:
-    """A change being put together: the head as it will be, and the other nodes to write."""
+    """A change under construction: the future head, and the other nodes to write."""
 
     def __init__(self, paths: LogPaths, at: VersionedHead) -> None:
         self._paths = paths
@@ -108,7 +109,7 @@ class _Draft:
 
     @property
     def segment(self) -> OpenSegment | None:
-        """The segment in progress, but for its tail."""
+        """The segment in progress, without its tail."""
         return self.head.segment
 
     @property
@@ -206,7 +207,7 @@ class _Draft:
 def plan_create(
     paths: NamespacePaths, log: LogMetadata, settings: LogSettings, schema: LogSchema | None = None
 ) -> tuple[Op, ...]:
-    """Return the operations that create an empty log, with a schema if it is a typed one."""
+    """Return the operations that create an empty log, with a schema if it is typed."""
     assert log.typed is (schema is not None)
     own = paths.log_of(log.log_id)
     return (
@@ -225,9 +226,10 @@ def plan_settings(
     *,
     known: LogSettings | None = None,
 ) -> tuple[Op, ...]:
-    """Return the operations that store a log's settings, where `node` holds those it had.
+    """Return the operations that store a log's settings; `node` holds the old ones.
 
-    Where that is damaged, `known` are those that are told of it by the list of logs.
+    `known` replaces the old settings if the node is damaged: as much as the list of retained logs
+    says.
     """
     path = paths.log_of(log.log_id).settings
     value = encode(StoredSettings(settings=settings))
@@ -259,7 +261,7 @@ def plan_start(
     """Start the next segment with an open extent over `ledger_id`; complete the one in progress.
 
     `closing` is the final form of the open extent of the segment in progress.  Without it, and with
-    `limits`, what is in progress and not full goes on with the extent.
+    `limits`, a segment in progress that is not full is continued with the new extent.
 
     Raises:
         EndOfStreamError: the log is sealed.
@@ -299,15 +301,15 @@ def plan_complete(
     """Complete the segment in progress, if there is one, and `seal` the log.
 
     Args:
-        paths: the log's.
+        paths: the log's paths.
         at: the log as it was read.
         now_ms: the present time.
         closing: the final form of the segment's open extent, if it has one that holds entries.
         empty_ledger_id: a closed ledger without entries: an open extent over it is dropped.
-        seal: let nothing follow.
+        seal: whether to seal the log.
 
     Raises:
-        UnexpectedError: there is an open extent of which the caller says nothing.
+        UnexpectedError: there is an open extent, and neither argument names it.
     """
     draft = _Draft(paths, at)
     _complete_last(draft, closing, now_ms=now_ms, empty_ledger_id=empty_ledger_id)
@@ -335,7 +337,7 @@ def _complete_last(
 
 
 def _close_last(draft: _Draft, closing: Extent) -> None:
-    """Put the final form of the open extent in its place."""
+    """Replace the open extent by its final form."""
     extent = draft.tail.pop()
     assert (extent.is_open, extent.ledger_id) == (True, closing.ledger_id)
     draft.append(closing)
@@ -361,7 +363,7 @@ def plan_append(
 ) -> tuple[Change, DLSN, DLSN]:
     """Append staged `extents` in the given order; return the change and the range of positions.
 
-    With `replaces` all that the log held before is truncated in the same change.
+    With `replaces` the same change truncates everything that the log held before.
 
     Raises:
         EndOfStreamError: the log is sealed.
@@ -416,7 +418,7 @@ def _extent_of(log: str, staged: StagedExtent, head: LogHead, *, now_ms: int) ->
 
 
 def plan_empty(paths: LogPaths, at: VersionedHead) -> tuple[Op, ...]:
-    """Return the operations that truncate all that a log holds, as an append of nothing would.
+    """Return the operations that truncate everything in a log: a replacing append of no records.
 
     Raises:
         EndOfStreamError: the log is sealed.
@@ -427,7 +429,7 @@ def plan_empty(paths: LogPaths, at: VersionedHead) -> tuple[Op, ...]:
 
 
 def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | None:
-    """Truncate all below `dlsn`, which is not beyond the log's end; None: nothing changes."""
+    """Truncate everything below `dlsn`, which is not beyond the log's end; None: no change."""
     head = at.head
     if head.segment is None and dlsn == head.end_dlsn and head.max_lssn:
         dlsn = DLSN(head.max_lssn + 1, 0, 0)
@@ -439,10 +441,10 @@ def plan_truncate(paths: LogPaths, at: VersionedHead, dlsn: DLSN) -> Change | No
 
 
 def plan_reset_txid(paths: LogPaths, at: VersionedHead, txid: int) -> Change | None:
-    """Let transaction ids follow `txid`, in a log that has no record any more; None: they do.
+    """Let transaction ids follow `txid`, in a log without records; None: they do already.
 
     Raises:
-        ConfigurationError: there are records, which a lower one could not follow, or a writer.
+        ConfigurationError: there are records, which no lower id could follow, or a writer.
     """
     head = at.head
     if head.open_extent is not None:
@@ -464,9 +466,9 @@ def plan_reset_txid(paths: LogPaths, at: VersionedHead, txid: int) -> Change | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A chunk of a segment that goes, or what is left of the segment once its chunks are gone.
+    """A chunk of a segment to remove, or the rest of the segment after its chunks are removed.
 
-    `chunk` is None for the latter, whose node exists if the segment is completed or had chunks.
+    For the rest `chunk` is None; its node exists if the segment is completed or had chunks.
     """
 
     lssn: int
@@ -479,9 +481,9 @@ class Piece:
 def plan_remove(
     paths: LogPaths, at: VersionedHead, pieces: Sequence[Piece], releases: Sequence[Op]
 ) -> Change:
-    """Remove the first pieces of the log, which are truncated or of a deleted log.
+    """Remove the first pieces of the log, which are truncated or belong to a deleted log.
 
-    `releases` are the operations that give up the ledgers of their extents.
+    `releases` are the operations that release the ledgers of their extents.
     """
     head = at.head
     lssn, chunk, segment = head.first_lssn, head.first_chunk, head.segment
@@ -513,9 +515,9 @@ def plan_remove(
 
 
 def plan_delete(paths: NamespacePaths, log: LogMetadata, at: VersionedHead) -> tuple[Op, ...]:
-    """Return the operations that make a log unusable and its name free; the writer lock is ours.
+    """Return the operations that delete a log and free its name; the caller holds the writer lock.
 
-    What the log holds is removed later, from the place where deleted logs are listed.
+    The log's ledgers and nodes are removed later, by the list of deleted logs.
 
     Raises:
         LogRenamedError: the log has another name than `log` says.
@@ -536,8 +538,8 @@ def plan_rename(
 ) -> tuple[LogMetadata, tuple[Op, ...]]:
     """Return the log under its new name, and the operations that give it this name.
 
-    All else of the log lies below its id.  The head tells the name to who knows the log by an older
-    one; and of two changes of the name that are planned from one head, one is applied.
+    Everything else of the log is stored below its id.  Clients that know the log by an older name
+    find the new one in the head.  If two renames are planned from one head, one of them is applied.
 
     Raises:
         LogRenamedError: the log has another name than `log` says.

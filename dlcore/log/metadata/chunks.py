@@ -1,4 +1,4 @@
-"""Reading the chunks of a segment, many at once, by the numbers that each stands for."""
+"""Reads the chunks of a segment, many at once, by the numbers that each covers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class ChunkMissingError(Exception):
-    """The segment has not the chunks that were asked for: it has changed since.
+    """The segment does not have these chunks: it has changed since.
 
-    Never leaves the log layer.
+    This error never leaves the log layer.
     """
 
 
 async def read_chunks(
     store: MetadataStore, paths: LogPaths, lssn: int, numbers: range, *, at_once: int = 500
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """Yield the chunks that stand for `numbers`, each with its own number.
+    """Yield the chunks that cover `numbers`, each with its own number.
 
-    They are read `at_once`; who needs no more leaves off.
+    `at_once` chunks are read in one request; the caller may stop early.
 
     Raises:
-        ChunkMissingError: one of them is not there, or the last one stands for more.
-        CorruptMetadataError: one of them does not parse.
+        ChunkMissingError: a chunk is missing, or the last one covers further numbers.
+        CorruptMetadataError: a chunk does not parse.
     """
     number = numbers.start
     while number < numbers.stop:

@@ -1,20 +1,20 @@
 """The decision to commit, skip or refuse an append, from the record of its identity.
 
 An identity's versions go up.  Within one version an appender may append several times, one after
-the other: the n-th append of a run has the ordinal n.  Who repeats a version, after a crash, does
-so in another run, from ordinal 1 on, in the same order; what is at or below the number of ordinals
-committed is skipped, the rest appended.  So each append of a version is committed once, wherever
-the runs before it ended.
+the other: the n-th append of a run has the ordinal n.  An appender that repeats a version after a
+crash does so in another run, from ordinal 1 on, in the same order.  Its appends up to the number of
+committed ordinals are skipped, and the rest is appended.  Therefore each append of a version is
+committed once, wherever the earlier runs ended.
 
 That holds while the appends of a run have an order, and one run at a time appends.  Both are
-watched: two appends of a run that overlap, or that threads made which have no order, make the
-version `CONFLICTING` for good, because a repetition could take one for the other; and a run that
-another one has followed is `SUPERSEDED`.
+checked.  If two appends of a run overlap, or come from threads without an order, the version is
+`CONFLICTING` for good, because a repetition could take one for the other.  A run that another one
+has followed is `SUPERSEDED`.
 
-Skipping loses records in silence where the appender is not who it was: one that goes on from an old
-or copied state gives numbers that are taken to other records.  An appender that repeats nothing but
-its latest version, to the logs that it wrote to before, says to which logs it appends.  Then an
-older version is `OLDER`, and the latest one to none of the version's logs is `ELSEWHERE`.
+Skipping would lose records silently if the appender were another one: one that continues from an
+old or copied state uses numbers that were taken by other records.  An appender that only repeats
+its latest version, to the same logs, says to which logs it appends.  Then an older version is
+`OLDER`, and the latest one to none of the version's logs is `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,22 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 RUNS_REMEMBERED_MAX = 16
-"""Runs of one version that a record remembers as followed by another; older ones are long dead."""
+"""Superseded runs of one version that a record remembers; older runs are long dead."""
 LOGS_REMEMBERED_MAX = 2_000
-"""Logs of one version that a record remembers; of one with more it cannot be told what is new."""
+"""Logs of one version that a record remembers; with more of them new logs cannot be recognized."""
 _DIGEST_BYTES = 4
-"""Of a log's id.  Two that are equal by chance let one append in 2**32 be skipped after all."""
+"""Bytes of the digest of a log's id.  Equal digests by chance skip one append in 2**32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRun(ShownFields):
-    """One life of an appender, and when in it an append began.
+    """One life of an appender, and when one of its appends began.
 
-    `token` is unique to the life. `begun_ns` is what the monotonic clock of the machine that
-    commits showed before anything of the append was done: an append that begins before the one
-    before it commits overlaps it.  `thread` names what made the append, in an order of its own:
-    appends of different threads come now in one order, now in another, also where none overlap.
-    Where another machine commits for the appender, `commits_ns` is what the appender's clock showed
-    when it asked for that.
+    `token` is unique to the life.  `begun_ns` is the monotonic clock of the committing machine
+    before any work of the append.  An append that begins before the previous one commits overlaps
+    it.  `thread` names the thread of the append and its ordinal there: appends of different threads
+    have no fixed order, even if none overlap.  If another machine commits for the appender,
+    `commits_ns` is the appender's clock at the time of that request.
     """
 
     token: str
@@ -61,7 +60,7 @@ class AppendRun(ShownFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitStatus(ShownFields):
-    """The last commit of an appender: its identity, the version, how many appends of it, when."""
+    """The last commit of an appender: its identity, version, number of appends, and time."""
 
     identity: str
     version: int
@@ -71,11 +70,11 @@ class CommitStatus(ShownFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStaging(ShownFields):
-    """Where appends of several identities find what was staged for all of them, in shared ledgers.
+    """The shared ledgers in which records are staged for appends of several identities.
 
-    `identity` is that of the staging writers.  `round` tells which appends may run side by side:
-    all of one round are decided or given up when the next one begins.  So what a dead process
-    staged is kept from the round that finds it so until the next one.
+    `identity` is the identity of the staging writers.  `round` groups the appends that may run side
+    by side: all of one round are decided or given up when the next one begins.  Therefore the
+    staged records of a dead process are kept from the round that finds it dead until the next one.
     """
 
     identity: str
@@ -87,23 +86,23 @@ class SharedStaging(ShownFields):
 
 
 class Verdict(enum.Enum):
-    """What becomes of an append."""
+    """The outcome of an append."""
 
     APPEND = "append"
     SKIP = "skip"
     KNOWN = "known"
-    """The record was written by this very append: what it tried last is done."""
+    """The record was written by this very append: its last attempt succeeded."""
     CONFLICTING = "conflicting"
     SUPERSEDED = "superseded"
     OLDER = "older"
     ELSEWHERE = "elsewhere"
     AHEAD = "ahead"
-    """It follows another version than the last one committed."""
+    """It follows another version than the last committed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The verdict, and the record to write with it; None leaves the record as it is."""
+    """The verdict, and the record to write with it; None: the record does not change."""
 
     verdict: Verdict
     record: CommitRecord | None = None
@@ -122,14 +121,14 @@ def decide(
     """Decide about an append.
 
     Args:
-        record: what is stored for its identity.
-        version: which version it belongs to.
-        token: unique to the append, over all its attempts.
-        run: the run it belongs to; None for an appender that appends a version once.
+        record: the stored record of its identity.
+        version: the version that it belongs to.
+        token: unique to the append, the same in all its attempts.
+        run: the run that it belongs to; None for an appender that appends a version once.
         now_ns: the clock of `AppendRun.begun_ns`.
-        logs: the ids of those it appends to, if the appender repeats its latest version only,
-            and to the same logs; None for one of which that is not known.
-        after: the version that must be the last one committed, -1 for none, if that matters.
+        logs: the ids of the logs that it appends to, if the appender repeats only its latest
+            version, and to the same logs; None if that is not known.
+        after: the version that must be the last committed one, -1 for none; None: any.
     """
     if record is None or version > record.version:
         is_next = after in (None, -1 if record is None else record.version)
@@ -199,7 +198,7 @@ def _join(joined: bytes | None, logs: Collection[str] | None) -> bytes | None:
 
 
 def _are_others(joined: bytes | None, logs: Collection[str] | None) -> bool:
-    """Whether an append has logs, and none of them is among those of the version."""
+    """Return whether an append has logs, and none of them is among those of the version."""
     if joined is None or not logs:
         return False
     return _split(joined).isdisjoint(_digests(logs))

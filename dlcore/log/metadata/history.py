@@ -1,7 +1,7 @@
-"""The history of a log, outside its head: completed segments and chunks, read once and kept.
+"""The history of a log, outside its head: completed segments and chunks, read once and cached.
 
-They are written once and change by merging only, which the head counts.  What merging has replaced
-reads the same as before as long as the old ledgers are there, so a reader may learn of it late.
+They are written once and change only by merges, which the head counts.  A reader may use extents
+from before a merge as long as the old ledgers exist, because they hold the same records.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ _SEGMENTS_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class _Chunked:
-    """The chunks read of a segment: below `count`."""
+    """The chunks of a segment that were read: those below `count`."""
 
     count: int = 0
     extents: tuple[Extent, ...] = ()
 
 
 class LogHistory:
-    """Reads the states of one log, each time only what is new; of many at once one by one."""
+    """Reads the states of one log, each time only the new parts; concurrent calls take turns."""
 
     def __init__(self, logs: LogStore, log: LogKey, *, keeps_truncated: bool = False) -> None:
         self._logs = logs
-        self._keeps_truncated = keeps_truncated  # segments that are truncated and still stored
+        self._keeps_truncated = keeps_truncated  # also truncated segments that are still stored
         self._log = log
         self._paths = logs.paths_of(log)
         self._segments: dict[int, LogSegment] = {}
         self._chunks: dict[int, _Chunked] = {}
         self._merges = 0
         self._state: LogState | None = None
-        self._turn = asyncio.Lock()  # what one call has read the next one may drop
+        self._turn = asyncio.Lock()  # a call may drop what the one before has read
 
     async def read(self, *, from_lssn: int = 1, count: int | None = None) -> LogState:
         """Return the log's state with every change that completed before this call.
 
-        Segments below `from_lssn` may be left out, now and at later calls; with `count` also those
-        behind so many.
+        Segments below `from_lssn` may be left out, now and at later calls.  With `count` at most
+        that many segments are returned.
 
         Raises:
             LogNotFoundError: the log was deleted.
@@ -95,7 +95,7 @@ class LogHistory:
 
     def _first_lssn(self, head: LogHead) -> int:
         """Return the first segment that is worth reading."""
-        first = head.first_lssn + (1 if head.first_chunk else 0)  # this one is being removed
+        first = head.first_lssn + (1 if head.first_chunk else 0)  # this segment is being removed
         if not self._keeps_truncated:
             first = max(head.first_lssn, head.first_active[0])
         return min(first, head.max_lssn + 1)

@@ -1,4 +1,4 @@
-"""Listing the names of logs: bucket by bucket, so that no answer and no page grows with all."""
+"""Lists the names of logs bucket by bucket, so that no answer grows with the namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 PAGE_SIZE = 1000
 _BUCKETS_AT_ONCE = 32
 _VALUES_AT_ONCE = 500
-"""Values read in one request: of names of 512 bytes they are half a megabyte."""
+"""Values read in one request: with names of 512 bytes half a megabyte."""
 
 
 async def list_pages(
@@ -35,9 +35,9 @@ async def list_pages(
     after: str | None,
     page_size: int,
 ) -> AsyncIterator[list[str]]:
-    """Yield the names that start with `prefix`, up to `page_size` at a time: see `place_of`.
+    """Yield the names that start with `prefix`, up to `page_size` at a time, in `place_of` order.
 
-    `after` is the last name of a page, perhaps of an earlier listing: what follows it is yielded.
+    `after` is the last name of a page, perhaps of an earlier listing: later names are yielded.
     """
     require(condition=page_size >= 1, key="page_size", value=page_size, rule="expected 1 or more")
     await persistently(lambda: store.sync(paths.logs))
@@ -60,7 +60,7 @@ async def list_pages(
 
 
 def place_of(name: str) -> tuple[str, str]:
-    """Return where a name is listed: sorted within its bucket, the buckets in their order."""
+    """Return the sort key of a name in a listing: its bucket, then the name."""
     return bucket_of(name), name
 
 
@@ -74,9 +74,9 @@ async def _list_bucket(store: MetadataStore, paths: NamespacePaths, bucket: str)
 
 
 async def read_names(store: MetadataStore, paths: Sequence[str]) -> list[LogMetadata]:
-    """Return the values of these nodes of names, but for those that are gone.
+    """Return the values of these nodes of names, without those that are gone.
 
-    One that is damaged is told in the process's log: nobody knows its name.
+    A damaged node is logged and left out: its name is unknown.
     """
     found: list[LogMetadata] = []
     tell = partial(logger.warning, "a log is not listed: %s")

@@ -1,12 +1,12 @@
-"""The names of logs, as told so far, and the changes that a look at some of them shows.
+"""The names of logs as reported so far, and the changes that a look at some of them shows.
 
-Names are looked at bucket by bucket, each as of its own moment.  The changes told turn the names
-told before into those that are there now, one after the other: a log is created under a name that
-is free, renamed to a name that is free, deleted under the name that it has.  What came and went
-between two looks is not told.  A log that is deleted and created again is told as both.
+Names are looked at bucket by bucket, each at a moment of its own.  The reported changes, applied
+one after the other, turn the names of before into the present ones.  A log is created under a free
+name, renamed to a free name, and deleted under the name that it has.  A name that came and went
+between two looks is not reported.  A log that is deleted and created again is reported as both.
 
-A log whose name is gone was deleted, or has another name, which its head tells: that bucket need
-not have been looked at.
+If the name of a log is gone, the log was deleted, or has another name, which its head says: the
+bucket of the new name may not have been looked at yet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LogChangeKind(enum.Enum):
-    """What happened to a log."""
+    """The kind of a change of a log's name."""
 
     CREATED = "created"
     DELETED = "deleted"
@@ -40,7 +40,7 @@ class LogChange(ShownFields):
     old_name: str | None = None
 
     def within(self, prefix: str) -> LogChange | None:
-        """Return what it is for who sees only names with this prefix; None if it is nothing."""
+        """Return the change as seen by a watch of this prefix; None if it sees nothing."""
         is_in = self.name.startswith(prefix)
         if self.old_name is None:
             return self if is_in else None
@@ -55,7 +55,7 @@ class LogChange(ShownFields):
 
 
 class KnownNames:
-    """The names of the logs, as told."""
+    """The reported names of the logs."""
 
     def __init__(self) -> None:
         self._ids: dict[str, dict[str, str]] = {}  # by bucket and name
@@ -66,10 +66,10 @@ class KnownNames:
         return sorted(name for name in self._names.values() if name.startswith(prefix))
 
     def to_ask(self, bucket: str, found: Mapping[str, str]) -> list[str]:
-        """Return the ids of the logs of which `looked` must know what their heads say.
+        """Return the ids of the logs whose heads `looked` needs.
 
         Args:
-            bucket: what was looked at.
+            bucket: the bucket that was looked at.
             found: the ids of the logs in it, by name.
         """
         gone = {i for name, i in self._ids.get(bucket, {}).items() if found.get(name) != i}
@@ -79,18 +79,18 @@ class KnownNames:
     def looked(
         self, bucket: str, found: Mapping[str, str], present: Mapping[str, str | None]
     ) -> list[LogChange]:
-        """Return what a look at a bucket changes.
+        """Return the changes that a look at a bucket shows.
 
         Args:
-            bucket: what was looked at.
+            bucket: the bucket that was looked at.
             found: the ids of the logs in it, by name.
-            present: of the logs `to_ask` names their names, read afterwards; None: deleted, "": the
-                one that it was created with.
+            present: the names of the logs of `to_ask`, read afterwards; None: deleted, "": the name
+                that it was created with.
         """
         changes: list[LogChange] = []
         left = sorted(present, key=self._names.__getitem__)
         while left:
-            # First what makes room for others; in a circle nobody does.
+            # First the changes that free names for others; in a cycle there is none.
             log_id = next((i for i in left if self._holder(present[i]) in (None, i)), left[0])
             left.remove(log_id)
             name = present[log_id]
@@ -104,7 +104,7 @@ class KnownNames:
         return changes
 
     def _holder(self, name: str | None) -> str | None:
-        """Return the log that has the name, as told."""
+        """Return the log that has the name, as reported."""
         return None if name is None else self._ids.get(bucket_of(name), {}).get(name)
 
     def _name(self, log_id: str, name: str, changes: list[LogChange]) -> None:
@@ -113,7 +113,7 @@ class KnownNames:
         if old_name == name:
             return
         other = self._holder(name)
-        if other is not None:  # it is gone, or has another name: that is told once it is seen
+        if other is not None:  # it is gone, or renamed: that is reported when it is seen
             self._delete(other, changes)
         if old_name is not None:
             del self._ids[bucket_of(old_name)][old_name]

@@ -1,4 +1,4 @@
-"""A process as others see it, one that stages or serves: an ephemeral node."""
+"""An ephemeral node that shows others that a staging or serving process lives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SessionNode:
         self._used = False
 
     async def ensure(self) -> None:
-        """Make sure that the node exists, in this session."""
+        """Make sure that the node exists in this session."""
         self._used = True
         async with self._making:
             if self._session != self._store.session_token:
@@ -78,16 +78,16 @@ class SessionNode:
             logger.warning("%s could not be made again: %s", self.path, error)
 
     async def aclose(self) -> None:
-        """Stop renewing; the node goes with the session."""
+        """Stop renewing; the node vanishes with the session."""
         self._unsubscribe()
         await self._renewals.aclose()
 
 
 class StagingOwner(SessionNode):
-    """The node of a process that stages, whose token stands in what it stages.
+    """The node of a process that stages; its token is stored with the ledgers that it stages.
 
-    The token stays, so what was staged before a lost session and was not reaped meanwhile stays
-    alive.
+    The token does not change.  Ledgers from before a lost session that were not reaped meanwhile
+    still count as owned.
     """
 
     def __init__(self, context: LogContext) -> None:

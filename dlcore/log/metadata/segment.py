@@ -1,4 +1,4 @@
-"""Log segments and their extents: immutable values, and what follows from them without I/O."""
+"""Log segments and their extents: immutable values and pure functions on them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class SegmentState(enum.Enum):
 
 
 class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A run of entries of one ledger that belong to a segment.
+    """A run of entries of one ledger that belongs to a segment.
 
-    An open extent (`last_entry_id` is None) is being written by the log's writer: its end is the
-    ledger's LAC, and its counts are not known yet.  `txid_assigned` says that all its records carry
-    `first_txid`, whatever their entries say; a record's timestamp is at least `timestamp_floor_ms`.
+    The log's writer appends to an open extent (`last_entry_id` is None): its end is the ledger's
+    LAC, and its counts are not known yet.  With `txid_assigned` all its records have `first_txid`,
+    whatever their entries say.  A record's timestamp is at least `timestamp_floor_ms`.
     """
 
     ledger_id: int
@@ -46,10 +46,10 @@ class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=
     timestamp_floor_ms: int = 0
     last_timestamp_ms: int = 0
     stamped: bool = False
-    """Whether its last entry says which producers' records there are."""
+    """Whether its last entry has a stamp of producers."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the values without their names: a scan carries thousands to its task."""
+        """Pickle the values without field names: a scan sends thousands of extents to its task."""
         return _restored, (type(self), *msgspec.structs.astuple(self))
 
     @property
@@ -59,17 +59,17 @@ class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=
 
     @property
     def entry_count(self) -> int:
-        """Number of entries; only of an extent that is not open."""
+        """Number of entries; not for an open extent."""
         assert self.last_entry_id is not None
         return self.last_entry_id - self.first_entry_id + 1
 
     @property
     def assigned_txid(self) -> int | None:
-        """The transaction id of all its records; None if their entries say it."""
+        """The transaction id of all its records; None if their entries have it."""
         return self.first_txid if self.txid_assigned else None
 
     def timestamp_ms(self, write_time_ms: int) -> int:
-        """Return the timestamp of the records of an entry that was written then."""
+        """Return the timestamp of the records of an entry with this write time."""
         return max(write_time_ms, self.timestamp_floor_ms)
 
 
@@ -118,7 +118,7 @@ class LogSegment(ShownFields):
 
     @property
     def closed_extents(self) -> tuple[Extent, ...]:
-        """The extents that are final."""
+        """The final extents."""
         return self.extents[:-1] if self.has_open_extent else self.extents
 
     @property
@@ -144,8 +144,8 @@ class LogSegment(ShownFields):
     def find(self, entry_id: int) -> tuple[Extent, int, int] | None:
         """Return the extent that holds an entry of the segment, or the open one that may.
 
-        With it come the entry id in the segment of the extent's first entry, and the sequence id
-        of its first record.  None: the entry lies after all that the segment has.
+        The two numbers are the first entry id of the extent within the segment, and the sequence id
+        of its first record.  None: the entry is after all extents of the segment.
         """
         index = bisect_right(self._entry_ends, entry_id)
         if index >= len(self.extents):
@@ -156,7 +156,7 @@ class LogSegment(ShownFields):
 
 
 def adjacent(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
-    """Yield groups of extents that follow one another in their ledger too: one read gets each."""
+    """Yield groups of extents that are also adjacent in their ledger: one read gets a group."""
     group: list[_Extent] = []
     for extent in extents:
         if group:

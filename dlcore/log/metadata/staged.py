@@ -1,15 +1,15 @@
 """Ledgers that several extents share: registered, counted, settled, and removed with the last one.
 
 A staged ledger is registered beside its metadata, in the transaction that creates it, and listed
-under its identity.  A commit counts the extents it adds, whoever removes extents counts them off,
-in the transactions that change the logs: so nobody ever searches a log for a ledger.  Once its
-owner is gone the ledger is settled: it is closed and listed no more, or, if no extent refers to it,
-removed.  Each step is guarded by the registration's version: of a commit and a removal that meet,
-one wins and the other one learns it.
+under its identity.  A commit counts the extents that it adds, and a removal of extents subtracts
+them, in the transactions that change the logs.  Therefore it is never necessary to search logs for
+a ledger.  Once its owner is gone the ledger is settled: it is closed and no longer listed, or
+removed if no extent refers to it.  Each step is guarded by the registration's version: if a commit
+and a removal meet, one wins and the other one fails.
 
-What a merge has read from a ledger is elsewhere from then on, but who reads by an older view of the
-log comes to the ledger still.  So one that ever lost extents to a merge is not removed with its
-last one, but listed, and goes some time later.
+A merge copies the entries of ledgers elsewhere, but readers with an older view of the log still
+read the old ledgers.  Therefore a ledger that ever lost extents to a merge is not removed with its
+last extent, but listed, and removed some time later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WRITTEN = ":written"
-"""Where the identity stands of ledgers that no append staged."""
+"""The identity of ledgers that no append staged."""
 _CREATE_ATTEMPTS_MAX = 10
 
 
@@ -81,7 +81,7 @@ async def create_staged_ledger(
     """Create a ledger, registered to the owner and listed under the identity.
 
     Raises:
-        WriteError: attempts to do so were overtaken again and again.
+        WriteError: other changes overtook every attempt.
         DLError: no ledger can be created now.
     """
     paths = context.paths
@@ -102,7 +102,7 @@ async def create_staged_ledger(
     for _ in range(_CREATE_ATTEMPTS_MAX):
         await asyncio.gather(owner.ensure(), _make_list(context, identity))
         with contextlib.suppress(NoNodeError, NodeExistsError, MetadataVersionError):
-            # The list may be removed as empty meanwhile, or the session lost.
+            # The list may be removed as empty meanwhile, or the session may be lost.
             return await context.ledgers.create_ledger(
                 quorum, custom={**custom, "staged_by": identity}, extra_ops=register
             )
@@ -116,14 +116,14 @@ async def _make_list(context: LogContext, identity: str) -> None:
     """Make the node below which ledgers of an identity are listed."""
 
     async def make() -> None:
-        with contextlib.suppress(NodeExistsError):  # staged under before
+        with contextlib.suppress(NodeExistsError):  # the identity staged something before
             await context.store.create(context.paths.staging_of(identity))
 
     await persistently(make)
 
 
 def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -> StagedNode | None:
-    """Return the registration that was read of a ledger, if it has one."""
+    """Return the registration in the node of a ledger; None if it has none."""
     if node is None:
         return None
     path = paths.staged_ledger(ledger_id)
@@ -136,7 +136,7 @@ def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -
 
 
 async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[int, StagedNode]:
-    """Return the registrations of those ledgers that have one, as they are now."""
+    """Return the current registrations of those of the ledgers that have one."""
     if not ledger_ids:
         return {}
     paths = [context.paths.staged_ledger(ledger_id) for ledger_id in ledger_ids]
@@ -149,10 +149,10 @@ async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[in
 
 
 async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[Op]:
-    """Return the operations that give up so many extents of each ledger.
+    """Return the operations that release so many extents of each ledger.
 
-    A ledger that is not registered has one extent, and goes with it.  One that is gone already,
-    whoever deleted it, keeps nobody from going on.
+    A ledger that is not registered has one extent, and is removed with it.  A ledger that is gone
+    already does not stop the removal of the others.
     """
     nodes = await read_staged(context, sorted(counts))
     paths = {each: context.paths.ledger(each) for each in sorted(counts) if each not in nodes}
@@ -172,7 +172,7 @@ async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[
 def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> list[Op]:
     """Return the operations that store a registration with fewer extents, or remove the ledger.
 
-    It goes when it is settled and its last extent is given up; later if there were merges.
+    It is removed when it is settled and its last extent is released; later if there were merges.
     """
     if staged.extents or not staged.settled:
         return [node.put(staged)]
@@ -184,7 +184,7 @@ def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> li
 def register_merged(paths: NamespacePaths, ledger_id: int, *, now_ms: int) -> list[Op]:
     """Return the operations that register a ledger that lost its only extent to a merge.
 
-    A writer had filled it, and nobody counted its extents.
+    A writer had filled it, and its extents were not counted.
     """
     staged = StagedLedger(
         ledger_id=ledger_id,
@@ -215,9 +215,9 @@ async def list_staged(context: LogContext, identity: str) -> list[int]:
 async def read_readable(
     context: LogContext, ledger_ids: Sequence[int]
 ) -> tuple[dict[int, StagedNode], set[int]]:
-    """Return what `read_staged` does, and the ledgers whose registrations are damaged.
+    """Return the result of `read_staged`, and the ledgers whose registrations are damaged.
 
-    One that is damaged keeps no other from its turn: it is told, and left as it is.
+    A damaged registration does not hide the others: it is logged and left as it is.
     """
     paths = [context.paths.staged_ledger(ledger_id) for ledger_id in ledger_ids]
     nodes = await persistently(lambda: context.store.get_many(paths, fresh=True)) if paths else []
@@ -242,10 +242,10 @@ async def settle(
     created_before_ms: int | None = None,
     in_round: str = "",
 ) -> int:
-    """Settle those of the ledgers that nobody fills any more; return how many.
+    """Settle those of the ledgers that no process fills any more; return how many.
 
-    In a round of appends that share them, those that an earlier round found so: the others may
-    hold what an append beside this one is about to commit.
+    In a round of appends that share ledgers, only those that an earlier round found abandoned are
+    settled: the others may hold records that a concurrent append is about to commit.
     """
     count = 0
     troubles = Troubles()
@@ -277,9 +277,9 @@ async def _note_left(context: LogContext, node: StagedNode, in_round: str) -> No
 
 
 async def drop(context: LogContext, node: StagedNode) -> bool:
-    """Settle a ledger that nobody fills: close it, or remove it if no extent refers to it.
+    """Settle a ledger that no process fills: close it, or remove it if no extent refers to it.
 
-    Returns: False if somebody else changes the registration now, or the ledger cannot be closed.
+    Returns: False if the registration is being changed, or the ledger cannot be closed now.
     """
     staged = node.staged
     ledger_id = staged.ledger_id
@@ -307,7 +307,7 @@ async def _close(context: LogContext, ledger_id: int) -> None:
 
 
 async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
-    """Delete the ledgers that merges emptied, so long after the last one; return how many."""
+    """Delete the ledgers that merges emptied longer ago than the grace; return how many."""
     before_ms = context.clock.now_ms() - grace_ms
     paths = context.paths
     names = await persistently(lambda: context.store.get_children(paths.merged))
@@ -349,9 +349,9 @@ async def list_identities(context: LogContext) -> list[str]:
 
 
 async def settle_abandoned(context: LogContext, *, created_before_ms: int) -> int:
-    """Settle what identities left behind that never came back; return how many ledgers.
+    """Settle the ledgers of identities that never came back; return how many.
 
-    What cannot be settled stays for the next one who tries: it is nobody's present work.
+    Ledgers that cannot be settled now are left for a later call.
     """
     count = 0
     troubles = Troubles()
@@ -366,11 +366,11 @@ async def settle_abandoned(context: LogContext, *, created_before_ms: int) -> in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedStatus(ShownFields):
-    """A ledger that is not settled: more of it may be committed."""
+    """A ledger that is not settled: more of its entries may be committed."""
 
     staged: StagedLedger
     is_filled: bool
-    """Whether its process lives."""
+    """Whether the process that fills it lives."""
 
 
 async def list_all_staged(context: LogContext) -> list[StagedStatus]:

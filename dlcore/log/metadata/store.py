@@ -1,8 +1,8 @@
-"""Reading and changing the metadata of logs: consistent reads, guarded writes, classified replies.
+"""Reads and changes the metadata of logs: consistent reads, guarded writes, lost replies.
 
-A reply that was lost says nothing.  `apply` then looks at what is stored: the head's version tells
-whether the change was not applied (it is tried again), was applied (the head is there), or was
-overtaken, which is reported as a lost compare-and-set, so that the caller plans again.
+A lost reply says nothing about the outcome.  `apply` then reads the head.  Its version shows
+whether the change was not applied (then it is tried again), was applied, or was overtaken.  The
+last is reported as a lost compare-and-set, so that the caller plans again.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ logger = logging.getLogger(__name__)
 UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
 """A write that ended in one of these may or may not have been applied."""
 _RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
-"""Waits between tries of a read: together longer than a session time-out of 10 s."""
+"""Pauses between attempts to read: together longer than a session time-out of 10 s."""
 
 
 async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
-    """Return the result of `call`, an idempotent one, trying again while there is no answer."""
+    """Return the result of `call`, which is idempotent; try again while there is no answer."""
     for delay_s in _RETRY_DELAYS_S:
         try:
             return await call()
@@ -62,7 +62,7 @@ async def persistently(call: Callable[[], Awaitable[_Result]]) -> _Result:
 
 
 class LogStore:
-    """The logs of one namespace, as the metadata store holds them."""
+    """The logs of one namespace, in the metadata store."""
 
     def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class LogStore:
 
     @property
     def metadata_store(self) -> MetadataStore:
-        """The session used."""
+        """The session of this store."""
         return self._store
 
     def paths_of(self, log: LogKey) -> LogPaths:
@@ -83,7 +83,7 @@ class LogStore:
         """Create an empty log; a typed one with its schema.
 
         Raises:
-            LogExistsError: there is one of that name, with another id.
+            LogExistsError: there is a log of that name, with another id.
         """
         require_kind("settings", settings, LogSettings)
         path = self._paths.log(log.name)
@@ -93,7 +93,7 @@ class LogStore:
             found = await persistently(lambda: self._store.get(path, fresh=True))
             if found is None and isinstance(error, UNANSWERED):
                 raise
-            # Of this id it is made by this call, or an earlier one whose answer was lost.
+            # With this id it was created by this call, or by an earlier one whose answer was lost.
             if found is None or decode(LogMetadata, found.value, source=path).log_id != log.log_id:
                 raise LogExistsError(f"log {log.name!r} exists") from error
 
@@ -113,9 +113,12 @@ class LogStore:
         return [unescape(name) for names in lists for name in names]
 
     async def find(self, name: str, log_id: str | None = None) -> LogMetadata:
-        """Return what is fixed of the log `name`, or raise `LogNotFoundError`.
+        """Return the fixed metadata of the log `name`.
 
-        With an id it is that log, whatever its name is by now.
+        With an id it is the log of that id, whatever its present name.
+
+        Raises:
+            LogNotFoundError: there is no such log.
         """
         if log_id is None:
             return (await self.find_many([name]))[0]
@@ -125,10 +128,10 @@ class LogStore:
         return await self.find_again(LogKey(name=name, log_id=log_id))
 
     async def find_again(self, log: LogKey) -> LogMetadata:
-        """Return what is fixed of a log, whatever its name is by now.
+        """Return the fixed metadata of a log, whatever its present name.
 
         Raises:
-            LogNotFoundError: the log was deleted, perhaps created again: that is another log.
+            LogNotFoundError: the log was deleted; one created again is another log.
         """
         version = -1
         while True:
@@ -142,10 +145,10 @@ class LogStore:
                 raise CorruptMetadataError(
                     f"log {name!r} (id {log.log_id}): its name does not lead to it"
                 )
-            version = at.version  # renamed or deleted meanwhile: its head tells
+            version = at.version  # it was renamed or deleted meanwhile: read its head again
 
     async def find_many(self, names: Sequence[str]) -> list[LogMetadata]:
-        """Return what is fixed of each log: one round trip, however many they are.
+        """Return the fixed metadata of each log, all in one round trip.
 
         Raises:
             LogNotFoundError: one of them does not exist.
@@ -158,7 +161,7 @@ class LogStore:
         return found
 
     async def find_existing(self, names: Sequence[str]) -> list[LogMetadata]:
-        """Return what is fixed of those of the logs that exist, in their order."""
+        """Return the fixed metadata of those of the logs that exist, in their order."""
         paths = [self._paths.log(name) for name in validate_log_names(names)]
         nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
         return [
@@ -171,13 +174,13 @@ class LogStore:
         """Return the log's head, with every change that completed before this call.
 
         Raises:
-            LogNotFoundError: the log was deleted, perhaps created again: that is another log.
+            LogNotFoundError: the log was deleted; one created again is another log.
         """
         path = self.paths_of(log).head
         return self.head_of(log, await persistently(lambda: self._store.get(path, fresh=True)))
 
     def head_of(self, log: LogKey, node: Versioned | None) -> VersionedHead:
-        """Return the head that a node holds, or raise `LogNotFoundError`."""
+        """Return the head in a node, or raise `LogNotFoundError`."""
         if node is not None:
             head = decode(LogHead, node.value, source=self.paths_of(log).head)
             if not head.deleted:
@@ -187,7 +190,7 @@ class LogStore:
         )
 
     async def open(self, log: LogKey) -> tuple[VersionedHead, LogSettings]:
-        """Return the log's head as `read`, and its settings: one round trip."""
+        """Return the log's head, as `read` does, and its settings, in one round trip."""
         paths = self.paths_of(log)
         head, node = await persistently(
             lambda: self._store.get_many([paths.head, paths.settings], fresh=True)
@@ -195,7 +198,7 @@ class LogStore:
         return self.head_of(log, head), self.settings_of(log, node)
 
     def settings_of(self, log: LogKey, node: Versioned | None) -> LogSettings:
-        """Return the settings that a node holds."""
+        """Return the settings in a node."""
         if node is None:
             return LogSettings()
         return decode(StoredSettings, node.value, source=self.paths_of(log).settings).settings
@@ -205,15 +208,15 @@ class LogStore:
         return (await self.read_settings_of([log]))[0]
 
     async def read_settings_of(self, logs: Sequence[LogKey]) -> list[LogSettings]:
-        """Return the settings of each log: one round trip, however many they are."""
+        """Return the settings of each log, all in one round trip."""
         paths = [self.paths_of(log).settings for log in logs]
         nodes = await persistently(lambda: self._store.get_many(paths, fresh=True))
         return [self.settings_of(log, node) for log, node in zip(logs, nodes, strict=True)]
 
     async def update_settings(self, log: LogKey, changes: Mapping[str, object]) -> LogSettings:
-        """Store changes of a log's settings; return all of them.
+        """Store changes of a log's settings; return all settings.
 
-        Where those that are stored are damaged, the defaults are what is changed.
+        If the stored settings are damaged, the changes are applied to the defaults.
 
         Raises:
             ConfigurationError: there is no such setting, or it cannot have that value.
@@ -249,13 +252,13 @@ class LogStore:
         )
 
     async def _listed_settings(self, log: LogKey) -> LogSettings:
-        """Return what of a log's settings can be told without them: whether it has a retention."""
+        """Return what else is known of a log's settings: whether it has a retention."""
         path = self._paths.retained_log(log.log_id)
         node = await persistently(lambda: self._store.get(path, fresh=True))
         return LogSettings(retention_s=None if node is None else 1.0)
 
     async def read_schemas(self, logs: Sequence[LogMetadata]) -> list[LogSchema | None]:
-        """Return the schema of each log, None for logs of bytes, for which nothing is asked.
+        """Return the schema of each log; None for byte logs, for which nothing is read.
 
         Raises:
             LogNotFoundError: a typed log was deleted.
@@ -275,11 +278,11 @@ class LogStore:
     async def change_schema(
         self, log: LogKey, change: Callable[[LogSchema], LogSchema]
     ) -> LogSchema:
-        """Store what `change` makes of a typed log's schema, and return it.
+        """Store the result of `change` as a typed log's schema, and return it.
 
         Raises:
             LogNotFoundError: the log was deleted.
-            What `change` raises.
+            Exception: any error that `change` raises.
         """
         path = self.paths_of(log).schema
         for delay_s in _RETRY_DELAYS_S:
@@ -301,18 +304,18 @@ class LogStore:
         )
 
     async def read_lock(self, log: LogKey) -> LockHolder | None:
-        """Return who holds the writer lock."""
+        """Return the holder of the writer lock; None if it is free."""
         path = self.paths_of(log).lock
         node = await persistently(lambda: self._store.get(path, fresh=True))
         return None if node is None else decode(LockHolder, node.value, source=path)
 
     async def break_lock(self, log: LogKey, owner: str) -> bool:
-        """Delete the writer lock that a process which is gone has left; False if that is not known.
+        """Delete the writer lock of `owner`, a process that is gone; return whether it was deleted.
 
-        A lock of this session is none of these.  The lock keeps writers out of each other's way,
-        and safety does not hang on it: whoever writes without it is fenced by the next writer's
-        recovery.  That goes, too, for somebody who takes the lock in the moment between the look
-        at it and its deletion; so a deletion without an answer is not repeated.
+        A lock of this session is not deleted.  The lock only keeps writers from disturbing each
+        other; safety does not depend on it: a writer without the lock is fenced by the next
+        writer's recovery.  This also holds for a writer that takes the lock between the read and
+        the deletion.  For its sake a deletion without an answer is not repeated.
         """
         path = self.paths_of(log).lock
         node = await persistently(lambda: self._store.get(path, fresh=True))
@@ -323,7 +326,7 @@ class LogStore:
         try:
             await self._store.delete(path, version=node.version)
         except (NoNodeError, MetadataVersionError, *UNANSWERED):
-            return False  # it is gone, or somebody else's, or that is not known
+            return False  # it is gone, another's, or the outcome is unknown
         return True
 
     async def apply(self, change: Change) -> VersionedHead:
@@ -355,10 +358,10 @@ class LogStore:
         )
 
     async def _is_applied(self, change: Change) -> bool:
-        """Return whether `change` is what is stored; False if the log is as it was before.
+        """Return whether `change` is the stored state; False if the log is as it was before.
 
         Raises:
-            MetadataVersionError: neither.
+            MetadataVersionError: the stored state is neither.
         """
         after = change.after
         node = await self._store.get(self.paths_of(after.log).head, fresh=True)

@@ -1,11 +1,11 @@
 """Metadata of logs, appends and staged ledgers: immutable values.
 
-Each stored value is declared here once; `dlcore.metadata.stored` makes bytes of it.  What is
-written with every change (the head) and what there are many of (segments, chunks) is positional.
+Each stored value is declared here once; `dlcore.metadata.stored` encodes it.  Values that are
+written with every change (the head) or are numerous (segments, chunks) are positional.
 
-A log's history lies in three places, by age: chunks of its segments, which are written once; the
-tail of the segment in progress, some extents in the head; and the open extent's ledger.  A change
-reads and writes the head and, now and then, one new chunk: never what came before.
+A log's history is in three places, by age: chunks of its segments, which are written once; the tail
+of the segment in progress, some extents in the head; and the open extent's ledger.  A change reads
+and writes the head and, now and then, one new chunk, but never older parts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 TAIL_EXTENTS_MAX = 8
-"""So many final extents in the head make a chunk: measured, see benchmarks."""
+"""This many final extents in the head are moved to a chunk: measured, see benchmarks."""
 CHUNK_EXTENTS_MAX = 64
-"""An append of more extents than these makes several chunks."""
+"""An append of more extents than this makes several chunks."""
 CHUNKS_PER_SEGMENT_MAX = 10_000
-"""A segment with so many is completed, whatever its size and age."""
+"""A segment with this many chunks is completed, whatever its size and age."""
 MERGES_REMEMBERED = 4
 COMMITTED_RUNS_MAX = 16
 _CALENDAR_END_MS = 253_402_300_800_000
-"""The year 10000, which no calendar here has."""
+"""The year 10000, which Python's calendar does not have."""
 
 Txid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Packed: TypeAlias = tuple[int, ...]
@@ -46,7 +46,7 @@ _ASSIGNED, _OPEN, _STAMPED = 1, 2, 4
 
 
 def pack(extents: Iterable[Extent]) -> _Packed:
-    """Return extents as integers, most of them small: each is told by what differs from before."""
+    """Return extents as integers, mostly small: each is encoded as the difference to the last."""
     flat: list[int] = []
     ledger_id = end = txid = time_ms = 0
     for extent in extents:
@@ -71,7 +71,7 @@ def pack(extents: Iterable[Extent]) -> _Packed:
 
 
 def unpack(flat: _Packed) -> tuple[Extent, ...]:
-    """Invert `pack`; `CorruptMetadataError` if that is impossible."""
+    """Invert `pack`; raise `CorruptMetadataError` if that is impossible."""
     if len(flat) % _INTS_PER_EXTENT:
         raise CorruptMetadataError(f"{len(flat)} integers are no whole extents")
     extents: list[Extent] = []
@@ -108,25 +108,25 @@ def unpack(flat: _Packed) -> tuple[Extent, ...]:
 
 
 class LogKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Which log: `log_id` is fresh for each that is created, also where another had its name."""
+    """The identity of a log: each created log gets a new `log_id`, also under a reused name."""
 
     name: str
     log_id: LogId
 
 
 class LogMetadata(LogKey, frozen=True, kw_only=True):
-    """What is fixed when a log is created, and its name: the value of the name's node."""
+    """The value of the name's node: a log's name, and the metadata fixed at its creation."""
 
     layout: int = LAYOUT
     created_ms: Count
     quorum: QuorumConfig
-    """Of its ledgers."""
+    """The quorum of its ledgers."""
     typed: bool = False
     """Whether it has a schema (`LogSchema`), which may change."""
 
 
 class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a log, which has no such node while all of them are the writers' own."""
+    """The settings of a log; there is no such node while the log has only the writers' settings."""
 
     layout: int = LAYOUT
     settings: LogSettings
@@ -139,10 +139,11 @@ class RetainedLog(LogKey, frozen=True, kw_only=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Extents that left the head: written once, then only replaced by merging.
+    """Extents that left the head: written once, then replaced only by merges.
 
-    The first of them begins at `first_entry_id` of the segment, with `first_sequence_id`.  A merged
-    chunk stands for `covers` numbers: its own and those that follow, which have no node any more.
+    The first extent begins at entry `first_entry_id` of the segment, with `first_sequence_id`.  A
+    merged chunk covers `covers` numbers: its own and the following ones, which have no nodes any
+    more.
     """
 
     layout: int = LAYOUT
@@ -174,7 +175,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SegmentEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A completed segment: chunks 0 … chunk_count - 1, which sum up to `chunked`, then `packed`."""
+    """A completed segment: chunks 0 … chunk_count - 1, with the sums `chunked`, then `packed`."""
 
     layout: int = LAYOUT
     created_ms: Count
@@ -191,7 +192,7 @@ class SegmentEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class OpenSegment(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The segment in progress: chunks as in `SegmentEnd`, then the tail; its last may be open."""
+    """The segment in progress: chunks as in `SegmentEnd`, then the tail, whose last may be open."""
 
     created_ms: Count
     start_sequence_id: Count
@@ -211,16 +212,16 @@ class OpenSegment(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """All of a log that changes, and all that the next change needs.
+    """The variable state of a log, with everything that the next change needs.
 
     Segments are numbered first_lssn … max_lssn without gaps; the last one is `segment` if it is in
-    progress.  `end` is the position after the last record of a final extent.  What lies below
-    `first_active` is truncated; of segment `first_lssn` the chunks below `first_chunk` are removed.
-    `merges` counts the changes by merging; `merged_lssns` names the segments of the latest ones.
-    `name` is the log's name once it was renamed.  `producers_lssn` is the last segment of which a
-    final extent says what producers wrote; 0 if there is none.  The last entry that does so ends
-    its first `producers_entries` entries; 0: all of them.  `removed_txid` is the highest
-    transaction id of extents that were removed, -1 if none was since this is noted.
+    progress.  `end` is the position after the last record of a final extent.  Everything below
+    `first_active` is truncated; the chunks below `first_chunk` of segment `first_lssn` are removed.
+    `merges` counts the changes by merges; `merged_lssns` are the segments of the latest ones.
+    `name` is the log's name after a rename.  `producers_lssn` is the last segment in which a final
+    extent has stamps of producers; 0 if there is none.  The last entry with a stamp is the last of
+    its first `producers_entries` entries; 0: of all entries.  `removed_txid` is the highest
+    transaction id of removed extents, -1 if none was removed since this is recorded.
     """
 
     layout: int = LAYOUT
@@ -254,7 +255,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def open_extent(self) -> Extent | None:
-        """What a writer is appending to, or was when it died."""
+        """The extent that a writer is appending to, or was when it died."""
         if self.segment is None or not self.segment.packed:
             return None
         last = self.segment.tail[-1]
@@ -262,7 +263,7 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class VersionedHead(msgspec.Struct, frozen=True, kw_only=True):
-    """A log's head as it was read, and the version to compare-and-set it with."""
+    """A log's head as it was read, and the version for a compare-and-set of it."""
 
     log: LogKey
     head: LogHead
@@ -279,16 +280,16 @@ class VersionedHead(msgspec.Struct, frozen=True, kw_only=True):
         return extent is not None and extent.ledger_id == ledger_id
 
     def with_head(self, head: LogHead) -> VersionedHead:
-        """Return what is stored once `head` is written over this one."""
+        """Return the stored value after `head` replaced this one."""
         return VersionedHead(log=self.log, head=head, version=self.version + 1)
 
 
 class LogState(msgspec.Struct, frozen=True, kw_only=True):
     """A consistent view of a log: the segments that are not wholly truncated, as of one head.
 
-    Readers that need no older ones leave out segments at the front.  Those that are far from the
-    end know segments up to `known_lssn` only; otherwise the last one is never missing, unless the
-    log has none that holds records.
+    Readers that do not need the oldest segments leave them out.  Readers that are far from the end
+    know segments up to `known_lssn` only.  Otherwise the last segment is never missing, unless no
+    segment of the log holds records.
     """
 
     log: LogKey
@@ -332,19 +333,19 @@ Turn: TypeAlias = Literal["refused", "free", "asked", "given"]
 
 
 class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which state of a subscription somebody has seen, and whose it was."""
+    """The state of a subscription that a client has seen: its version and the reader's token."""
 
     version: Count
     token: str
 
 
 class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a log's writer lock, or a subscriber's: `owner` is for people.
+    """The holder of a log's writer lock, or of a subscriber's; `owner` is for people.
 
-    `token` names one acquisition, which was at `since_ms`; 0: that is not known.
-    `turn` says whether an atomic append may change the log meanwhile: ``refused``: no; ``free``: on
-    demand; ``asked``: one waits for it; ``given``: the holder has no extent open, and begins none
-    until the turn is over.
+    `token` names one acquisition, which was at `since_ms` (0: not known).  `turn` says whether an
+    atomic append may change the log meanwhile.  ``refused``: no; ``free``: on demand; ``asked``: an
+    append waits for its turn; ``given``: the holder has no extent open, and begins none until the
+    turn is over.
     """
 
     layout: int = LAYOUT
@@ -354,7 +355,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: Count = 0
 
     def described(self, client_id: str) -> str:
-        """Return who it is, and since when, as the client of that id is told."""
+        """Return the holder and the time of acquisition, as text for the client of that id."""
         when = ""
         if 0 < self.since_ms < _CALENDAR_END_MS:
             since = datetime.fromtimestamp(self.since_ms / 1000, UTC)
@@ -363,7 +364,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A log that has something to merge, in its segments from `from_lssn` on."""
+    """A log that has extents to merge, in its segments from `from_lssn` on."""
 
     layout: int = LAYOUT
     name: str
@@ -374,13 +375,13 @@ class UpkeepRequest(msgspec.Struct, frozen=True, kw_only=True):
 class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The last version that an identity committed, and how far; `commits.py` decides by it.
 
-    `token` names the append that wrote this. `committed` appends of the version are in the logs.
-    `run` is the run that appended or skipped last ("": of an appender that appends each version
-    once), `thread` which of its threads, `seen` how many of the version's appends it has made, and
-    `last_ns` when it began to commit the last one, by its own monotonic clock.  `superseded` are
-    the runs before it, and `conflicting` says that two appends of one run have no order.  `logs`
-    are digests of the ids of the logs that the version went to, if that is known.
-    `committed_ms` is the wall clock's time of the last change: records that are old enough go.
+    `token` names the append that wrote this.  `committed` appends of the version are in the logs.
+    `run` is the run that appended or skipped last ("" for an appender that appends each version
+    once), and `thread` the thread in it.  `seen` is how many of the version's appends the run has
+    made.  `last_ns` is when the run began to commit the last one, by its own monotonic clock.
+    `superseded` are the runs before it.  `conflicting` says that two appends of one run have no
+    order.  `logs` are digests of the ids of the version's logs, if they are known.  `committed_ms`
+    is the wall clock's time of the last change, by which old records are removed.
     """
 
     layout: int = LAYOUT
@@ -400,12 +401,12 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
 class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger whose entries may belong to several extents, of several logs or of none yet.
 
-    `owner` is the token of the process that fills it, "" once nobody does.  `extents` counts the
-    extents of logs that refer to it, `committed` are the entry ids that were given to logs, as
-    ranges: none of them is given twice.  Once it is `settled` no more of it is committed: it is not
-    listed under its identity any more, and goes with its last extent: if that was merged into
-    another ledger, some time after `released_ms`.  `left_in` is the round of appends, of those that
-    share what is staged, which found that nobody fills it.
+    `owner` is the token of the process that fills it, "" once none does.  `extents` counts the
+    extents of logs that refer to it.  `committed` are the ranges of entry ids that were committed
+    to logs; none is committed twice.  Once the ledger is `settled`, no more of it is committed: it
+    is no longer listed under its identity, and it is removed with its last extent.  If a merge took
+    that extent, it is removed some time after `released_ms`.  `left_in` is the round that found
+    that no process fills it, for appends that share staged ledgers.
     """
 
     layout: int = LAYOUT
@@ -420,9 +421,9 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     left_in: str = ""
 
     def with_committed(self, extents: Sequence[tuple[int, int]]) -> StagedLedger | None:
-        """Return it with extents (first and last entry id) more; None if one was committed before.
+        """Return it with more extents (first and last entry id); None if one was committed before.
 
-        At most `COMMITTED_RUNS_MAX` ranges are told apart: of more, the lowest gaps close.
+        At most `COMMITTED_RUNS_MAX` ranges are kept: if there are more, the lowest gaps are closed.
         """
         taken = sorted([*self.committed, *extents])
         if any(start <= end for (_, end), (start, _) in pairwise(taken)):
@@ -438,7 +439,7 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, extents=self.extents + len(extents), committed=tuple(joined))
 
     def released(self, extents: int) -> StagedLedger:
-        """Return it with so many extents less."""
+        """Return it with so many extents fewer."""
         if extents > self.extents:
             raise UnexpectedError(
                 f"staged ledger {self.ledger_id}: {extents} extents are given up, {self.extents} "

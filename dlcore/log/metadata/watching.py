@@ -1,4 +1,4 @@
-"""Watching which logs a namespace has: looks again at what changed, and tells the difference."""
+"""Watches which logs a namespace has: reads changed buckets again, and reports differences."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _RETRY_DELAY_S = 1.0
 class LogWatch(AsyncClosing):
     """The changes of a namespace's logs: an async iterator.  Use `Namespace.watch_logs`.
 
-    It begins with the logs that there are, each as created.  From then on each log that is created,
-    deleted or renamed is told, in an order that keeps names unique; what came and went between two
-    looks is not.  After a lost connection or session it looks at everything again and tells the
-    difference, so nothing is missed.
+    It begins with the existing logs, each as created.  From then on it reports each log that is
+    created, deleted or renamed, in an order that keeps names unique.  A log that came and went
+    between two looks is not reported.  After a lost connection or session it reads everything again
+    and reports the difference, so nothing is missed.
 
-    It knows all names of the namespace, whatever its prefix; a change reads the names of one bucket
-    in 256 again.
+    It knows all names of the namespace, whatever its prefix.  A change makes it read the names of
+    one bucket in 256 again.
     """
 
     def __init__(self, context: LogContext, prefix: str) -> None:
@@ -69,18 +69,18 @@ class LogWatch(AsyncClosing):
 
     @property
     def names(self) -> list[str]:
-        """The sorted names of the logs there are, as far as they were looked at."""
+        """The sorted names of the existing logs, as far as they were read."""
         return self._known.names(self._prefix)
 
     async def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
         """Return the next changes, as many as were found; none if the time is up before.
 
-        A look that the time is too short for goes on, and the next call takes what it finds.
+        If the time is too short for a look, the look goes on, and the next call takes its result.
 
         Raises:
             AlreadyClosedError: the watch, or its namespace, was closed.
-            MetadataConnectionError: no answer for longer than a session lives; calling again goes
-                on, and nothing is lost.
+            MetadataConnectionError: no answer for longer than a session lives; a further call
+                continues, and nothing is lost.
         """
         try:
             async with asyncio.timeout(timeout_s), self._taking:
@@ -104,7 +104,7 @@ class LogWatch(AsyncClosing):
             )
 
     async def _look_on(self) -> None:
-        """Look, or wait for the look that an earlier call left under way when its time was up."""
+        """Look, or wait for the look that an earlier call left running."""
         if self._looking is None:
             self._looking = self._looks.start(self._look(), name=f"log-look-{self._prefix}")
         await asyncio.wait([self._looking])
@@ -113,10 +113,10 @@ class LogWatch(AsyncClosing):
             looking.result()
 
     async def _look(self) -> None:
-        """Look at buckets that may have changed; those that were not are looked at again."""
+        """Look at buckets that may have changed; after a failure they are due again."""
         left = dict.fromkeys(islice(self._due, _BUCKETS_AT_ONCE))
         for bucket in left:
-            del self._due[bucket]  # before it is read: a change that comes meanwhile says it again
+            del self._due[bucket]  # before the read: a change during it makes the bucket due again
         try:
             looks = await asyncio.gather(*map(self._read, left))
             for bucket, found in zip(list(left), looks, strict=True):
@@ -135,7 +135,7 @@ class LogWatch(AsyncClosing):
         return {log.name: log.log_id for log in logs}
 
     async def _present_names(self, log_ids: Sequence[str]) -> dict[str, str | None]:
-        """Return what each log is called now, by its head; None if it was deleted."""
+        """Return the present name of each log, from its head; None if it was deleted."""
         if not log_ids:
             return {}
         paths = [self._context.paths.log_of(log_id).head for log_id in log_ids]
@@ -151,9 +151,9 @@ class LogWatch(AsyncClosing):
         return present
 
     def listen(self, callback: Callable[[list[LogChange]], None]) -> None:
-        """Call `callback` on the event loop with each next changes, until the watch is closed.
+        """Call `callback` on the event loop with the changes, until the watch is closed.
 
-        While the metadata store does not answer, it is asked again and again; an error of the
+        While the metadata store does not answer, the watch tries again and again.  An error of the
         callback is logged.
         """
         self._require_open()
@@ -175,7 +175,7 @@ class LogWatch(AsyncClosing):
                 logger.exception("%r: its listener failed", self)
 
     async def abandon(self, reason: str) -> None:
-        """Stop, for a reason that whoever waits is told."""
+        """Stop; callers that wait get an error with this reason."""
         self._end = self._end or reason
         self._context.open_objects.discard(self)
         for unsubscribe in self._unsubscribe:
