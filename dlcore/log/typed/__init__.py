@@ -1,1 +1,1 @@
-"""Logs with a schema: what is stored of it, how it may change, and how rows come to fit it."""
+"""Logs with a schema: how it is stored, how it may change, and how rows are fitted to it."""

@@ -1,8 +1,8 @@
-"""Columns of a log's schema as Arrow types, and batches made to fit them: whole columns at a time.
+"""Columns of a log's schema as Arrow types, and batches that fit them, a whole column at a time.
 
-An entry of a typed log holds the record's transaction id, in the column `_txid`, and behind it the
-log's columns.  Other spellings of the same values (dictionaries, views of strings, large or
-fixed-size lists) are stored in the plain one: whatever program made a batch, any can read it.
+An entry of a typed log holds the record's transaction id, in the column `_txid`, and then the log's
+columns.  Other representations of the same values (dictionaries, views of strings, large or
+fixed-size lists) are stored in the plain one, so that any program can read what another one wrote.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _plain_types() -> dict[str, pa.DataType]:
 
 @cache
 def _exact_kinds() -> tuple[Callable[[pa.DataType], bool], ...]:
-    """Of one of these kinds values are written to another type if each keeps its value."""
+    """Return tests of kinds within which a value may be cast if that does not change it."""
     return (
         pa.types.is_integer,
         pa.types.is_decimal,
@@ -78,10 +78,10 @@ def _exact_kinds() -> tuple[Callable[[pa.DataType], bool], ...]:
 
 
 def schema_from(schema: Any) -> pa.Schema:
-    """Return an Arrow schema from one, or from what exports one or can be made one.
+    """Return an Arrow schema from one, or from an object that exports or describes one.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is no schema.
     """
     try:
         return pa.schema(schema)
@@ -93,7 +93,7 @@ def schema_from(schema: Any) -> pa.Schema:
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
-    """Return the columns that hold what an Arrow schema says.
+    """Return the columns for the fields of an Arrow schema.
 
     Raises:
         ConfigurationError: a log cannot hold values of a type.
@@ -102,7 +102,7 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
 
 
 def first_schema(schema: Any) -> LogSchema | None:
-    """Return the schema of a new log, from an Arrow schema or what can be made one; None for None.
+    """Return the schema of a new log from an Arrow schema or the like; None for None.
 
     Raises:
         ConfigurationError: a log cannot have these columns.
@@ -148,7 +148,7 @@ def _leaf_of(name: str, kind: Any) -> str:
 
 
 def type_of(column: Column) -> pa.DataType:
-    """Return a column's Arrow type; of a stored one this invents nothing and loses nothing.
+    """Return a column's Arrow type; nothing is lost for a stored column.
 
     Raises:
         InvalidEntryError: this release does not know the type.
@@ -174,7 +174,7 @@ def type_of(column: Column) -> pa.DataType:
 
 
 def spelled(column: Column) -> Column:
-    """Return a column that a person wrote as it is stored; `float64` is `double`, for example.
+    """Return a column that a person wrote as it is stored; `float64` becomes `double`.
 
     Raises:
         ConfigurationError: there is no such type.
@@ -201,7 +201,7 @@ def _field_of(column: Column) -> pa.Field:
 
 
 def _plain_column(column: Column) -> Column:
-    """Return a column of the same values, or nulls, wherever there may be one."""
+    """Return a column of the same values that may hold nulls at any depth."""
     return replace(column, fields=tuple(map(_plain_column, column.fields)), nullable=True)
 
 
@@ -214,7 +214,7 @@ def schema_of(columns: Sequence[Column]) -> pa.Schema:
 
 
 class EntrySchemas:
-    """What entries of one log hold, by the version of its schema that they were written with."""
+    """The Arrow schemas of the entries of one log, by the version of the log's schema."""
 
     def __init__(self, schema: LogSchema) -> None:
         self.stored = schema
@@ -222,8 +222,8 @@ class EntrySchemas:
         self._versions = [
             pa.schema([_txid_field(), *schema_of(columns)]) for columns in schema.versions
         ]
-        # Values are brought to the types of these, which Arrow allows whatever may be null in them;
-        # then it is looked whether something is.
+        # Values are cast to these types, because Arrow allows that with nulls anywhere; after that
+        # it is checked whether a required value is null.
         self._plain = tuple(map(_plain_column, schema.latest))
         self._written = pa.schema([_txid_field(), *schema_of(self._plain)])
         self._kinds = self._written.types[1:]
@@ -235,14 +235,14 @@ class EntrySchemas:
 
     @property
     def latest(self) -> pa.Schema:
-        """What entries hold that are written now."""
+        """The schema of entries that are written now."""
         return self._versions[-1]
 
     def of(self, schema_id: int) -> pa.Schema:
-        """Return what entries hold that were written with a version.
+        """Return the schema of entries that were written with a version.
 
         Raises:
-            InvalidEntryError: there is none of that number.
+            InvalidEntryError: there is no version of that number.
         """
         if not 1 <= schema_id <= self.latest_id:
             raise InvalidEntryError(
@@ -255,7 +255,7 @@ class EntrySchemas:
     ) -> pa.RecordBatch:
         """Return an entry's batch as if it had been written with the latest version.
 
-        Of that it has `columns`, which the batch has as far as its version does; None: all.
+        `columns` are the columns to return, which the batch has if its version does; None: all.
         """
         wanted = self.latest
         if columns is not None:
@@ -266,16 +266,15 @@ class EntrySchemas:
         return batch if schema_id == self.latest_id else conform(batch, wanted)
 
     def fit(self, log: str, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
-        """Return what an entry holds of a batch to write, and whether that has transaction ids.
+        """Return a batch to write as an entry holds it, and whether it has transaction ids.
 
-        Columns are found by name; those that are missing become null, if they can be.  Values keep
-        what they are:
-        types may be narrower than the log's, or wider where no value needs that.  What a log says
-        of its records is passed over, but for `_txid`.
+        Columns are found by name; missing ones become null, if the schema allows that.  Values are
+        not changed: types may be narrower than the log's, or wider if every value still fits.
+        Metadata columns are ignored, except `_txid`.
 
         Raises:
             SchemaMismatchError: a column is unknown, or has values that its type cannot hold, or
-                nulls that it cannot have.
+                nulls that the schema does not allow.
         """
         given = dict(zip(batch.schema.names, batch.columns, strict=True))
         if len(given) < batch.num_columns:
@@ -307,16 +306,16 @@ class EntrySchemas:
 
 @lru_cache(maxsize=256)
 def entry_schemas(schema: LogSchema) -> EntrySchemas:
-    """Return the Arrow side of a schema."""
+    """Return the Arrow schemas of a log's schema."""
     return EntrySchemas(schema)
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with the columns of a schema, which holds what the batch's own does.
+    """Return a batch of the same values with the columns of a schema.
 
     Raises:
-        SchemaMismatchError: a value is null by a later version of the log's schema, which cannot be
-            null in this one.
+        SchemaMismatchError: a value is null, which a later version of the log's schema allows and
+            this one does not.
     """
     arrays = []
     for field in schema:
@@ -344,30 +343,30 @@ def _conformed(array: Any, known: pa.Field, field: pa.Field) -> Any:
 
 
 class _Retyped:
-    """The memory of an array as one of another type, which differs in what may be null in it."""
+    """The memory of an array with another type, which differs only in what may be null."""
 
     def __init__(self, array: Any, kind: Any) -> None:
         self._array = array
         self._kind = kind
 
     def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        """Return both as Arrow's PyCapsule interface has them."""
+        """Return the type and the memory for Arrow's PyCapsule interface."""
         return self._kind.__arrow_c_schema__(), self._array.__arrow_c_array__()[1]
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the same columns as those that may have nulls anywhere."""
+    """Return the same columns with nulls allowed at any depth."""
     return schema_of(tuple(map(_plain_column, columns_of(schema))))
 
 
 def null_in(batch: pa.RecordBatch, schema: pa.Schema) -> str | None:
-    """Return the name of what is null in a batch of `plain_schema`, and cannot be; else None."""
+    """Return the name of a null in a batch of `plain_schema` that `schema` does not allow."""
     found = (_null_in(batch.column(each.name), each) for each in columns_of(schema))
     return next((name for name in found if name is not None), None)
 
 
 def _require_values(log: str, array: Any, column: Column, *, is_missing: bool) -> None:
-    """Raise `SchemaMismatchError` if something is null that cannot be."""
+    """Raise `SchemaMismatchError` if a value is null that must not be."""
     if is_missing and not column.nullable:
         raise SchemaMismatchError(
             f"log {log!r}: column {column} is missing: it cannot be null, give its values"
@@ -381,16 +380,16 @@ def _require_values(log: str, array: Any, column: Column, *, is_missing: bool) -
 
 
 def _null_in(array: Any, column: Column) -> str | None:
-    """Return the name of what is null in a column of plain types, and cannot be."""
+    """Return the name of a value in a plain column that is null and must not be, else None."""
     if not column.nullable and array.null_count:
         return column.name
     if not column.has_required or len(array) == 0:
         return None
     if array.null_count:
-        array = array.drop_null()  # what lies below a null is nothing
+        array = array.drop_null()  # values below a null do not count
     children = [array.field(n) for n in range(len(column.fields))] if column.type == STRUCT else []
     if column.type in (LIST, MAP):
-        # The values of a slice are those of all rows.
+        # The child array of a slice still has the values of all rows.
         ends = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
         values = array.values if column.type == LIST else array.items
         children = [values.slice(int(ends[0]), int(ends[-1] - ends[0]))]
@@ -431,13 +430,13 @@ def _fitted(log: str, array: Any, column: Column, kind: Any) -> Any:
 
 
 def _plain(array: Any) -> Any:
-    """Return an array in the spelling in which a log stores its values."""
+    """Return an array in the representation in which a log stores its values."""
     kind = type_of(_plain_column(_column_of("", array.type)))
     return array if array.type == kind else array.cast(kind)
 
 
 def _may_hold(column: Column, given: Column) -> bool:
-    """Return whether values of a type may become those of a column, each as it is."""
+    """Return whether values of a type can be stored in a column without a change."""
     if join_types(column, given) == column:
         return True
     if column.type != given.type:

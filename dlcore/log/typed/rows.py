@@ -1,4 +1,4 @@
-"""Batches cut by the bytes that each row takes: with numpy, no row loops."""
+"""Cuts batches by the bytes of each row: with numpy, no row loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Sizes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 _OFFSET_BYTES = 4
 _REST_SHARE = 32
 _LARGE_BYTES = 64 * 1024
-"""Who asks for smaller entries has them so, to the byte."""
+"""Smaller entries than this are cut to the exact size that the caller asks for."""
 
 
 def row_sizes(batch: pa.RecordBatch) -> _Sizes:
@@ -30,7 +30,7 @@ def row_sizes(batch: pa.RecordBatch) -> _Sizes:
 
 
 def _sizes_of(array: Any) -> _Sizes | int:
-    """Return the bytes of each value, or of all alike; nulls take the room of their type."""
+    """Return the bytes of each value, or one number for all; nulls count like values."""
     kind = array.type
     if pa.types.is_struct(kind):
         total: _Sizes | int = 0
@@ -39,7 +39,7 @@ def _sizes_of(array: Any) -> _Sizes | int:
         return total
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         ends = _int32s(array.buffers()[1], array.offset, len(array) + 1)
-        # Of a map its keys and values, which stand side by side.
+        # The children of a map are its keys and values, which have the same positions.
         children = (array.keys, array.items) if pa.types.is_map(kind) else (array.values,)
         total = _OFFSET_BYTES
         for child in children:
@@ -66,14 +66,14 @@ def cut_by(
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """Yield slices of at most `entry_bytes`, or of one row, each with its size in bytes.
 
-    Of large entries, a last slice takes a little more if that is all there is, up to a MiB: what
-    is left over would cost as much as a full entry.  So a MiB of rows is two entries with what
-    rows take beside their payloads, and not two and a rest.
+    With large entries, the last slice may be a little larger, up to a MiB, if that takes all rows:
+    a small rest would cost as much as a full entry.  Therefore a MiB of rows becomes two entries,
+    although rows take more than their payloads, and not two and a rest.
 
     Args:
-        batch: what is cut.
+        batch: the batch to cut.
         ends: how many bytes the rows up to each one take, from 0.
-        entry_bytes: how large a full entry is.
+        entry_bytes: the size of a full entry.
     """
     start, count = 0, batch.num_rows
     last_bytes = entry_bytes
@@ -90,9 +90,9 @@ def cut_by(
 
 @dataclass(frozen=True, slots=True)
 class TypedRows:
-    """Rows of a typed log on their way into entries, and the version of its schema they have.
+    """Rows of a typed log that will become entries, and the version of their schema.
 
-    `ends` says how many bytes the rows up to each one take, from 0.
+    `ends` are the bytes that the rows up to each one take, from 0.
     """
 
     batch: pa.RecordBatch
@@ -101,7 +101,7 @@ class TypedRows:
 
     @classmethod
     def of(cls, log: str, batch: pa.RecordBatch, schema_id: int) -> TypedRows:
-        """Measure what an entry is to hold.
+        """Measure rows for an entry.
 
         Raises:
             LogRecordTooLongError: a row is larger than a record may be.
@@ -115,5 +115,5 @@ class TypedRows:
         return cls(batch, schema_id, np.concatenate([[0], np.cumsum(sizes)]))
 
     def cut(self, entry_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield slices as `cut_by` does."""
+        """Yield slices like `cut_by`."""
         return cut_by(self.batch, self.ends, entry_bytes)

@@ -1,19 +1,19 @@
 """The schema of a log as it is stored, and how it may change: a machine without Arrow.
 
-A typed log has one from its creation on.  Each change makes a version, whose number (from 1) stands
-in the header of each entry that is written by it, and no version is ever changed or removed: so
-every entry is read by the schema it was written with, and shown by the latest one.
+A typed log has a schema from its creation on.  Each change makes a version, whose number (from 1)
+is in the header of each entry written with it.  No version is ever changed or removed, so every
+entry is decoded by its own version, and shown by the latest one.
 
-The latest version holds whatever an older one holds.  A change may add columns, of which older
-records have nulls, so that they can be null, and widen types:
+The latest version holds every value of an older one.  A change may add columns, which must allow
+nulls because older records have null there, and widen types:
 
-- int8, int16, int32, int64, each to those after it; likewise uint8 to uint64, halffloat to double
+- int8, int16, int32, int64, each to a later one; also uint8 to uint64, halffloat to double
 - a decimal to more digits at the same scale
 - null, of a column that held nothing yet, to any type
 - a column that cannot be null to one that can
-- what lies in lists, structs and values of maps, likewise; structs may get more fields
+- in the same way the parts of lists, structs and values of maps; structs may get more fields
 
-Anything else is refused, with both schemas shown.  Types are spelled as Arrow does.
+Any other change is refused, and the error shows both schemas.  Types are spelled as in Arrow.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 METADATA_COLUMNS = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
-"""What is known of each record beside its columns, which cannot have these names."""
+"""The metadata of each record, beside its columns, which cannot have these names."""
 VERSIONS_MAX = 100
 SCHEMA_BYTES_MAX = 500_000
-"""All versions together: they are one node of the metadata store."""
+"""Size of all versions together: they are one node of the metadata store."""
 
 LIST, STRUCT, MAP, NULL = "list", "struct", "map", "null"
 _CHAINS = (
@@ -47,10 +47,10 @@ _DIGITS_OF_128_BITS = 38
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A column, or what a nested type is made of.
+    """A column, or a part of a nested type.
 
-    A list has one of them in `fields`, a map two, a struct any number.  No key of a map can be
-    null, and none says so; of all others `nullable` tells.
+    A list has one part in `fields`, a map two, a struct any number.  The key of a map cannot be
+    null, whatever its `nullable` says; for all others `nullable` counts.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_required(self) -> bool:
-        """Whether something in it cannot be null."""
+        """Whether some part of it cannot be null."""
         return any(not each.nullable or each.has_required for each in self.fields)
 
 
 class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """All versions of a log's schema: `versions[n - 1]` is the one that entries call n."""
+    """All versions of a log's schema: entries of version n have the columns `versions[n - 1]`."""
 
     layout: int = LAYOUT
     versions: tuple[tuple[Column, ...], ...]
@@ -80,7 +80,7 @@ class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def latest(self) -> tuple[Column, ...]:
-        """Its columns."""
+        """The columns of the latest version."""
         return self.versions[-1]
 
     @classmethod
@@ -94,10 +94,10 @@ class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
         return _bounded(cls(versions=(tuple(columns),)))
 
     def evolved(self, log: str, columns: Sequence[Column]) -> LogSchema:
-        """Return the schema with a version of these columns, itself if they are the latest.
+        """Return the schema with a new version of these columns; itself if they are the latest.
 
         Raises:
-            SchemaMismatchError: a column is missing, or has a type that holds less, or another.
+            SchemaMismatchError: a column is missing, or has a narrower type, or another one.
             ConfigurationError: a log cannot have these columns.
         """
         after = self.merged(log, columns)
@@ -115,9 +115,9 @@ class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
         return after
 
     def merged(self, log: str, columns: Sequence[Column]) -> LogSchema:
-        """Return the schema with a version that holds what it held and what `columns` hold.
+        """Return the schema with a new version that holds its own values and those of `columns`.
 
-        Raises: as `evolved`, but not for columns that are missing or hold less.
+        Raises: the same errors as `evolved`, but not for missing columns or narrower types.
         """
         check_columns(columns)
         latest = merge_columns(self.latest, columns)
@@ -188,7 +188,7 @@ def _check_names(columns: Sequence[Column], where: str) -> None:
 
 
 def merge_columns(known: Sequence[Column], columns: Sequence[Column]) -> tuple[Column, ...] | None:
-    """Return columns that hold what both hold, new ones last; None if some of them cannot."""
+    """Return columns that hold the values of both, new ones last; None if some cannot."""
     given = {column.name: column for column in columns}
     merged: list[Column] = []
     for column in known:
@@ -201,7 +201,7 @@ def merge_columns(known: Sequence[Column], columns: Sequence[Column]) -> tuple[C
 
 
 def as_required(known: Sequence[Column], columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Return columns of which those can be null that can be in `known`, and those that are new."""
+    """Return columns, nullable only if they are so in `known`, or if they are new."""
     found = []
     for column in columns:
         like = next((each for each in known if each.name == column.name), None)
@@ -215,7 +215,7 @@ def as_required(known: Sequence[Column], columns: Sequence[Column]) -> tuple[Col
 
 
 def loosened(known: Sequence[Column], others: Sequence[Column]) -> tuple[Column, ...]:
-    """Return columns that hold also what `others` leave out, as nulls; they hold all these have."""
+    """Return `known` with nulls allowed in the columns that `others` lack."""
     given = {column.name: column for column in others}
     found = []
     for column in known:
@@ -229,7 +229,7 @@ def loosened(known: Sequence[Column], others: Sequence[Column]) -> tuple[Column,
 
 
 def join_types(known: Column, other: Column) -> Column | None:
-    """Return `known` with the narrowest type that holds what both hold; None if there is none."""
+    """Return `known` with the narrowest type for the values of both; None if there is none."""
     nullable = known.nullable or other.nullable
     if known.type == other.type and known.fields == other.fields:
         return known if known.nullable is nullable else replace(known, nullable=True)
@@ -242,7 +242,7 @@ def join_types(known: Column, other: Column) -> Column | None:
     if known.type == STRUCT:
         fields = merge_columns(known.fields, other.fields)
         return None if fields is None else Column(known.name, STRUCT, fields, nullable)
-    # Of a list its element, of a map its key, which stays as it is, and its value.
+    # The parts of a list are its element; of a map its key, which must not change, and its value.
     if known.fields[:-1] != other.fields[:-1]:
         return None
     last = join_types(known.fields[-1], other.fields[-1])
@@ -263,12 +263,12 @@ def _join_leaves(known: str, other: str) -> str | None:
 
 
 def describe(columns: Sequence[Column]) -> str:
-    """Return columns as people read them."""
+    """Return columns as text for people."""
     return ", ".join(map(str, columns))
 
 
 def describe_type(column: Column) -> str:
-    """Return a column's type as people read it."""
+    """Return a column's type as text for people."""
     kind = column.type
     if column.type == STRUCT:
         kind = f"struct<{describe(column.fields)}>"

@@ -1,8 +1,8 @@
 """Columns as people write them, ``city string, place struct<lat double, lon double>``: a machine.
 
-This reads what `dlcore.log.typed.schema.describe` writes, and Arrow's own spelling, which has a
-colon behind each name and names what a list holds.  Columns are parted by commas or lines.  Behind
-a type, ``not null`` says that its values cannot be null.
+This parses the text of `dlcore.log.typed.schema.describe`, and Arrow's own spelling, which has a
+colon after each name and a name for the element of a list.  Columns are separated by commas or
+lines.  After a type, ``not null`` says that its values cannot be null.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NOT_NULL = re.compile(r"[^\S\n]*not[^\S\n]+null(?!\w)", re.IGNORECASE)
 _SPACE = re.compile(r"[^\S\n]*")
 _PARTS_OF = {LIST: 1, MAP: 2}
 _NESTED_MAX = 50
-"""Columns are read one in another by calls."""
+"""The limit of nesting, because nested columns are parsed by recursive calls."""
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
-    """Return the columns that a text says.
+    """Return the columns that a text describes.
 
     Raises:
-        ConfigurationError: it does not say columns, and where.
+        ConfigurationError: it does not parse; the message shows the place.
     """
     reader = _Reader("\n".join(line.rstrip(" \t,") for line in text.strip().splitlines()))
     columns = reader.listed(reader.named, "\n,")
@@ -81,7 +81,7 @@ class _Reader:
         elif kind in _PARTS_OF:
             names = iter(("item",) if kind == LIST else ("key", "value"))
             fields = self.listed(lambda: self._element(next(names, "")), ",")
-            if kind == MAP:  # no key can be null, which need not be said
+            if kind == MAP:  # a key can never be null, whether the text says so or not
                 fields = (replace(fields[0], nullable=True), *fields[1:])
             if len(fields) != _PARTS_OF[kind]:
                 raise self.error(f"{kind}<…> of {_PARTS_OF[kind]}, not {len(fields)}")
@@ -99,7 +99,7 @@ class _Reader:
         return found is not None
 
     def _element(self, name: str) -> Column:
-        """Read a type, or one with a name, which counts for nothing."""
+        """Read a type, or one with a name, which is ignored."""
         if _ELEMENT_NAME.match(self._text, self._at):
             self._match(_NAME, "a name")
             self._takes(":")
