@@ -1,1 +1,1 @@
-"""From entries back to records: snapshots of a log, reading a part of it, following its tail."""
+"""Reads records from entries: snapshots of a log, reads of a part of it, following its tail."""

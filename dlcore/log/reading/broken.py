@@ -1,4 +1,4 @@
-"""Entries that no replica gives undamaged: refused by a reader, or skipped and counted."""
+"""Entries of which no replica is undamaged: refused by a reader, or skipped and counted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 class BrokenEntries:
-    """Entries that no replica gives undamaged: an error, or left out and counted if that is asked.
+    """Entries of which no replica is undamaged: an error, or skipped and counted on request.
 
-    Those that are missing, or whose bookies do not answer, are an error always.
+    A missing entry, or one whose bookies do not answer, is always an error.
     """
 
     def __init__(self, log: str, *, skip: bool) -> None:
@@ -23,7 +23,7 @@ class BrokenEntries:
         self.count = 0
 
     def meet(self, lssn: int, entry_id: int, error: DLError) -> None:
-        """Count a broken entry that is left out; raise `error` if none is."""
+        """Count a broken entry that is skipped; raise `error` if none may be."""
         if not self._skip:
             raise error
         self.count += 1

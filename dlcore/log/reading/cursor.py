@@ -1,8 +1,8 @@
 """The cursor of a reader: from a position and the segment list to the next step.  No I/O.
 
-Invariants: entries are delivered in order, each once, none left out.  A position moves past a
-segment only when that segment is completed and all of its entries were delivered; the next one must
-carry the next number.  A reader that has delivered entries of a segment never finds it shorter.
+Invariants: entries are delivered in order, each once, and none is left out.  A position moves past
+a segment only when that segment is completed and all its entries were delivered; the next segment
+must have the next number.  A reader that has delivered entries of a segment never finds it shorter.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ExtentStep:
-    """An extent, where in its segment and its log it lies, and from which entry on it is read."""
+    """An extent, its place in segment and log, and the first entry of it to read."""
 
     lssn: int
     extent: Extent
     first_entry_id: int
     last_entry_id: int | None
-    """None: of an open extent, all that come."""
+    """None: the extent is open, and all entries that come are read."""
     base_entry_id: int
     start_sequence_id: int
     segment_sequence_id: int
@@ -53,19 +53,19 @@ class LearnSegments:
 
 @dataclass(frozen=True, slots=True)
 class WaitForChange:
-    """Step: nothing to read until the segment list changes."""
+    """Step: there is nothing to read until the segment list changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfStream:
-    """Step: everything was read, of a log that is sealed, or up to where the cursor ends."""
+    """Step: everything up to the end of a sealed log, or up to the cursor's end, was read."""
 
 
 Step: TypeAlias = ReadExtent | FollowExtent | LearnSegments | WaitForChange | EndOfStream
 
 
 class TruncationRule(enum.Enum):
-    """What becomes of records that are truncated before they were read."""
+    """How to treat records that were truncated before they were read."""
 
     REFUSE = "an error"
     SKIP = "left out"
@@ -76,8 +76,8 @@ class ReadCursor:
     """A reader's position, and the rules by which it moves.
 
     Records that are truncated before they were read are an `AlreadyTruncatedError`, left out, or
-    read as long as their segment is there.  The entry in which `end` lies, or before which, is the
-    last one.
+    read as long as their segment exists.  The last entry is the one that contains `end`, or the one
+    before it.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ReadCursor:
         self.position = position
 
     def copy(self) -> ReadCursor:
-        """Return a cursor that moves by itself."""
+        """Return an independent copy."""
         return copy.copy(self)
 
     def plan(self, state: LogState) -> Step:
@@ -133,7 +133,7 @@ class ReadCursor:
         return self._end is not None and self.position >= self._end
 
     def plan_after(self, step: ReadExtent, state: LogState) -> Step:
-        """Return the step that follows once all of `step` was delivered; the position stays.
+        """Return the step after `step`, once all of that was delivered; the position stays.
 
         Raises: as `plan`.
         """
@@ -160,7 +160,7 @@ class ReadCursor:
         self._has_delivered = False
 
     def _has_read_up_to(self, first: DLSN, state: LogState) -> bool:
-        """Return whether every record below `first` was delivered: it only looks lower."""
+        """Return whether every record below `first` was delivered, though the position is lower."""
         following = self._next_sequence_id
         if following is None or first.slot_id:
             return False
@@ -201,7 +201,7 @@ class ReadCursor:
         return WaitForChange() if segment.state is SegmentState.IN_PROGRESS else None
 
     def skip(self, step: ReadExtent | FollowExtent) -> None:
-        """Move past the next entry of `step`, which is not delivered."""
+        """Move past the next entry of `step`, which is skipped."""
         assert step.lssn == self.position.lssn
         self.position = DLSN(step.lssn, self.position.entry_id + 1, 0)
         self._next_sequence_id = None

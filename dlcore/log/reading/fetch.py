@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SEGMENTS_AHEAD = 50
-"""A reader knows the metadata of so many segments: a log may have very many."""
+"""Segments whose metadata a reader knows in advance: a log may have very many."""
 _OPENED_AHEAD_BYTES = 12 * MIB
-"""With so much left of an extent the next one is opened, and its first entries are asked for: its
-ledger and a first chunk take some milliseconds to come, in which a reader reads on by as much."""
+"""With this much left of an extent, the next one is opened, and its first entries are requested.
+Its ledger and first chunk arrive after some milliseconds, in which a reader reads about as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedEntry:
-    """An entry on its way to the reader's caller; rows before `first_slot` are not wanted."""
+    """An entry on its way to the reader's caller; rows before `first_slot` are left out."""
 
     place: EntryPlace
     first_slot: int
@@ -97,13 +97,13 @@ class Fetcher:
         self._entries: deque[FetchedEntry] = deque()
         self._buffered_bytes = 0
         self._reader: LedgerReader | None = None
-        self._opened: OpenedExtent | None = None  # what is to be read now, or next
+        self._opened: OpenedExtent | None = None  # the extent to read now, or next
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._news = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None  # wakes who waits, at the latest then
+        self._alarm: asyncio.TimerHandle | None = None  # wakes `wait` at this time at the latest
         self._alarm_s = math.inf
-        self._followed: FollowExtent | None = None  # what takes entries as they come
+        self._followed: FollowExtent | None = None  # the step that takes entries as they come
         self._followed_ledger: LedgerReader | None = None
         self._times_idle = 0
         self.error: DLError | None = None
@@ -120,7 +120,7 @@ class Fetcher:
         self._task.add_done_callback(self._stopped)
 
     def take(self) -> FetchedEntry | None:
-        """Return the next entry if it is here."""
+        """Return the next entry, if it is buffered."""
         if not self._entries:
             return None
         entry = self._entries.popleft()
@@ -129,11 +129,11 @@ class Fetcher:
         return entry
 
     async def wait(self) -> None:
-        """Wait for an entry, an error, the end, for `aclose`, or until all that is known is read.
+        """Wait for an entry, an error, the end or `aclose`, or until everything known was read.
 
         Raises:
-            MetadataConnectionError, BookieUnavailableError: the cluster has been gone for
-                `read_unavailable_timeout_s`; it may be waited for again.
+            MetadataConnectionError, BookieUnavailableError: the cluster has not answered for
+                `read_unavailable_timeout_s`; the caller may wait again.
         """
         began, times_idle = self._loop.time(), self._times_idle
         self._idle.waits(began)
@@ -162,7 +162,7 @@ class Fetcher:
             await self._news.wait()
 
     def _set_alarm(self, wake_at: float) -> None:
-        # It stays for later waits, which mostly end long before: one that rings early does no harm.
+        # It stays for later waits, which mostly end long before: ringing early does no harm.
         self._stop_alarm()
         self._alarm_s = wake_at
         self._alarm = self._loop.call_at(wake_at, self._ring)
@@ -195,14 +195,14 @@ class Fetcher:
             self._changed.set()
 
     def fail(self, error: DLError) -> None:
-        """Fetch nothing more; what follows the entry that was taken last is not delivered."""
+        """Stop fetching; entries after the one that was taken last are not delivered."""
         self._task.cancel()
         self._entries.clear()
         self._buffered_bytes = 0
         self._fail(error)
 
     def _silent_since(self) -> float | None:
-        """Return since when ZooKeeper, or the bookies that are followed, may have been gone."""
+        """Return since when ZooKeeper, or the followed bookies, may have been unreachable."""
         times = (self._metadata_lost_at, self._bookies_heard_at)
         return min((at for at in times if at is not None), default=None)
 
@@ -233,10 +233,10 @@ class Fetcher:
     async def has_more(self) -> bool:
         """Return whether a record is readable now that was not taken.
 
-        The log is looked at afresh, unless more of it is known to be there.
+        The log's metadata is read again, unless more is known to be readable.
         """
         if isinstance(self._cursor.copy().plan(self._state), ReadExtent):
-            return True  # unless it is truncated in this moment: then `wait` returns without it
+            return True  # unless it is truncated right now: then `wait` returns without it
         state = await self._reread()
         if self._entries or self.error is not None or self.has_ended:
             return True
@@ -257,13 +257,13 @@ class Fetcher:
             confirmed = await reader.read_last_add_confirmed()
             followed = self._followed_ledger
             if followed is not None and followed.metadata.ledger_id == step.extent.ledger_id:
-                followed.tell_end(confirmed)  # its bookies may never be told: the writer is gone
+                followed.tell_end(confirmed)  # its bookies may never get the LAC of a dead writer
         except LedgerNotFoundError:
-            return bool(self._entries)  # recovered as empty in this moment
+            return bool(self._entries)  # it was recovered as empty right now
         return confirmed >= step.first_entry_id or bool(self._entries)
 
     async def aclose(self) -> None:
-        """Stop fetching, also if whoever waits here is cancelled."""
+        """Stop fetching, also if the caller that waits here is cancelled."""
         self._unwatch()
         self._unsubscribe()
         self._task.cancel()
@@ -366,7 +366,7 @@ class Fetcher:
         return opened
 
     def _open_next(self, step: ReadExtent) -> None:
-        """Open what follows `step`, if that is known to be final; if not, its turn will tell."""
+        """Open the extent after `step`, if it is known and final; its own turn raises errors."""
         with contextlib.suppress(DLError):
             following = self._cursor.plan_after(step, self._state)
             if isinstance(following, ReadExtent):
@@ -401,7 +401,7 @@ class Fetcher:
                 await self._first_of(following)
                 if following.done():
                     await following
-                    # The ledger is closed; its segment is about to say how it goes on.
+                    # The ledger is closed; the segment's metadata will soon show what follows.
                     await self._changed.wait()
                 if self._changed.is_set():
                     await self._refresh()
@@ -412,8 +412,8 @@ class Fetcher:
             forget_frames(following)
 
     def _is_at(self, step: FollowExtent) -> bool:
-        # On a copy: the cursor itself must not move past truncated records while entries are still
-        # delivered by the step that began before them.
+        # On a copy: the cursor itself must not move past truncated records while an earlier step
+        # still delivers entries.
         cursor = self._cursor.copy()
         now = cursor.plan(self._state)
         return (
@@ -438,7 +438,7 @@ class Fetcher:
             on_answer=self._bookie_answered,
             on_entry=partial(self._take_at_once, step),
         )
-        self._bookie_answered()  # from here on they have to
+        self._bookie_answered()  # silence counts from here on
         self._news.set()
         self._followed_ledger = reader
         try:
@@ -461,9 +461,9 @@ class Fetcher:
             self._deliver(step, frame)
 
     def _deliver(self, step: ReadExtent | FollowExtent, frame: EntryFrame) -> None:
-        """Buffer an entry, or leave it out if it is broken."""
+        """Buffer an entry, or skip it if it is broken."""
         if self.error is not None:
-            return  # it comes behind one that failed, before the task has ended for that
+            return  # an entry before it failed, and the task has not ended yet
         try:
             header = decode_entry_header(frame.body)
         except InvalidEntryError as error:
@@ -472,7 +472,7 @@ class Fetcher:
             self._buffer(step, frame, header)
 
     def _take_at_once(self, step: FollowExtent, frame: EntryFrame) -> bool:
-        """Buffer an entry that was pushed; False: its turn comes, or nothing follows any more."""
+        """Buffer a pushed entry; False: it comes with a step later, or nothing follows any more."""
         is_over = self.error is not None or self._followed is not step
         if is_over or self._buffered_bytes > self._ahead_bytes:
             return False
@@ -486,7 +486,7 @@ class Fetcher:
     def _buffer(
         self, step: ReadExtent | FollowExtent, frame: EntryFrame, header: EntryHeader
     ) -> None:
-        """Buffer an entry and move the cursor past it: at once, so cancelling loses nothing."""
+        """Buffer an entry and move the cursor past it, both at once: cancelling loses nothing."""
         first_slot = self._cursor.position.slot_id
         entry_id, sequence_id = self._cursor.deliver(
             step,
@@ -514,7 +514,7 @@ class Fetcher:
         self._news.set()
 
     def _skip(self, step: ReadExtent | FollowExtent, error: DLError) -> None:
-        """Leave out the next entry, which is broken, or raise `error`."""
+        """Skip the next entry, which is broken, or raise `error`."""
         position = self._cursor.position
         self._broken.meet(position.lssn, position.entry_id, error)
         self._cursor.skip(step)

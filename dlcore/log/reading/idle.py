@@ -1,8 +1,8 @@
-"""A reader that hears of no record looks again, and in the end gives up.  No I/O, no clock.
+"""A reader that gets no record reads the metadata again, and in the end fails.  No I/O, no clock.
 
-Being idle begins when a reader waits and ends with the next record; waits that are cut short by
-their callers add up.  After each `warn_s` of it the reader looks at the log afresh, in case a
-change was never told; after `error_s` it fails, and begins anew if it is asked again.
+Being idle begins when a reader waits, and ends with the next record; waits that callers cut short
+add up.  After each `warn_s` of it the reader reads the log's metadata again, in case the
+notification of a change was lost.  After `error_s` it fails, and the next wait begins anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 
 
 class IdleStep(enum.Enum):
-    """What is due."""
+    """The step that is due."""
 
     NOTHING = 1
     LOOK = 2
@@ -29,17 +29,17 @@ class IdleWatch:
         self._next_look = 0.0
 
     def waits(self, now: float) -> None:
-        """A reader waits from now on, or still."""
+        """Note that a reader waits from now on, or still."""
         if self._since is None:
             self._since = now
             self._next_look = now + self._warn_s
 
     def received(self) -> None:
-        """A record came."""
+        """Note that a record came."""
         self._since = None
 
     def idle_s(self, now: float) -> float:
-        """Return for how long it has been idle."""
+        """Return for how long the reader has been idle."""
         return 0.0 if self._since is None else now - self._since
 
     @property
@@ -50,7 +50,7 @@ class IdleWatch:
         return min(self._next_look, self._since + self._error_s)
 
     def due(self, now: float) -> IdleStep:
-        """Return what is due, once."""
+        """Return the step that is due, once."""
         if now < self.deadline or self._since is None:
             return IdleStep.NOTHING
         if now >= self._since + self._error_s:

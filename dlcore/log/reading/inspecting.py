@@ -1,4 +1,4 @@
-"""Looking at a log: its first and last record, its status, its segments as they change."""
+"""Information about a log: its status, and its segments as they change."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ async def _count_under_replicated(context: LogContext, ledger_ids: list[int]) ->
 class SegmentWatch(AsyncClosing):
     """Yields a log's segments: as they are now, and again after each change, until it is deleted.
 
-    It tells states, not steps: of changes that come fast only the last is told.  Deletion is a
-    `LogNotFoundError`.
+    It yields states, not steps: of several fast changes only the last state is yielded.  After
+    deletion it raises `LogNotFoundError`.
     """
 
     def __init__(self, context: LogContext, log: LogMetadata) -> None:
@@ -102,19 +102,19 @@ class SegmentWatch(AsyncClosing):
             try:
                 segments = (await self._history.read()).segments
             except BaseException:
-                self._changed.set()  # whoever asks again looks again
+                self._changed.set()  # the next call reads again
                 raise
             if segments != self._told:
                 self._told = segments
                 return list(segments)
 
     async def aclose(self) -> None:
-        """Stop watching; harmless when it is closed."""
+        """Stop watching; a second call does nothing."""
         self._closed = True
         self._unwatch()
         self._context.open_objects.discard(self)
         self._changed.set()
 
-    async def abandon(self, reason: str) -> None:  # nothing is lost by it
+    async def abandon(self, reason: str) -> None:  # nothing is lost
         """Stop watching."""
         await self.aclose()

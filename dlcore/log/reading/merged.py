@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _Record = TypeVar("_Record")
 _RECORDS_AT_ONCE = 1_000
 _HERE_BYTES = 32 * MIB
-"""Entries of about so many bytes are here of all logs together, at least one of each, beside what
-their readers keep fetched ahead."""
+"""Bytes of entries kept of all logs together, about, and at least one entry of each.  The logs'
+readers fetch further entries ahead."""
 
 
 class MergedRecord(NamedTuple, Generic[_Record]):
-    """A record, and the log that it is of."""
+    """A record, and the name of its log."""
 
     log: str
     record: _Record
@@ -48,14 +48,14 @@ class _Source:
     """One of the logs."""
 
     name: str
-    reader: Any  # of records that have `txid` and `dlsn`
+    reader: Any  # a reader of records that have `txid` and `dlsn`
     rows: deque[Rows[Any]] = field(default_factory=deque)
     has_ended: bool = False
     _next: Any = None
 
     @property
     def next(self) -> Any:
-        """The next record, if one is here."""
+        """The next record, if there is one."""
         while self._next is None and self.rows:
             self._next = next(self.rows[0].records(), None)
             if self._next is None:
@@ -64,13 +64,13 @@ class _Source:
 
     @property
     def position(self) -> DLSN:
-        """Where it reads on."""
+        """The position of the next record."""
         record = self.next
         found: DLSN = self.reader.position if record is None else record.dlsn
         return found
 
     def take(self) -> Any:
-        """Take the next record; return the one behind it."""
+        """Take the next record; return the one after it."""
         self._next = None
         return self.next
 
@@ -78,17 +78,17 @@ class _Source:
 class AsyncMergedReader(AsyncClosing, Generic[_Record]):
     """Reads many logs as one; use `Namespace.open_merged_reader`.
 
-    Records come by transaction id, of equal ones those of the log that was named first; those of
-    one log keep their order.  `async for merged in reader` yields all that is readable.  A read
-    that is cancelled, or fails, takes nothing.
+    Records come by transaction id; of equal ones the record of the log that was named first comes
+    first.  Records of one log keep their order.  `async for merged in reader` yields all readable
+    records.  A read that is cancelled, or fails, takes nothing.
 
-    About 32 MB of entries are here of all logs together, at least one of each, beside the
-    `read_ahead_bytes` that the reader of each log keeps fetched ahead.
+    About 32 MB of entries of all logs together are kept in memory, at least one of each, beside the
+    `read_ahead_bytes` that the reader of each log fetches ahead.
     """
 
     def __init__(self, readers: Mapping[str, RowsReader[Any, _Record]]) -> None:
         self._sources = [_Source(name, reader) for name, reader in readers.items()]
-        self._ready: deque[MergedRecord[Any]] = deque()  # merged, and not taken
+        self._ready: deque[MergedRecord[Any]] = deque()  # merged, but not taken
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -104,7 +104,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
         Raises:
             ConfigurationError: a log is named twice, or not at all.
             SchemaMismatchError: a log is typed: its rows are no records of bytes.
-            What opening a log or a reader raises; nothing stays open then.
+            DLError: an error of opening a log or a reader; nothing stays open then.
         """
         validate_log_names(names)
         known = dict(positions or {})
@@ -132,30 +132,30 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
 
     @property
     def positions(self) -> dict[str, DLSN]:
-        """Where it reads on in each log; whoever keeps them keeps the ids of the logs, too."""
+        """The next position in each log; with the positions, keep the ids of the logs too."""
         found = {source.name: source.position for source in self._sources}
         return found | {log: record.dlsn for log, record in reversed(self._ready)}
 
     async def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
     ) -> list[MergedRecord[_Record]]:
-        """Return up to `count` records, none when all that were readable have been returned.
+        """Return up to `count` records, none if all readable ones were returned.
 
-        With `follow` wait for more: the order is kept over all time, so that a log without records
-        holds the others back, unless it is sealed, or has had none for `patience_s`.  None then
-        means that all logs are sealed.
+        With `follow` it waits for more.  The order is kept over all time, so a log without records
+        holds the others back, unless it is sealed, or has had none for `patience_s`.  An empty
+        result then means that all logs are sealed.
 
         Raises:
             ConfigurationError: `count` is below 1.
-            DLError: of one of the logs' readers, which see; what was read of the others stays.
+            DLError: the error of a log's reader; records read from other logs are kept.
         """
         await self.gather(count, follow=follow, patience_s=patience_s)
         return self.take_gathered(count)
 
     async def gather(self, count: int, *, follow: bool, patience_s: float | None) -> None:
-        """Wait for what `read_bulk` returns, and leave it to `take_gathered`.
+        """Wait for the records of `read_bulk`, and leave them to `take_gathered`.
 
-        For callers who may not get a result though it was there, as one in another thread who is
+        For callers that may not get a result though it was there, as one in another thread that is
         interrupted.  Raises: as `read_bulk`.
         """
         require_count(count)
@@ -170,17 +170,17 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
 
     @property
     def gathered(self) -> deque[MergedRecord[_Record]]:
-        """What was gathered; who iterates takes from it."""
+        """The gathered records; iterating takes from it."""
         return self._ready
 
     def take_gathered(self, count: int) -> list[MergedRecord[_Record]]:
-        """Return up to `count` of the records that were gathered."""
+        """Return up to `count` of the gathered records."""
         taken = list(islice(self._ready, count))
         self._ready = deque(islice(self._ready, count, None))
         return taken
 
     async def _fill(self, caught_up: set[int], *, follow: bool, patience_s: float | None) -> None:
-        """Fetch entries of each log of which no record is here; note those that give none."""
+        """Fetch entries of each log without a kept record; note the logs that have none."""
         bytes_max = _HERE_BYTES // len(self._sources)
 
         async def fill(index: int, source: _Source) -> None:
@@ -207,14 +207,14 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             await asyncio.wait(fills, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             for each in fills:
-                each.cancel()  # what they wait for is not lost
+                each.cancel()  # the entries they wait for are not lost
             results = await asyncio.gather(*fills, return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
                 raise result
 
     def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord[_Record]]:
-        """Take records in order, until one of a log might come first that is not here yet."""
+        """Take records in order, until the next record could be one that was not fetched yet."""
         heap = [
             (record.txid, index, record)
             for index, source in enumerate(self._sources)
@@ -240,7 +240,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
     ) -> AsyncGenerator[MergedRecord[_Record], None]:
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
-        Each record that comes out is read: who leaves the loop reads on behind it.
+        A yielded record is read: after a break the next read begins after it.
 
         Raises: as `read_bulk`.
         """
@@ -255,7 +255,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
         return self.records()
 
     async def aclose(self) -> None:
-        """Close the readers; harmless when they are closed."""
-        async with AsyncExitStack() as ends:  # each, also if this is cancelled meanwhile
+        """Close the readers; a second call does nothing."""
+        async with AsyncExitStack() as ends:  # closes each one, also if this is cancelled
             for source in self._sources:
                 ends.push_async_callback(source.reader.aclose)

@@ -1,4 +1,4 @@
-"""A final extent whose entries are asked for before it is their turn."""
+"""A final extent whose entries are requested before they are due."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class OpenedExtent:
-    """The entries that `step` is about; the first chunk is fetched as soon as this is made.
+    """The entries of `step`; the first chunk is fetched as soon as this is created.
 
-    No other is fetched before `chunks` is iterated over, but for the one that a range read has on
-    its way.  An error waits for `chunks` too.
+    Further chunks are fetched when `chunks` is iterated over, except the one that a range read has
+    on its way.  Errors are raised by `chunks` too.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class OpenedExtent:
         return await anext(self._chunks)
 
     async def chunks(self) -> AsyncGenerator[Sequence[EntryFrame], None]:
-        """Yield the entries in order, many at a time; once."""
+        """Yield the entries in order, many at a time; only once."""
         yield await self._first
         async for frames in self._chunks:
             yield frames
 
     async def aclose(self) -> None:
-        """Fetch nothing more, also if whoever waits here is cancelled."""
+        """Stop fetching, also if the caller that waits here is cancelled."""
         self._first.cancel()
         try:
             await asyncio.gather(self._first, return_exceptions=True)

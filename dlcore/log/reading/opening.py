@@ -1,4 +1,4 @@
-"""Opening readers of one log: from a start to a fetcher at a position."""
+"""Opens readers of one log: from a start to a fetcher at a position."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class ReaderOpener:
     ) -> AsyncLogReader:
         """Open a reader; for a subscriber at its stored position, unless another is given.
 
-        With an `end` its stream ends with the entry in which that lies, or before which, and
-        nothing behind is fetched.
+        With an `end` the stream ends with the entry that contains it, or the one before it, and
+        nothing after that is fetched.
 
-        Unless `truncated` says what becomes of a position that is, one that the caller names is
-        refused; `DLSN.INITIAL` is no such, it means the first one left.
+        Without `truncated`, a truncated position that the caller names is refused.  `DLSN.INITIAL`
+        does not count as such: it means the first remaining record.
         """
         schemas = await KnownSchemas.read(self._context.logs, self._log)
         broken = BrokenEntries(self._log.name, skip=skip_broken_entries)
@@ -82,9 +82,9 @@ class ReaderOpener:
         )
 
     async def position_of(self, start: ReadStart, *, keeps_truncated: bool = False) -> DLSN:
-        """Return the position that a start means now.
+        """Return the present position of a start.
 
-        Raises: AlreadyTruncatedError: it names a transaction id that was truncated away.
+        Raises: AlreadyTruncatedError: a record with its transaction id was truncated away.
         """
         if start.txid is not None:
             finder = await self.finder()
@@ -103,7 +103,7 @@ class ReaderOpener:
         columns: Sequence[str] | None = None,
         where: pc.Expression | None = None,
     ) -> LogRange:
-        """Return the records in [start, end) of what is readable now."""
+        """Return the readable records in [start, end)."""
         finder = await self.finder()
         snapshot = finder.snapshot
         first = snapshot.first if start is None else await position_of(finder, start)
@@ -124,12 +124,12 @@ class ReaderOpener:
         return LogRange(extent, partial(self.open_part, first, last), view)
 
     async def open_part(self, start: DLSN, end: DLSN) -> AsyncLogReader:
-        """Open a reader of a part of the log, which ends with it; a truncated one is refused."""
+        """Open a reader of a part of the log, which ends with it; a truncated part is refused."""
         at = ReadStart(dlsn=start)
         return await self.open_reader(at, truncated=TruncationRule.REFUSE, end=end)
 
     async def finder(self) -> Finder:
-        """Return what finds positions in the log as it is now."""
+        """Return a finder of positions in the present log."""
         return Finder(self._context, await self.follower.take())
 
     async def _fetch_from(

@@ -1,4 +1,4 @@
-"""Questions that a log and one over an endpoint answer alike, by their readers and positions."""
+"""Queries that are the same for a log and for one over an endpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Record = TypeVar("_Record")
 
 
 class LogQueries(AsyncClosing, Generic[_Record]):
-    """A log of such records."""
+    """A log with records of this type."""
 
     @abstractmethod
     async def get_last_dlsn(self) -> DLSN:
@@ -30,7 +30,7 @@ class LogQueries(AsyncClosing, Generic[_Record]):
 
     @abstractmethod
     async def truncate(self, dlsn: DLSN | None = None) -> bool:
-        """Drop the records below a position; return whether there were any."""
+        """Drop the records below a position; return whether this dropped anything."""
 
     async def get_first_record(self) -> _Record:
         """Return the first record that is not truncated, or raise `LogEmptyError`.
@@ -65,9 +65,9 @@ class LogQueries(AsyncClosing, Generic[_Record]):
         return txid
 
     async def purge_logs_older_than(self, txid: int) -> bool:
-        """Drop the segments whose records all have a transaction id below `txid`, but for the last.
+        """Drop segments whose records all have transaction ids below `txid`, except the last one.
 
-        Returns: whether any was dropped that was not before.
+        Returns: whether this call dropped anything.
 
         Raises: as `get_snapshot` and `truncate`.
         """

@@ -68,7 +68,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
         self._broken = broken
         self._hold = hold
         self._schemas = schemas
-        self._undecoded: FetchedEntry | None = None  # until its schema is known
+        self._undecoded: FetchedEntry | None = None  # an entry until its schema is known
         super().__init__(fetching.position)
         self._fetcher = fetching.fetcher
         self._start: ReadStart | None = start
@@ -81,18 +81,18 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
 
     @property
     def is_typed(self) -> bool:
-        """Whether the log is typed: there are batches of it then, and no records."""
+        """Whether the log is typed: it has batches then, and no records."""
         return self._schemas is not None
 
     @property
     def broken_entries(self) -> int:
-        """How many entries were left out because they are broken, if that was asked for."""
+        """How many broken entries were skipped, if that was requested."""
         return self._broken.count
 
     async def _move(self, start: ReadStart) -> None:
         self._require_open()
         fetching = await self._fetch_from(start)
-        if self._closed:  # meanwhile
+        if self._closed:  # while the position was looked up
             await fetching.fetcher.aclose()
             self._require_open()
         left = self._fetcher
@@ -111,7 +111,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
             await self._hold.ensure_locked()
 
     async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> EntryRows | None:
-        """Add rows of the next entry that has any, and return them; None as `_fill`."""
+        """Add rows of the next entry that has any, and return them; None: see `_fill`."""
         await self._require_usable()
         reads = self._context.reads
         while True:
@@ -140,14 +140,14 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
             self._require_open()
 
     def _decode_unbroken(self, entry: FetchedEntry) -> EntryRows | None:
-        """Return the entry's rows; None if none of them is wanted, or it is left out as broken."""
+        """Return the entry's rows; None if none is wanted, or the entry is skipped as broken."""
         try:
             rows = self._decode(entry)
         except InvalidEntryError as error:
             try:
                 self._broken.meet(entry.place.lssn, entry.place.entry_id, error)
             except InvalidEntryError:
-                self._fetcher.fail(error)  # nothing behind it is read as if it were not there
+                self._fetcher.fail(error)  # later entries must not be read as if it were not there
                 raise
             return None
         return rows if rows is not None and rows.rows_left else None
@@ -167,7 +167,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
         first_row = entry.first_slot
         if start is not None and start.txid is not None:
             first_row = max(first_row, first_row_not_less(batch, start.txid))
-        self._start = None  # transaction ids and timestamps do not decrease
+        self._start = None  # later transaction ids and timestamps are not lower
         kind = EntryRows if self._schemas is None else TypedEntryRows
         return kind(batch, entry.place, first_row, size_bytes=entry.body.nbytes)
 
@@ -176,7 +176,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
         super()._drop_rows()
 
     async def aclose(self) -> None:
-        """Stop reading; harmless when it is closed."""
+        """Stop reading; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -190,13 +190,13 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
                 await self._hold.release()
 
     async def abandon(self, reason: str) -> None:
-        """Stop reading, by which nothing is lost."""
+        """Stop reading; nothing is lost."""
         logger.debug("reader of log=%s left: %s", self.log_name, reason)
         await self.aclose()
 
 
 def _batch_of(entry: FetchedEntry, schemas: KnownSchemas | None = None) -> pa.RecordBatch:
-    """Return all rows of an entry, decoded, by the latest schema that is known."""
+    """Return all rows of an entry, decoded, by the latest known schema."""
     known = None if schemas is None else schemas.entries
     batch = decode_entry_batch(entry.body, entry.header, known)
     if known is not None:
@@ -205,7 +205,7 @@ def _batch_of(entry: FetchedEntry, schemas: KnownSchemas | None = None) -> pa.Re
 
 
 def _plain_rows_of(entry: FetchedEntry) -> EntryRows | None:
-    """Return the entry's rows, if Arrow need not be asked for their records; else None."""
+    """Return the entry's rows, if its records can be decoded without Arrow; else None."""
     header, form = entry.header, plain_format()
     if header.record_count > PARSED_RECORDS_MAX or header.schema_id or form is None:
         return None

@@ -1,8 +1,8 @@
-"""Snapshots of a log, and the ranges of them that are read independently: pure values.
+"""Snapshots of a log, and ranges of them that are read independently: pure values.
 
-A `LogSnapshot` carries everything that reading needs (segments, extents, ledger ensembles, bookie
-addresses), so whoever gets a `ScanRange` of it, in another process or on another machine, reads the
-records without asking the metadata store.  All values are picklable and do no I/O.
+A `LogSnapshot` has everything that reading needs (segments, extents, ledger ensembles, bookie
+addresses).  Therefore a `ScanRange` of it can be read in another process or on another machine
+without the metadata store.  All values are picklable and do no I/O.
 
 Positions are half-open: a range holds the records from `start` up to but not including `end`.
 """
@@ -35,12 +35,12 @@ _SHOWN_SEGMENTS = 100
 
 
 class ExtentView(Extent, frozen=True, kw_only=True, gc=False):
-    """A run of readable entries; of an open extent up to the LAC that was read.
+    """A run of readable entries; for an open extent up to the LAC that was read.
 
     `base_entry_id` is the entry id, within the segment, of its first entry.  `start_sequence_id` is
     the sequence id of the extent's very first record, also in a clipped view: an entry's header
-    counts the records before it from there.  `record_count` and `size_bytes` are exact of whole
-    extents and prorated by entries of clipped ones.
+    counts the records before it from there.  `record_count` and `size_bytes` are exact for whole
+    extents and prorated by entries for clipped ones.
     """
 
     last_entry_id: int
@@ -53,7 +53,7 @@ class ExtentView(Extent, frozen=True, kw_only=True, gc=False):
         return self.base_entry_id + self.entry_count
 
     def in_segment(self, entry_id: int) -> int:
-        """Return which entry of the segment an entry of the ledger is."""
+        """Return the entry id within the segment of an entry of the ledger."""
         return self.base_entry_id + entry_id - self.first_entry_id
 
     def clipped(self, *, first: int, end: int) -> ExtentView | None:
@@ -83,7 +83,7 @@ def _prorated(amount: int, part: int, whole: int) -> int:
 class SegmentView(ShownFields):
     """The readable part of one segment, with the ledgers that its extents name.
 
-    Entries and records that are truncated at its start count, too.
+    Entries and records that are truncated at its start are counted too.
     """
 
     lssn: int
@@ -112,10 +112,10 @@ class SegmentView(ShownFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRange(ShownFields):
-    """The records of one segment in [start, end), with all that is needed to read them.
+    """The records of one segment in [start, end), with everything needed to read them.
 
-    `columns` are those that batches of a typed log have, beside the transaction ids, and that those
-    of a log of bytes have at least; None: all.
+    `columns` are the columns of a typed log's batches, beside the transaction ids; batches of a
+    byte log have at least these.  None: all.
     """
 
     log: str
@@ -134,30 +134,30 @@ class ScanRange(ShownFields):
     def pack(ranges: Sequence[ScanRange]) -> bytes:
         """Return `ranges` as bytes for another process of this release.
 
-        Pickled one by one, extents take ten times the time and the bytes.
+        Pickling extents one by one takes ten times the time and the bytes.
         """
         return zlib.compress(msgspec.msgpack.encode(ranges), level=1)
 
     @staticmethod
     def unpack(packed: bytes) -> tuple[ScanRange, ...]:
-        """Return what `pack` packed."""
+        """Return the ranges that `pack` encoded."""
         return msgspec.msgpack.decode(zlib.decompress(packed), type=tuple[ScanRange, ...])
 
     @property
     def entry_count(self) -> int:
-        """Number of entries that are read, those at the edges whole."""
+        """Number of entries that are read; those at the edges count whole."""
         if not self.extents:
             return 0
         return self.extents[-1].end_entry_id - self.extents[0].base_entry_id
 
     @property
     def record_count_estimate(self) -> int:
-        """About how many records it holds: exact where it holds whole extents."""
+        """Estimated number of records; exact for whole extents."""
         return sum(extent.record_count for extent in self.extents)
 
     @property
     def size_bytes_estimate(self) -> int:
-        """About how many bytes it reads."""
+        """Estimated bytes to read."""
         return sum(extent.size_bytes for extent in self.extents)
 
     def split(self, entries_per_part: int) -> list[ScanRange]:
@@ -182,7 +182,7 @@ class ScanRange(ShownFields):
         return [self.between(start, stop) for start, stop in pairwise(cuts)]
 
     def after_entry(self, entry_id: int) -> ScanRange | None:
-        """Return what follows an entry of the range; None if that is nothing."""
+        """Return the range after one of its entries; None if that is empty."""
         rest = self.between(DLSN(self.lssn, entry_id + 1, 0), self.end)
         return rest if rest.extents and rest.start < rest.end else None
 
@@ -208,7 +208,7 @@ def _clip(extents: tuple[ExtentView, ...], start: DLSN, end: DLSN) -> tuple[Exte
 def _named(
     ledgers: Mapping[int, LedgerMetadata], extents: Iterable[ExtentView]
 ) -> dict[int, LedgerMetadata]:
-    """Return those of `ledgers` that hold something of `extents`."""
+    """Return those of `ledgers` that hold entries of `extents`."""
     return {extent.ledger_id: ledgers[extent.ledger_id] for extent in extents}
 
 
@@ -217,8 +217,10 @@ class ScanBatch(ShownFields):
     """Records of one entry, in order: `batch` has the columns txid (int64) and value (binary),
     of a typed log `_txid` and the log's own, or those of them that its range asks for.
 
-    The first row is at DLSN(lssn, entry_id, first_slot) and has `sequence_id`; the following rows
-    count up from there.  All rows have `timestamp_ms`, epoch milliseconds.
+    `batch` has the columns txid (int64) and payload (binary); for a typed log `_txid` and the log's
+    columns, or those of them that the range selects.  The first row is at DLSN(lssn, entry_id,
+    first_slot) and has `sequence_id`; the following rows count up from there.  All rows have
+    `timestamp_ms`, epoch milliseconds.
     """
 
     batch: pa.RecordBatch
@@ -238,12 +240,12 @@ class ScanBatch(ShownFields):
 class LogSnapshot:
     """A log's readable records at one moment.
 
-    `first` is the position of the first record that is not truncated (where the next record will
-    be, when there is none).  `end` is the position after the last readable one, in canonical form:
-    the entry count of the last segment that has readable entries, slot 0; or `first` if there is
-    none.  `schema` is that of a typed log, with every version that its entries have.
-    `removed_txid` is the highest transaction id of the extents that were removed, as far as it is
-    known; `next_sequence_id` the number of the record that follows the final extents.
+    `first` is the position of the first record that is not truncated, or of the next record if
+    there is none.  `end` is the position after the last readable record, in canonical form: the
+    entry count of the last segment with readable entries, slot 0; or `first` if there is none.
+    `schema` is that of a typed log, with every version that its entries have.  `removed_txid` is
+    the highest transaction id of removed extents, as far as it is known.  `next_sequence_id` is the
+    sequence id of the record after the final extents.
     """
 
     log: str
@@ -280,7 +282,7 @@ class LogSnapshot:
         return self.first >= self.end
 
     def contains(self, dlsn: DLSN) -> bool:
-        """Return whether `dlsn` lies among the readable records: first <= dlsn < end."""
+        """Return whether `dlsn` is in the readable range: first <= dlsn < end."""
         return self.first <= dlsn < self.end
 
     def is_truncated_before(self, dlsn: DLSN) -> bool:
@@ -289,7 +291,7 @@ class LogSnapshot:
 
     @property
     def truncated_txid(self) -> int:
-        """The highest transaction id that is known to be truncated, whole extents at a time."""
+        """The highest transaction id that is known to be truncated, by whole extents."""
         known = [
             extent.last_txid
             for segment in self.segments
@@ -322,8 +324,8 @@ class LogSnapshot:
     def scans(self, start: DLSN, end: DLSN) -> list[ScanRange]:
         """Return the readable records in [start, end) as one range per segment, in order.
 
-        What was truncated and what is not readable yet is left out: callers that must not miss
-        records compare `start` with `first` before.
+        Truncated records and those that are not readable yet are left out.  Callers that must not
+        miss records compare `start` with `first` before.
         """
         return list(self._scans(max(start, self.first), min(end, self.end)))
 
@@ -357,16 +359,16 @@ class LogSnapshot:
     def count_records(self, start: DLSN, end: DLSN) -> int:
         """Return how many records are in [start, end).
 
-        Exact where both fall on the edges of extents, an estimate by entries elsewhere;
+        It is exact if both are at the edges of extents, else an estimate by entries;
         `DistributedLogManager.get_log_record_count` is always exact.
         """
         return sum(part.record_count_estimate for part in self.scans(start, end))
 
 
 class StagedExtent(Extent, frozen=True, kw_only=True):
-    """Entries that a staging writer made durable and that no log holds yet.
+    """Entries that a staging writer made durable and that are in no log yet.
 
-    `first_txid` and `last_txid` are -1 when the records came without transaction ids: they get one
+    `first_txid` and `last_txid` are -1 if the records came without transaction ids: they get one
     when the append commits.
     """
 
@@ -387,7 +389,7 @@ class StagedExtent(Extent, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult(ShownFields):
-    """Outcome of a commit: by this call, or found done before (then `logs` is empty).
+    """The outcome of a commit: done by this call, or done before (then `logs` is empty).
 
     `logs` maps each log to the position of the first record appended and the position after the
     last.

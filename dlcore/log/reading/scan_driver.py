@@ -1,4 +1,4 @@
-"""Reading scan ranges: from entries on bookies to Arrow batches, without the metadata store."""
+"""Reads scan ranges: from entries on bookies to Arrow batches, without the metadata store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def scan_range(part: ScanRange, ledgers: LedgerClient) -> AsyncGenerator[ScanBatch, None]:
-    """Yield the records of one range, entry by entry, from where its metadata says they are."""
+    """Yield the records of one range, entry by entry, from the bookies in its metadata."""
     for group in adjacent(part.extents):
         reader = ledgers.open_ledger_of(part.ledgers[group[-1].ledger_id])
         async with aclosing(_read_extents(part, group, reader)) as batches:

@@ -1,4 +1,4 @@
-"""The schema of a typed log that is read, as far as its reader knows it."""
+"""The schema of a typed log, as far as a reader of it knows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KnownSchemas:
-    """All versions of a log's schema; read again when an entry was written by a later one."""
+    """All versions of a log's schema; read again when an entry has a later version."""
 
     def __init__(self, logs: LogStore, log: LogMetadata, known: EntrySchemas) -> None:
         self._logs = logs
@@ -26,7 +26,7 @@ class KnownSchemas:
 
     @classmethod
     async def read(cls, logs: LogStore, log: LogMetadata) -> KnownSchemas | None:
-        """Read the schema of a log; None of a log of bytes, for which nothing is asked."""
+        """Read the schema of a log; None for a byte log, for which nothing is read."""
         (schema,) = await logs.read_schemas([log])
         return None if schema is None else cls(logs, log, entry_schemas(schema))
 
@@ -39,7 +39,7 @@ class KnownSchemas:
 
 
 async def find_schemas(logs: LogStore, names: Sequence[str]) -> dict[str, pa.Schema | None]:
-    """Return the columns of each log that exists, None of one of bytes."""
+    """Return the columns of each existing log; None for a byte log."""
     found = await logs.find_existing([validate_log_name(name) for name in names])
     schemas = await logs.read_schemas(found)
     return {

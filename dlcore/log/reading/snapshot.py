@@ -1,4 +1,4 @@
-"""Taking snapshots of a log, and finding positions in them."""
+"""Takes snapshots of a log, and finds positions in them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 _PLACES_AT_ONCE = 64
 _GUESSES_MAX = 4
-"""Guesses at the place of a record by proportion, before the search halves what is left."""
+"""Guesses at a record's entry by proportion; after these the search halves the rest."""
 _LEDGERS_KEPT_MAX = 20_000
-"""Metadata of ledgers kept for the next snapshot of any log; it is some hundred bytes each."""
+"""Ledgers whose metadata is kept for later snapshots of any log; some hundred bytes each."""
 
 
 class LedgerCache:
     """Metadata of ledgers, which says where entries are, for all logs of a namespace.
 
-    That of a closed ledger stays right, but for what is moved to other bookies, which readers
-    `correct`.  Of an open one the part that tells of entries which were committed when it was read
-    does, so it serves until a later entry is asked for.
+    For a closed ledger it stays valid, except after entries moved to other bookies; readers
+    `correct` it then.  For an open ledger the cached metadata is valid up to the last entry that
+    was confirmed when it was read.  Asking for a later entry reads it again.
     """
 
     def __init__(self, ledgers: LedgerStore) -> None:
@@ -56,12 +56,12 @@ class LedgerCache:
         self._known: OrderedDict[int, tuple[LedgerMetadata, int]] = OrderedDict()
         self._wanted: dict[int, int] = {}
         self._reading: asyncio.Task[ReadLedgers] | None = None
-        self._reads = BackgroundTasks(told_to_callers)  # who may have left
+        self._reads = BackgroundTasks(told_to_callers)  # a caller may leave while one runs
 
     async def read(self, wanted: Mapping[int, int]) -> dict[int, LedgerMetadata]:
-        """Return the metadata of each ledger, of which entries up to the given one are committed.
+        """Return the metadata of each ledger, valid for entries up to the given one.
 
-        What several ask for at once is read at once.
+        Concurrent calls share one read.
 
         Raises:
             LedgerNotFoundError: one of them is gone; CorruptMetadataError: damaged.
@@ -79,12 +79,12 @@ class LedgerCache:
                 if metadata is None:
                     raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
                 if isinstance(metadata, CorruptMetadataError):
-                    raise metadata.with_traceback(None)  # others may be told, too
+                    raise metadata.with_traceback(None)  # other callers may get it too
                 found[ledger_id] = metadata
         return found
 
     def correct(self, metadata: LedgerMetadata) -> None:
-        """Keep what a reader learned of a closed ledger: auto-recovery has moved its entries."""
+        """Keep newer metadata of a closed ledger: auto-recovery has moved its entries."""
         if metadata.state is LedgerState.CLOSED:
             self._keep(metadata, metadata.last_entry_id)
 
@@ -96,8 +96,8 @@ class LedgerCache:
         return True
 
     async def _read_wanted(self) -> ReadLedgers:
-        """Return the ledgers that are wanted, but for those that are gone."""
-        await asyncio.sleep(0)  # others may join
+        """Return the wanted ledgers, without those that are gone."""
+        await asyncio.sleep(0)  # other calls may join
         wanted, self._wanted, self._reading = self._wanted, {}, None
         found = await persistently(lambda: self._ledgers.read_many(sorted(wanted)))
         for ledger_id, last_entry_id in wanted.items():
@@ -108,7 +108,7 @@ class LedgerCache:
         return found
 
     def _keep(self, metadata: LedgerMetadata, last_entry_id: int) -> LedgerMetadata:
-        """Keep what is known of entries up to this one, of all in a closed ledger; return it."""
+        """Keep metadata as valid up to this entry, or for all if it is closed; return it."""
         # The custom attributes are for people, and would only make each scan range larger.
         kept = replace(metadata, custom={})
         is_final = kept.state is LedgerState.CLOSED
@@ -120,7 +120,7 @@ class LedgerCache:
 
 
 class LogFollower:
-    """Takes snapshots of one log, each from the last one and what is new."""
+    """Takes snapshots of one log, each from the last one and the later changes."""
 
     def __init__(self, context: LogContext, log: LogKey, *, from_lssn: int = 1) -> None:
         self._context = context
@@ -131,11 +131,11 @@ class LogFollower:
         self._version = -1
         self._state: LogState | None = None
         self._snapshot: LogSnapshot | None = None
-        self._is_final = False  # the snapshot stays right until the head changes
+        self._is_final = False  # the snapshot stays valid until the head changes
         self._watches: list[Unsubscribe] = []
         self.heard = 0
-        """How often a change was heard of: of so many knows a head that is read from then on."""
-        self._covered = -1  # of so many the snapshot
+        """Number of change notifications so far; a head read from now on reflects all of them."""
+        self._covered = -1  # the notifications that the snapshot reflects
 
     @property
     def segment_count(self) -> int:
@@ -143,13 +143,13 @@ class LogFollower:
         return len(self._views)
 
     def watch(self) -> None:
-        """Learn of changes, so that `unchanged` can tell."""
+        """Watch for changes, so that `unchanged` can answer."""
         if not self._watches:
             paths = self._context.logs.paths_of(self.log)
             watched = [paths.head, paths.schema] if self._is_typed else [paths.head]
             watch = self._context.store.watch
             self._watches = [watch(path, self._mark, children=False) for path in watched]
-            self._mark()  # what came before was not heard
+            self._mark()  # earlier changes were not notified
 
     @property
     def _is_typed(self) -> bool:
@@ -165,26 +165,26 @@ class LogFollower:
             unwatch()
 
     def unchanged(self) -> LogSnapshot | None:
-        """Return the last snapshot if nothing was heard of a change since; for watched logs."""
+        """Return the last snapshot if no change was notified since; for watched logs."""
         if self._snapshot is None or not (self._is_final and self._is_current):
             return None
         is_current = self._snapshot.addresses is self._context.registry.known_addresses
         return self._snapshot if is_current else None
 
     def head(self) -> VersionedHead | None:
-        """Return the last head likewise; of an open extent only bookies know more."""
+        """Return the last head on the same condition; bookies may know more of an open extent."""
         state = self.known_state()
         if state is None:
             return None
         return VersionedHead(log=self.log, head=state.head, version=state.version)
 
     def known_state(self) -> LogState | None:
-        """Return the log's last state likewise."""
+        """Return the log's last state under the same condition."""
         return self._state if self._is_current else None
 
     @property
     def is_being_written(self) -> bool:
-        """Whether only bookies know more, as far as was heard; for watched logs."""
+        """Whether only an open extent can have more, as far as was notified; for watched logs."""
         return self._is_current and not self._is_final
 
     @property
@@ -193,23 +193,23 @@ class LogFollower:
         return bool(self._watches) and self._covered >= self.heard and is_connected
 
     async def state(self) -> LogState:
-        """Return the log's state, read afresh."""
+        """Return the log's state, read now."""
         return await self._history.read(from_lssn=self._from_lssn)
 
     async def take(self) -> LogSnapshot:
-        """Return what is readable now: after every change that completed before this call."""
+        """Return a snapshot with every change that completed before this call."""
         heard = self.heard
         return await self.take_at(await self._context.logs.read(self.log), heard=heard)
 
     async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
-        """Return what is readable as of a head, or of a later one; `heard` before it was read."""
+        """Return a snapshot as of a head, or a later one; `heard` is from before its read."""
         while True:
             same = self._snapshot
             if same is not None and self._is_final and at.version <= self._version:
                 addresses = await persistently(self._context.registry.get_addresses)
                 schema = await self._read_schema()
                 if self._snapshot is not same:
-                    continue  # another call has it from later
+                    continue  # another call has a later one
                 if schema != same.schema or addresses is not same.addresses:
                     same = dataclasses.replace(same, schema=schema, addresses=addresses)
                 self._snapshot, self._covered = same, max(self._covered, heard)
@@ -218,7 +218,7 @@ class LogFollower:
                 state = await self._history.state_of(at, from_lssn=self._from_lssn)
                 snapshot = await self._snapshot_of(state)
             except LedgerNotFoundError:
-                # Truncated, recovered or merged in the meantime.
+                # It was truncated, recovered or merged in the meantime.
                 known, at = at, await self._context.logs.read(self.log)
                 self._history.forget()
                 if at.version == known.version:
@@ -252,7 +252,7 @@ class LogFollower:
         return snapshot
 
     async def _read_schema(self) -> LogSchema | None:
-        """Return the schema after all that is readable was written: no entry has a later one."""
+        """Return the schema, read after the entries: no readable entry has a later version."""
         if not (isinstance(self.log, LogMetadata) and self.log.typed):
             return None
         return (await self._context.logs.read_schemas([self.log]))[0]
@@ -280,7 +280,7 @@ class LogFollower:
 
 
 def _common_length(before: LogSegment, after: LogSegment) -> int:
-    """Return how many final extents at the front are the same."""
+    """Return how many final extents at the front are equal."""
     pairs = zip(before.closed_extents, after.closed_extents, strict=False)
     same = 0
     for old, new in pairs:
@@ -297,7 +297,7 @@ async def _view_of(
     known: SegmentView | None,
     same: int,
 ) -> SegmentView:
-    """Return what is readable of a segment, of which `known` has the first `same` extents."""
+    """Return the readable part of a segment; `known` has its first `same` extents."""
     views = [] if known is None else list(known.extents[:same])
     base = views[-1].end_entry_id if views else 0
     sequence_id = segment.start_sequence_id
@@ -310,7 +310,7 @@ async def _view_of(
         ledger = ledgers[each.ledger_id]
         extent: Extent | None = each
         if each.is_open:
-            if known is not None:  # what it has was read later: its bookies are asked
+            if known is not None:  # its metadata is newer, and this decides which bookies are asked
                 ledger = known.ledgers.get(each.ledger_id, ledger)
             reader = context.ledgers.open_ledger_of(ledger)
             extent = await _readable_extent(reader, each, known)
@@ -320,8 +320,8 @@ async def _view_of(
         named[each.ledger_id] = ledger
         last = extent.last_entry_id
         assert last is not None
-        # Each field by its name: there may be a hundred thousand, and this takes a sixth of the
-        # time that it takes by a dictionary.
+        # With keyword arguments: there may be a hundred thousand views, and this takes a sixth of
+        # the time of a dictionary.
         views.append(
             ExtentView(
                 ledger_id=extent.ledger_id,
@@ -351,7 +351,7 @@ async def _view_of(
 async def _readable_extent(
     reader: LedgerReader, extent: Extent, known: SegmentView | None
 ) -> Extent | None:
-    """Return what is readable of an open extent, of which nothing is read that `known` has."""
+    """Return the readable part of an open extent; parts that `known` has are not read again."""
     confirmed = await reader.read_last_add_confirmed()
     last = () if known is None else known.extents[-1:]
     place = extent.ledger_id, extent.first_entry_id
@@ -371,7 +371,7 @@ class Finder:
 
     @property
     def snapshot(self) -> LogSnapshot:
-        """Where it looks."""
+        """The snapshot that it searches."""
         return self._snapshot
 
     async def last_dlsn(self) -> DLSN | None:
@@ -385,13 +385,14 @@ class Finder:
         return None
 
     async def require_left(self, start: DLSN | NotLessThan) -> None:
-        """Raise if a record was truncated that a reader asks for who names where it starts.
+        """Raise if a reader that starts at `start` would miss truncated records.
 
-        The first position, number and id that there can be mean the beginning, which is the first
-        record left; a time is no name of a record.
+        The lowest position, sequence id and transaction id mean the beginning, which is the first
+        remaining record.  A time never counts as truncated.
 
         Raises:
-            AlreadyTruncatedError: it names what is left, and how to begin there.
+            AlreadyTruncatedError: the message has the first remaining position, and how to begin
+                there.
         """
         first = self._snapshot.first
         if first == DLSN.INITIAL:
@@ -426,7 +427,7 @@ class Finder:
         return self._clamped(await self._txid_at(txid))
 
     async def _txid_at(self, txid: int) -> DLSN:
-        """Return the same, among truncated records too, as far as their segment is there."""
+        """Return the same, also in truncated parts, as far as their segment exists."""
         for segment, view in self._extents():
             if view.last_txid < txid:
                 continue
@@ -498,7 +499,7 @@ class Finder:
     ) -> tuple[int, EntryHeader]:
         """Return the entry of an extent that holds its n-th record, and the entry's header.
 
-        Entries of one extent are mostly alike, so the first guesses go by proportion.
+        Entries of one extent are mostly alike, so the first guesses are by proportion.
         """
         low, high = view.first_entry_id, view.last_entry_id + 1
         before, after = 0, view.record_count
@@ -538,7 +539,7 @@ class Finder:
     async def _first_entry(
         self, segment: SegmentView, view: ExtentView, reached: Callable[[EntryHeader], bool]
     ) -> int:
-        """Return the first entry of the extent whose header has `reached`; its last one has."""
+        """Return the first entry of the extent with `reached(header)`; the last one has it."""
         low, high = view.first_entry_id, view.last_entry_id
         while low < high:
             middle = (low + high) // 2
@@ -552,7 +553,7 @@ class Finder:
 async def find_places(
     context: LogContext, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
 ) -> list[RecordPlace]:
-    """Return the place of each first record that is wanted, in its snapshot."""
+    """Return the place of each wanted record, in its snapshot."""
     limit = asyncio.Semaphore(_PLACES_AT_ONCE)
 
     async def find(snapshot: LogSnapshot, key: DLSN | NotLessThan) -> RecordPlace:
@@ -563,7 +564,7 @@ async def find_places(
 
 
 async def take_last(context: LogContext, log: LogKey) -> LogSnapshot:
-    """Return a snapshot that leaves out all before the segment that holds the last record."""
+    """Return a snapshot that begins with the segment of the last record."""
     at = await context.logs.read(log)
     follower = LogFollower(context, log, from_lssn=at.head.end[0])
     return await follower.take_at(at)

@@ -1,4 +1,4 @@
-"""Snapshots of many logs at once, for those who follow them."""
+"""Snapshots of many logs at once, for callers that follow them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Outcome: TypeAlias = "LogSnapshot | DLError | None"
 FOLLOWED_LOGS_MAX = 10_000
-"""Logs whose last snapshot is kept, and which are watched if it was asked for twice.
+"""Logs whose last snapshot is kept.  They are watched after the second request.
 
-The one not asked for longest goes.
+Beyond this the log that was not asked for longest is dropped.
 """
 FOLLOWED_SEGMENTS_MAX = 100_000
-"""Segments that they may have together, likewise: each takes a KB or two."""
+"""Segments that all of them may have together; each takes a KB or two."""
 _AT_ONCE = 64
 
 
@@ -37,10 +37,10 @@ class NamedFollower(LogFollower):
 
     log: LogMetadata
     counted = 0
-    """Segments, as of when they were counted last."""
+    """The segment count when it was last added to the total."""
 
     async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
-        """Return what is readable; `LogRenamedError` if the log has another name by now."""
+        """Return a snapshot; raise `LogRenamedError` if the log has another name by now."""
         require_name(self.log, at.head)
         return await super().take_at(at, heard=heard)
 
@@ -51,10 +51,10 @@ class LogFollowers:
     def __init__(self, context: LogContext) -> None:
         self._context = context
         self._followers: OrderedDict[str, NamedFollower] = OrderedDict()
-        self._segments = 0  # as they were counted
+        self._segments = 0  # the sum of all `counted`
 
     async def take(self, names: Sequence[str], *, fresh: bool) -> dict[str, LogSnapshot | None]:
-        """Return a snapshot of each log; None where there is none of that name.
+        """Return a snapshot of each log; None if there is no log of that name.
 
         Raises: LedgerReadError, MetadataError.
         """
@@ -66,9 +66,9 @@ class LogFollowers:
         return found
 
     async def follow(self, name: str, log_id: str | None) -> tuple[NamedFollower, LogSnapshot]:
-        """Return what follows a log, and what that holds after every change before this call.
+        """Return the follower of a log, and a snapshot with every change before this call.
 
-        With an id it is that log, whatever its name is by now.
+        With an id it is the log of that id, whatever its present name.
 
         Raises: InvalidLogNameError, LogNotFoundError, LedgerReadError, MetadataError.
         """
@@ -84,11 +84,11 @@ class LogFollowers:
                 is_there = known is None or self._followers.get(name) is known
                 if log_id is None or is_there or has_failed:
                     raise
-                has_failed = True  # the log may have another name by now, and this be another's
+                has_failed = True  # the log may have been renamed, and this be another one
                 continue
             follower = self._followers.get(name)
             if snapshot is None:
-                # There is none, or its name has changed or is damaged: its head tells.
+                # There is none, or its name has changed or is damaged: read its head.
                 log = await self._context.logs.find(name, log_id)
                 name = (await self._context.logs.find_again(log)).name
             elif follower is not None and snapshot.log_id == follower.log.log_id == (
@@ -97,16 +97,16 @@ class LogFollowers:
                 return follower, snapshot
 
     async def survey(self, names: Sequence[str], *, fresh: bool) -> dict[str, Outcome]:
-        """Return a snapshot of each log; None where there is none of that name.
+        """Return a snapshot of each log; None if there is no log of that name.
 
-        Of a log whose metadata is damaged, or whose bookies do not answer, it is the error.
+        If a log's metadata is damaged, or its bookies do not answer, the value is the error.
         """
         names = validate_log_names(names)
         early: dict[str, Outcome] = {}
         being_read: dict[str, tuple[NamedFollower, int]] = {}
         if fresh and names:
-            # What changed is told before the answer; where nothing was heard since, what was read
-            # meanwhile counts: it was read after the call, too.
+            # Watches fire before the answer to `sync`.  If a watch did not fire, the snapshot that
+            # was read meanwhile counts: it was also read after the call.
             being_read = {
                 name: (follower, follower.heard)
                 for name, follower in self._followed(names).items()
@@ -126,10 +126,10 @@ class LogFollowers:
                 found[name] = early[name]
             elif snapshot is not None:
                 found[name] = snapshot
-            follower.watch()  # not before it is asked for again: most plans of a batch ask once
+            follower.watch()  # only at the second request: most plans of a batch ask once
         changed = [name for name in names if name not in found]
         found |= await self._refresh(self._followed(changed))
-        # What is not there any more may have been created again.
+        # A log that is gone may have been created again.
         found |= await self._find([name for name in changed if name not in self._followers])
         left = [name for name in changed if found.get(name) is None]
         found |= await self._refresh(self._followed(left))
@@ -137,7 +137,7 @@ class LogFollowers:
         return {name: found.get(name) for name in names}
 
     def _forget_others(self, names: Sequence[str]) -> None:
-        """Keep these logs, and of others those that were asked for last, as many as are kept."""
+        """Keep these logs, and of the others those that were asked for last, up to the limits."""
         asked = self._followed(names)
         for name, follower in asked.items():
             self._followers.move_to_end(name)
@@ -149,7 +149,7 @@ class LogFollowers:
             self._let_go(*next(iter(self._followers.items())))
 
     async def _find(self, names: Sequence[str]) -> dict[str, Outcome]:
-        """Follow the logs that there are; return why others cannot be."""
+        """Follow the logs that exist; return the errors of others."""
         paths = [self._context.paths.log(name) for name in names]
         if not paths:
             return {}
@@ -170,7 +170,7 @@ class LogFollowers:
         return {name: self._followers[name] for name in names if name in self._followers}
 
     async def _refresh(self, followed: Mapping[str, NamedFollower]) -> dict[str, Outcome]:
-        """Return what the logs hold; those that are gone are followed no more."""
+        """Return snapshots of the logs; logs that are gone are no longer followed."""
         if not followed:
             return {}
         followers = list(followed.values())
@@ -196,7 +196,7 @@ class LogFollowers:
             except (AlreadyClosedError, *UNANSWERED):
                 raise
             except DLError as error:
-                self._let_go(name, follower)  # looked up afresh next time
+                self._let_go(name, follower)  # the next call looks it up again
                 return error
 
         taken = await asyncio.gather(*(take(name, index) for index, name in enumerate(followed)))
@@ -204,7 +204,7 @@ class LogFollowers:
 
     def _let_go(self, name: str, follower: NamedFollower) -> None:
         follower.close()
-        if self._followers.get(name) is follower:  # another call may have found it so, too
+        if self._followers.get(name) is follower:  # else another call has dropped it
             del self._followers[name]
             self._segments -= follower.counted
 
@@ -212,7 +212,7 @@ class LogFollowers:
         return len(self._followers)
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following all logs."""
         for follower in self._followers.values():
             follower.close()
         self._followers.clear()

@@ -1,4 +1,4 @@
-"""The status of a log: what one call tells of it."""
+"""The status of a log, as one call returns it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStatus:
-    """What a log holds, how it is stored, who writes it; as of one moment.
+    """The contents of a log, their storage, and the writer; as of one moment.
 
-    `first`, `last` and `last_txid` are None of a log without records.  `size_bytes` counts entries
-    that are truncated in part by their share.  `writer` is None if nobody owns the log.
-    `under_replicated_ledgers` are those on auto-recovery's list: nothing is lost by that yet.
+    `first`, `last` and `last_txid` are None for a log without records.  In `size_bytes` entries
+    that are truncated in part count by their share.  `writer` is None if no writer owns the log.
+    `under_replicated_ledgers` are those on auto-recovery's list: they have lost copies, but no
+    data yet.
     """
 
     name: str

@@ -1,11 +1,13 @@
 """Positions that a log keeps for applications, each for one reader at a time.
 
-A subscription is a node below the log's head: a position, and the token of whoever may move it.  A
-reader takes its lock, and writes its own token into it, so that whoever held it before finds its
-compare-and-set lost, also if its session, and with it the lock, is gone and it does not know yet.
+A subscription is a node below the log's head: a position, and the token of the reader that may move
+it.  A reader takes the subscription's lock, and writes its own token into the node.  The reader
+that held it before then loses its compare-and-set, even if its session and its lock are gone and it
+does not know that yet.
 
-Who has no session of his own, as a client of proxies, takes the lock only to write his token.  From
-then on that alone says that the subscription is his, until somebody else takes it.
+A reader without a session of its own, as a client of proxies, takes the lock only to write its
+token.  From then on the token alone makes it the owner, until another reader takes the
+subscription.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUBSCRIPTIONS_MAX = 1_000
-"""Of one log."""
+"""Subscriptions of one log."""
 _ID_BYTES_MAX = 200
 _RETRY_S = 0.1
 _TRIES_MAX = 50
 _RELEASE_WAIT_S = 5.0
-"""Without an answer of the metadata store, whoever releases a lock does not wait longer."""
+"""The longest wait for the release of a lock while the metadata store does not answer."""
 _releases = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored position: that of the next record to read; `token` names who may move it."""
+    """A stored position: that of the next record to read; only `token`'s reader may move it."""
 
     layout: int = LAYOUT
     position: tuple[Number, Count, Count] = (1, 0, 0)
@@ -72,18 +74,18 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _MADE = Mark(0, "")
-"""Of one that nobody has taken."""
+"""The mark of a subscription that no reader has taken."""
 
 
 class Seen(NamedTuple):
-    """A position, and the state of the subscription that has it."""
+    """A position, and the mark of the subscription when it was read."""
 
     position: DLSN
     mark: Mark
 
 
 def require_subscriber(subscriber: str) -> str:
-    """Return the name of a subscriber, or raise ConfigurationError."""
+    """Return the name of a subscriber, or raise `ConfigurationError`."""
     require_kind("subscriber", subscriber, str)
     if not 0 < len(subscriber.encode()) <= _ID_BYTES_MAX:
         raise ConfigurationError(
@@ -95,7 +97,7 @@ def require_subscriber(subscriber: str) -> str:
 async def list_subscriptions(
     context: LogContext, log: LogKey, subscriber: str | None = None
 ) -> dict[str, Seen]:
-    """Return the stored positions by subscriber, sorted; of one alone if he is named."""
+    """Return the stored positions by subscriber, sorted; only that of `subscriber` if given."""
     await context.logs.read(log)  # raises if it is gone
     paths = context.logs.paths_of(log)
     if subscriber is None:
@@ -120,7 +122,7 @@ def _seen(node: Versioned, path: str) -> Seen:
 
 
 class SubscriptionHold:
-    """A subscription of a log, from `take` to `release` for this holder alone."""
+    """A subscription of a log, which is this holder's alone from `take` to `release`."""
 
     def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
         self._context = context
@@ -134,7 +136,7 @@ class SubscriptionHold:
         self._stored = Subscription()
         self._version = -1
         self._is_locked = False
-        self._has_attempted = False  # to lock it, whether or not somebody waited for the answer
+        self._has_attempted = False  # to lock it, even if the answer was not waited for
         self._unsubscribe = self._store.on_session(self._session_changed)
 
     def __repr__(self) -> str:
@@ -150,9 +152,9 @@ class SubscriptionHold:
             self._is_locked = False
 
     async def take(self, *, timeout_s: float) -> None:
-        """Make the subscription if there is none, and lock it, waiting for another holder.
+        """Create the subscription if there is none, and lock it, waiting for another holder.
 
-        Who waits long is told of him by a warning.
+        During a long wait a warning names the holder.
 
         Raises:
             OwnershipAcquireFailedError: another reader held it for `timeout_s`.
@@ -172,18 +174,18 @@ class SubscriptionHold:
 
         Raises:
             OwnershipAcquireFailedError, SubscriptionMovedError: another reader has it, or had it.
-            MetadataConnectionError: there is no answer; it may be tried again.
+            MetadataConnectionError: there is no answer; the call may be repeated.
         """
         if self._is_locked:
             return
         await self._lock(timeout_s=0)
-        # The version alone could be that of another subscription, made since this one was deleted.
+        # An equal version could be of another subscription, created after this one was deleted.
         if not self._take_up(await self._read()):
             await self.release()
             raise self._moved()
 
     def _take_up(self, node: Versioned | None) -> bool:
-        """Learn what is stored, if it has our token: perhaps by a commit that was cancelled."""
+        """Use the stored state if it has our token: a cancelled commit may have written it."""
         if node is None:
             return False
         stored = decode(Subscription, node.value, source=self._path)
@@ -193,11 +195,11 @@ class SubscriptionHold:
         return True
 
     async def commit(self, position: DLSN) -> None:
-        """Store a position, unless somebody else has taken the subscription.
+        """Store a position, unless another reader has taken the subscription.
 
         Raises:
-            SubscriptionMovedError: somebody has.
-            MetadataConnectionError: there is no answer; it may be tried again.
+            SubscriptionMovedError: another reader has taken it.
+            MetadataConnectionError: there is no answer; the call may be repeated.
         """
         stored = self._at(position, self._token)
         for _ in range(_TRIES_MAX):
@@ -225,20 +227,20 @@ class SubscriptionHold:
         )
 
     async def look(self) -> Seen | None:
-        """Return what is stored; None if there is no such subscription."""
+        """Return the stored state; None if there is no such subscription."""
         node = await self._read()
         return None if node is None else _seen(node, self._path)
 
     async def move(
         self, position: DLSN, *, token: str, mark: Mark | None, timeout_s: float
     ) -> Mark:
-        """Store a position for somebody known by a token alone, and return the mark of that.
+        """Store a position for a reader that is known by its token alone; return the new mark.
 
-        The subscription is to be as he saw it, `mark`; None: there was none.  One that is not his
-        yet is locked meanwhile, so nobody reads by it who has the lock.  Asked for again, since the
-        answer was lost, it is done once.
+        `mark` is the mark that the reader has seen; None: there was no subscription.  If the reader
+        does not own the subscription yet, it is locked meanwhile, so that no reader with the lock
+        uses it.  A call that is repeated because its answer was lost is done once.
 
-        Raises: as `take`; SubscriptionMovedError: it is not as he saw it.
+        Raises: as `take`; SubscriptionMovedError: the mark is another one.
         """
         if mark is None:
             await self._make()
@@ -257,13 +259,13 @@ class SubscriptionHold:
             except UNANSWERED:
                 await asyncio.sleep(_RETRY_S)
             except (MetadataVersionError, NoNodeError):
-                continue  # the next look tells whose it is
+                continue  # the next look shows who owns it
             else:
                 return Mark(version, token)
         raise self._unanswered()
 
     async def forget(self, mark: Mark) -> None:
-        """Remove the subscription, if it is as somebody saw it; harmless when there is none.
+        """Remove the subscription, if it has this mark; no error if there is none.
 
         Raises: as `move`.
         """
@@ -282,10 +284,10 @@ class SubscriptionHold:
         self._is_locked = self._has_attempted = False
 
     async def release(self) -> None:
-        """Let others have it; harmless when it is not held.
+        """Release it for others; a second call does nothing.
 
-        While the metadata store does not answer it goes on in the background, and if it is
-        cancelled.
+        If the metadata store does not answer, or this is cancelled, the release goes on in the
+        background.
         """
         self._unsubscribe()
         self._is_locked = False
@@ -328,7 +330,7 @@ class SubscriptionHold:
         return await persistently(lambda: self._store.get(self._path, fresh=True))
 
     async def _holder(self) -> LockHolder | None:
-        """Return who has the lock."""
+        """Return the holder of the lock."""
         node = await persistently(lambda: self._store.get(self._lock_path, fresh=True))
         return None if node is None else self._locked_by(node)
 
@@ -356,12 +358,12 @@ class SubscriptionHold:
                         await changed.wait()
                         changed.clear()
                 except TimeoutError:
-                    continue  # one more look
+                    continue  # try once more
         finally:
             unwatch()
 
     async def _try_lock(self) -> LockHolder | None:
-        """Lock it, or return who has it."""
+        """Lock it, or return the holder."""
         holder = LockHolder(
             owner=self._context.client_id,
             token=self._token,
@@ -375,7 +377,7 @@ class SubscriptionHold:
                 found = await self._holder()
                 if found is not None and found.token != self._token:
                     return found
-                self._is_locked = found is not None  # else it is free, by now or still
+                self._is_locked = found is not None  # else it is free now: try again
             except NoNodeError:
                 raise self._moved() from None
             else:
@@ -383,7 +385,7 @@ class SubscriptionHold:
         return None
 
     async def _take_over(self) -> None:
-        """Write our token, so that whoever had it before can move it no more."""
+        """Write our token, so that the former owner can no longer move it."""
         while True:
             node = await self._read()
             if node is None:
@@ -393,7 +395,7 @@ class SubscriptionHold:
             try:
                 await self.commit(self.position)
             except SubscriptionMovedError:
-                continue  # by one that had it before
+                continue  # the former owner moved it
             return
 
     def _unanswered(self) -> MetadataConnectionError:
@@ -412,7 +414,7 @@ class SubscriptionHold:
 async def move_subscription(
     context: LogContext, log: LogKey, subscriber: str, position: DLSN
 ) -> None:
-    """Set a subscription's position, forward or back, while nobody reads by it."""
+    """Set a subscription's position, forward or back, if it has no reader."""
     hold = SubscriptionHold(context, log, subscriber)
     await hold.take(timeout_s=0)
     try:
@@ -422,7 +424,7 @@ async def move_subscription(
 
 
 async def delete_subscription(context: LogContext, log: LogKey, subscriber: str) -> bool:
-    """Remove a subscription that nobody reads by; return whether there was one."""
+    """Remove a subscription without a reader; return whether there was one."""
     if not await list_subscriptions(context, log, subscriber):
         return False
     hold = SubscriptionHold(context, log, subscriber)

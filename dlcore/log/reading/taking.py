@@ -1,4 +1,4 @@
-"""Records taken from rows that are here: all that a call returns, or none of them."""
+"""Takes records from buffered rows: all that a call returns, or none of them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _Rows = TypeVar("_Rows", bound="Rows[Any]")
 
 
 def take_records(rows: deque[_Rows], count: int) -> list[Any]:
-    """Take up to `count` records from the first rows; none while they are still being made.
+    """Take up to `count` records from the first rows; nothing is taken before all are decoded.
 
-    So who is interrupted meanwhile, by a signal, finds them again.
+    Therefore a caller that is interrupted meanwhile, by a signal, gets them with the next call.
     """
     records: list[Any] = []
     for each in rows:
@@ -34,13 +34,13 @@ def take_records(rows: deque[_Rows], count: int) -> list[Any]:
 
 
 def drop_taken(rows: deque[_Rows]) -> None:
-    """Leave out the first rows of which none is left."""
+    """Remove the first rows that have none left."""
     while rows and not rows[0].rows_left:
         rows.popleft()
 
 
 def no_records() -> SchemaMismatchError:
-    """Return the error of who wants records of a typed log."""
+    """Return the error for a caller that wants records of a typed log."""
     return SchemaMismatchError(
         "the log is typed, its rows are no records of bytes: use read_batch() or batches() of "
         "a reader, or read() of the log, which gives tables and frames"
