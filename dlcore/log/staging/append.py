@@ -1,10 +1,10 @@
 """Atomic appends: staged extents enter any number of logs in one metadata transaction.
 
 The transaction writes the heads of all logs and the record of the commit, and counts the extents in
-the registrations of their ledgers.  It is planned from what one round trip reads; if anything of
-that changed, it is planned again.  A lost reply is classified by the commit record, which carries
-the token of the append that wrote it.  What the record means for an append is decided in
-`metadata/commits.py`.  Tidying comes after the answer.
+the registrations of their ledgers.  It is planned from the result of one round trip, and planned
+again if any of that changed.  After a lost reply the commit record shows the outcome: it has the
+token of the append that wrote it.  `metadata/commits.py` decides by the record.  Tidying comes
+after the answer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _ATTEMPTS_MAX = 100
 _CONFLICT_DELAY_S_MAX = 0.05
 IDENTITY_BYTES_MAX = 200
 _NAMED_MAX = 5
-"""So many logs are named in an error."""
+"""Logs that an error names, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,12 @@ class _Plan:
     logs: dict[str, tuple[DLSN, DLSN]] = field(default_factory=dict)
     appended: tuple[LogKey, ...] = ()
     to_merge: dict[LogKey, int] = field(default_factory=dict)
-    """The logs that have much to merge then, from which segment on."""
+    """Logs that will have much to merge, and the first segment of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one round trip tells of all that an append concerns."""
+    """The nodes that an append needs, from one round trip."""
 
     record: Versioned | None
     staged: dict[int, StagedNode | None]
@@ -105,7 +105,7 @@ class _Found:
 
 
 class _HeldError(Exception):
-    """Writers own logs, and it is not our turn; never leaves this module."""
+    """Writers own logs, and it is not our turn; it never leaves this module."""
 
     def __init__(self, held: list[HeldLog]) -> None:
         super().__init__(held)
@@ -113,14 +113,14 @@ class _HeldError(Exception):
 
 
 class _ChangedError(Exception):
-    """Something was changed since it was read; never leaves this module."""
+    """Something was changed since it was read; it never leaves this module."""
 
 
 class StagedAppend(AsyncClosing):
     """One atomic append, named by an identity, a version, and its place among the run's appends.
 
-    Of one identity the versions go up; what was committed of a version is not committed again, and
-    `commit` says so.  Use `Namespace.begin_append`.
+    The versions of one identity go up.  If an append of a version was committed before, it is not
+    committed again, and the result of `commit` says so.  Use `Namespace.begin_append`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class StagedAppend(AsyncClosing):
         self._writer: StagingWriter | None = None
         self._staged: list[StagedExtent] = []
         self._listed: list[int] | None = None
-        self._tried = Decision(Verdict.SKIP)  # by who has the same token, if it is known
+        self._tried = Decision(Verdict.SKIP)  # of an earlier attempt with this token, if known
         self._plan_tried = _Plan()
         self._aborted = False
         self._replaces: dict[str, str] = {}
@@ -172,7 +172,7 @@ class StagedAppend(AsyncClosing):
         return f"<StagedAppend {self._identity!r} version={self._version}>"
 
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents takes all of them.
+        """Stage rows for a log; `commit` without extents appends all of them.
 
         Raises: as `StagingWriter.write_batch`.
         """
@@ -187,15 +187,15 @@ class StagedAppend(AsyncClosing):
         """Append `extents`, in the given order per log: all or nothing, once.
 
         Args:
-            extents: what to append; None for what this append's own writers hold.
-            replaces: the names of logs of which all that they held before is truncated in the same
-                transaction; those among them that no extent is for are empty afterwards.
+            extents: the extents to append; None: those of this append's own writers.
+            replaces: the names of logs whose earlier records are all truncated in the same
+                transaction; those of them without an extent are empty afterwards.
 
         Raises:
-            AppendAbortedError: it was aborted, staged data is gone, or one of the logs is.
+            AppendAbortedError: it was aborted, or staged data or one of the logs is gone.
             TransactionTooLargeError: more logs or extents than one transaction takes.
-            DuplicateAppendError: appends of this version overlapped: which of them are committed
-                cannot be told.
+            DuplicateAppendError: appends of this version overlapped, and it is unknown which of
+                them are committed.
             AppendSupersededError: a later run of the appender appends this version.
             AppendMismatchError: a strict append is older than the last one committed, or its
                 version was committed to other logs.
@@ -203,7 +203,8 @@ class StagedAppend(AsyncClosing):
             EndOfStreamError: one of the logs is sealed.
             LogNotFoundError: there is no log of a name in `replaces`.
             TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
-            MetadataConnectionError: whether it was committed is unknown; calling again tells.
+            MetadataConnectionError: it is unknown whether it was committed; call again to find
+                out.
         """
         self._require_alive()
         if self._result is None:
@@ -213,13 +214,13 @@ class StagedAppend(AsyncClosing):
             found = [await self._context.logs.find(name) for name in sorted(replaces)]
             self._replaces = {log.log_id: log.name for log in found}
             require_few_logs(self._names(extents))
-            # Remembered here too, for the record that tells of it may be removed now.
+            # Remembered here too, because the commit record may be removed now.
             self._result = await self._commit(extents)
             await self._context.tidier.submit(f"tidying after {self!r}", self._tidy)
         return self._result
 
     async def stage(self) -> list[StagedExtent]:
-        """Make durable what was written here, and return it: what `commit` takes by itself.
+        """Make all rows written here durable, and return their extents, the default of `commit`.
 
         Raises: as `StagingWriter.stage`.
         """
@@ -270,7 +271,7 @@ class StagedAppend(AsyncClosing):
     def _decide(
         self, extents: Sequence[StagedExtent], node: Versioned | None, *, now_ns: int
     ) -> Decision:
-        """Decide by the record that was read; raise if the version is another append's."""
+        """Decide by the record; raise if the version belongs to another append."""
         record = self._record_of(node)
         logs = self._names(extents)
         decision = decide(
@@ -301,10 +302,10 @@ class StagedAppend(AsyncClosing):
         return decision
 
     async def _look(self, extents: Sequence[StagedExtent]) -> _Found:
-        """Read the record, registrations, heads and locks: one round trip, however many they are.
+        """Read the record, registrations, heads and locks in one round trip.
 
-        The first time also which ledgers are listed where it stages: what is among them and nobody
-        fills any more can be settled once this append is decided.
+        The first call also lists the ledgers of its identity: those that no process fills any more
+        can be settled once this append is decided.
         """
         paths = self._context.paths
         ledger_ids = sorted({extent.ledger_id for extent in extents})
@@ -339,7 +340,7 @@ class StagedAppend(AsyncClosing):
         return decode(CommitRecord, node.value, source=self._context.paths.commit(self._identity))
 
     def _conclude(self, decision: Decision) -> CommitResult:
-        """Return the outcome of a decision that is stored."""
+        """Return the outcome of a stored decision."""
         what = f"append {self._identity!r} version {self._version}"
         match decision.verdict:
             case Verdict.APPEND:
@@ -363,11 +364,11 @@ class StagedAppend(AsyncClosing):
                 assert_never(decision.verdict)
 
     async def _plan(self, extents: Sequence[StagedExtent], found: _Found) -> _Plan:
-        """Return what appends `extents` to the logs as they were found.
+        """Return the plan that appends `extents` to the logs as they were read.
 
         Raises:
             _HeldError: writers own some of the logs, and it is not our turn.
-            _ChangedError: a dead writer's log was recovered: look again.
+            _ChangedError: a dead writer's log was recovered: read again.
         """
         ops: list[Op] = []
         logs: dict[str, tuple[DLSN, DLSN]] = {}
@@ -386,7 +387,7 @@ class StagedAppend(AsyncClosing):
             if owner is not None:
                 ops.append(owner.turned(self._context, "free"))
             elif at.head.open_extent is not None:
-                # It was read together with the lock: what is open was left by a dead writer.
+                # It was read together with the lock: a dead writer left the extent open.
                 await recover_log(self._context, at, only_this=True)
                 raise _ChangedError
             paths = self._context.logs.paths_of(log)
@@ -413,7 +414,7 @@ class StagedAppend(AsyncClosing):
         return _Plan(tuple(ops), logs, tuple(parts), to_merge)
 
     def _by_log(self, extents: Sequence[StagedExtent]) -> dict[LogKey, list[StagedExtent]]:
-        """Return the extents of each log, the logs by name; by its id a log is one log."""
+        """Return the extents of each log, the logs by name; the id decides which log it is."""
         parts: dict[str, list[StagedExtent]] = {log_id: [] for log_id in self._replaces}
         ids = {name: log_id for log_id, name in self._replaces.items()}
         for extent in extents:
@@ -431,7 +432,7 @@ class StagedAppend(AsyncClosing):
         }
 
     def _names(self, extents: Sequence[StagedExtent]) -> dict[str, str]:
-        """Return the logs that it concerns: their names by id."""
+        """Return the logs of this append: their names by id."""
         return self._replaces | {extent.log_id: extent.log for extent in extents}
 
     def _head_of(self, log: LogKey, found: _Found) -> VersionedHead:
@@ -439,7 +440,7 @@ class StagedAppend(AsyncClosing):
             at = self._context.logs.head_of(log, found.heads[log.log_id])
         except LogNotFoundError as error:
             raise AppendAbortedError(f"records were staged for it, but {error}") from error
-        require_unsealed(at)  # before its writer is waited for
+        require_unsealed(at)  # before the wait for its writer
         return at
 
     def _count(
@@ -475,9 +476,9 @@ class StagedAppend(AsyncClosing):
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Give the append up: it can never commit.
 
-        Drops what this append's writers staged, and of `extents` those whose process is gone or has
-        closed its writer; a writer that lives drops its own.  Of what is shared, what an earlier
-        round found left.  Raises: MetadataError.
+        It drops the ledgers of this append's writers, and those ledgers of `extents` whose process
+        is gone or has closed its writer; a live writer drops its own.  It settles shared ledgers
+        only if an earlier round found them abandoned.  Raises: MetadataError.
         """
         self._aborted = True
         await self.aclose()
@@ -491,22 +492,22 @@ class StagedAppend(AsyncClosing):
         await settle(self._context, listed, in_round=self._round)
 
     async def _tidy(self) -> None:
-        """Close what is not needed once the append is decided."""
+        """Close and settle ledgers that are not needed after the decision."""
         if self._writer is not None:
             await self._writer.aclose()
-            # Committed and closed by us: nothing more of it can follow.
+            # Committed and closed by this process: no more of it can be committed.
             self._listed = [*(self._listed or ()), *(e.ledger_id for e in self._staged)]
         await settle(self._context, sorted(set(self._listed or ())), in_round=self._round)
         if self._result is not None and self._result.committed:
             await ask_for_upkeep(self._context, self._plan_tried.to_merge)
             for log in self._plan_tried.appended if self._replaces else ():
-                with contextlib.suppress(LogNotFoundError):  # deleted meanwhile
+                with contextlib.suppress(LogNotFoundError):  # it was deleted meanwhile
                     await remove_truncated(self._context, await self._context.logs.read(log))
             if not self._keep_record:
                 await self._drop_record()
 
     async def _drop_record(self) -> None:
-        """Remove the commit record if it is this append's; what is left over harms nobody."""
+        """Remove the commit record if it is this append's; a record that stays does no harm."""
         path = self._context.paths.commit(self._identity)
         try:
             node = await persistently(lambda: self._context.store.get(path, fresh=True))
@@ -524,13 +525,13 @@ class StagedAppend(AsyncClosing):
             )
 
     async def aclose(self) -> None:
-        """Close the writer; what was staged and not committed is dropped."""
+        """Close the writer; staged records that were not committed are dropped."""
         if self._writer is not None and self._result is None:
             await self._writer.aclose(delete=True)
 
 
 def _clock_of(run: AppendRun | None, now_s: float) -> int:
-    """Return what the appender's clock shows, which is ours unless another machine told its."""
+    """Return the time of the appender's clock: ours, unless another machine passed its own."""
     told_ns = None if run is None else run.commits_ns
     return int(now_s * 1e9) if told_ns is None else told_ns
 

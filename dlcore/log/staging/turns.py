@@ -1,4 +1,4 @@
-"""Logs that writers hold: an append waits for their locks, or for the turn that it asks for."""
+"""Logs that writers hold: an append waits for their locks, or asks for a turn and waits for it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ASKING_S = 15.0
-"""For so long a turn is waited for at least: it comes soon, if a proxy lives."""
+"""The shortest time-out for a turn: it comes soon, if the proxy lives."""
 _LOOKS_EVERY_S = 1.0
-"""How often a lock that is waited for is looked at, should no watch tell that it has changed."""
+"""How often an awaited lock is read again, in case a notification was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class HeldLog:
         return self.holder.turn == "given" and at.head.open_extent is None
 
     def turned(self, context: LogContext, turn: str) -> Put:
-        """Return what changes the turn, unless anything of the lock has changed meanwhile."""
+        """Return the operation that sets the turn, unless the lock has changed meanwhile."""
         value = encode(replace(self.holder, turn=turn))
         return Put(context.logs.paths_of(self.log).lock, value, self.version)
 
 
 def held_log(context: LogContext, log: LogKey, lock: Versioned | None) -> HeldLog | None:
-    """Return what the node of a log's lock says; None if there is none."""
+    """Return the holder in the node of a log's lock; None if there is none."""
     if lock is None:
         return None
     path = context.logs.paths_of(log).lock
@@ -60,12 +60,12 @@ def held_log(context: LogContext, log: LogKey, lock: Versioned | None) -> HeldLo
 async def wait_for_turns(
     context: LogContext, held: Sequence[HeldLog], wait: Wait, *, timeout_s: float
 ) -> None:
-    """Wait until the locks have changed, at most for a while; of proxies ask for a turn.
+    """Wait until the locks change, at most for a while; ask proxies for a turn.
 
-    The lock of a dead writer goes with its session.  Who waits long is told by a warning.
+    The lock of a dead writer vanishes with its session.  A long wait is logged as a warning.
 
     Raises: OwnershipAcquireFailedError: `timeout_s` have passed since the wait began, or `ASKING_S`
-        if that is longer and all of them give turns.
+        if that is longer and all holders give turns.
     """
     if all(each.holder.turn != "refused" for each in held):
         timeout_s = max(timeout_s, ASKING_S)

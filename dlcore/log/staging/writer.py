@@ -1,8 +1,9 @@
 """Staging: records that are durable in ledgers of their own, and belong to no log yet.
 
-A process stages for all its logs in one ledger (in one per quorum, where logs differ in theirs), so
-that ledgers grow with neither logs nor appends.  The entries of one log lie in runs: what is
-written for others meanwhile waits in memory, up to a bound.  Each run becomes an extent.
+A process stages for all its logs in one ledger (one per quorum, if the logs differ in theirs), so
+that the number of ledgers grows with neither logs nor appends.  The entries of one log are
+contiguous: records for other logs wait in memory meanwhile, up to a bound.  Each run becomes an
+extent.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOGS_PER_APPEND = 1000
-"""One append over so many logs fits into a transaction, whatever the logs hold."""
+"""One append to this many logs fits into a transaction, whatever the logs hold."""
 NAMES_KEPT_S = 10.0
-"""So long a writer goes on with the ids that names of logs led to."""
+"""How long a writer uses the ids that it found for names of logs."""
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
-"""More than this does not wait for its log's turn: the log with the most gets its turn early."""
+"""If more bytes than this wait for the turn of their log, the log with the most is sent early."""
 
 
 def require_few_logs(logs: Collection[str]) -> None:
-    """Raise `TransactionTooLargeError` if so many logs may not fit one append."""
+    """Raise `TransactionTooLargeError` if these logs may not fit one append."""
     if len(logs) > LOGS_PER_APPEND:
         raise TransactionTooLargeError(
             f"one append would change {len(logs)} logs: {LOGS_PER_APPEND} fit one transaction, "
@@ -67,7 +68,7 @@ def require_few_logs(logs: Collection[str]) -> None:
 
 
 class _Part:
-    """What was written for one log since the last `stage`."""
+    """The records for one log since the last `stage`."""
 
     def __init__(self, log: LogMetadata, config: LogConfig, *, has_txids: bool) -> None:
         self.log = log
@@ -86,15 +87,16 @@ class _Lane:
         self.ledger: LedgerWriter | None = None
         self.started_ms = 0
         self.timestamp_ms = 0
-        self.part: _Part | None = None  # whose turn it is
+        self.part: _Part | None = None  # the part whose turn it is
 
 
 class StagingWriter(AsyncClosing):
     """Stages records for any number of logs, under one identity.
 
-    Each `stage` ends the extents.  A log that is renamed meanwhile gets its records, by its id, for
-    up to `NAMES_KEPT_S`; then its old name leads nowhere, or to another log.  The ledger stays open
-    across them, and a new one is begun when it has the size or the age of a segment.
+    Each `stage` ends the extents.  A log that is renamed meanwhile still gets its records, by its
+    id, for up to `NAMES_KEPT_S`; then its old name leads nowhere, or to another log.  A ledger
+    stays open over several `stage` calls; a new one is begun when it has the size or age of a
+    segment.
     """
 
     def __init__(
@@ -106,13 +108,13 @@ class StagingWriter(AsyncClosing):
         self._config = config
         self._limits = SegmentLimits.of(config)
         self._logs: dict[str, LogMetadata] = {}
-        self._found_s = 0.0  # when the first of them was looked up
+        self._found_s = 0.0  # when the first of the logs was looked up
         self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
-        self._schemas: dict[str, FittingSchema] = {}  # likewise, of typed logs
+        self._schemas: dict[str, FittingSchema] = {}  # by log id, for typed logs
         self._parts: dict[str, _Part] = {}
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
-        self._staged: dict[int, int] = {}  # of each ledger not settled, how many entries in extents
+        self._staged: dict[int, int] = {}  # entries in extents, by ledger that is not settled
         self._round = 0
         self._error: DLError | None = None
         self._closed = False
@@ -121,10 +123,10 @@ class StagingWriter(AsyncClosing):
         return f"<StagingWriter identity={self._identity!r} logs={len(self._logs)}>"
 
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs: as `write_batch`, and logs that are new are found at once.
+        """Write rows for several logs like `write_batch`; new logs are looked up together.
 
-        Where one part is refused, those before it are written: stage or discard them.  Too many
-        logs are refused before any part is.  Raises: as `write_batch`.
+        If one part is refused, the parts before it are written: stage or discard them.  Too many
+        logs are refused before any part is written.  Raises: as `write_batch`.
         """
         self._require_usable()
         require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
@@ -137,17 +139,17 @@ class StagingWriter(AsyncClosing):
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Write rows for `log`: value (binary), and txid (int64) where they have their own.
 
-        For a typed log, columns of its schema, and `_txid` where they have their own.
+        For a typed log: columns of its schema, and `_txid` if the rows have their own.
 
-        What is staged for one log at once either has transaction ids, or has none; then its records
+        The records of one log in one stage either all have transaction ids, or none has; then they
         get one when the append commits.
 
         Raises:
             LogNotFoundError: there is no such log.
             TransactionTooLargeError: more logs than one append takes, since the last `stage`.
-            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: refused as a
-                whole, the writer stays usable.
-            WriteError: the ledger failed; what was not staged is lost.
+            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: the batch is
+                refused as a whole, and the writer stays usable.
+            WriteError: the ledger failed; records that were not staged are lost.
         """
         self._require_usable()
         metadata = await self._metadata_of(log)
@@ -198,7 +200,7 @@ class StagingWriter(AsyncClosing):
         self._logs.update(zip(names, found, strict=True))
 
     def _forget_names(self) -> None:
-        """Look names up again now and then, between extents: others may have them by then."""
+        """Now and then, between extents, forget names: other logs may have them by then."""
         if asyncio.get_running_loop().time() - self._found_s >= NAMES_KEPT_S:
             self._logs.clear()
 
@@ -211,7 +213,7 @@ class StagingWriter(AsyncClosing):
         return self._lanes.setdefault(log.quorum, _Lane(log.quorum))
 
     async def _spill(self) -> None:
-        """Give the log with the most its turn while too much is waiting."""
+        """While too many bytes wait, send the records of the log with the most."""
         while self._queued_bytes > QUEUED_BYTES_MAX:
             part = max(self._parts.values(), key=lambda part: part.transmitter.queued_bytes)
             await self._send_all(part)
@@ -262,7 +264,7 @@ class StagingWriter(AsyncClosing):
         if run is None:
             return
         ledger = self._lane_of(part.log).ledger
-        assert ledger is not None  # the run's own: another one is begun after the run has ended
+        assert ledger is not None  # the run's ledger: the next one is begun after the run's end
         self._staged[ledger.ledger_id] += run.entry_count
         log, extent = part.log, run.extent(ledger.ledger_id)
         if not part.has_txids:
@@ -294,10 +296,10 @@ class StagingWriter(AsyncClosing):
         return ledger
 
     async def begin_round(self, number: int) -> None:
-        """Tell that what is written next is for a round of appends; rounds have rising numbers.
+        """Begin a round of appends for the records written next; rounds have rising numbers.
 
-        All appends of lower rounds are decided or given up: of the ledgers that were filled for
-        them no log takes any more than it has, and they are settled.  Raises: MetadataError.
+        All appends of lower rounds are decided or given up: no log takes more from the ledgers that
+        were filled for them, and these are settled.  Raises: MetadataError.
         """
         self._require_usable()
         if number > self._round:
@@ -305,7 +307,7 @@ class StagingWriter(AsyncClosing):
             self._round = number
 
     async def _settle_filled(self, *, are_decided: bool = False) -> None:
-        """Settle ledgers filled before of which all that was staged is committed, or is decided."""
+        """Settle earlier ledgers whose staged entries are all committed, or all decided."""
         open_ids = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger}
         filled = [ledger_id for ledger_id in self._staged if ledger_id not in open_ids]
         nodes = await read_staged(self._context, filled)
@@ -319,10 +321,10 @@ class StagingWriter(AsyncClosing):
     # Staging
 
     async def stage(self) -> list[StagedExtent]:
-        """Wait until everything written since the last call is durable; return it, log by log.
+        """Wait until all records since the last call are durable; return their extents, log by log.
 
         Raises:
-            WriteError: the ledger failed; what was not staged is lost.
+            WriteError: the ledger failed; records that were not staged are lost.
         """
         self._require_usable()
         for part in sorted(self._parts.values(), key=lambda part: part.run is None):
@@ -337,7 +339,7 @@ class StagingWriter(AsyncClosing):
         return extents
 
     async def discard(self) -> None:
-        """Forget what was written since the last `stage`; entries already sent stay unused.
+        """Forget the records since the last `stage`; entries already sent stay unused.
 
         Raises: as `write_batch`.
         """
@@ -369,17 +371,17 @@ class StagingWriter(AsyncClosing):
             raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
 
     async def aclose(self, *, delete: bool = False) -> None:
-        """Close the ledgers; what was staged and not committed stays until it is, or is settled.
+        """Close the ledgers; staged entries stay until they are committed or settled.
 
-        With `delete` they are dropped at once, but for those that a log holds entries of.
+        With `delete` the ledgers are dropped at once, except those with entries in a log.
 
-        Raises: MetadataError: what is left is settled as a dead process's.
+        Raises: MetadataError: the remaining ledgers are settled like those of a dead process.
         """
         if self._closed:
             return
         self._closed = True
         if self._context.lifetime.has_ended:
-            return  # its ledgers were abandoned, and are settled as a dead process's are
+            return  # its ledgers were abandoned, and are settled like those of a dead process
         for lane in self._lanes.values():
             await self._finish(lane)
         nodes = await read_staged(self._context, sorted(self._staged))
@@ -400,7 +402,7 @@ class StagingWriter(AsyncClosing):
         try:
             await ledger.close()
         except DLError as error:
-            # What was staged is durable; whoever settles the ledger recovers it.
+            # The staged entries are durable; settling the ledger recovers it.
             logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
             await ledger.abandon()
 
