@@ -1,1 +1,1 @@
-"""Upkeep of old logs: small extents are merged, and what nobody needs goes."""
+"""Upkeep of old logs: merges small extents, and removes data that is no longer needed."""

@@ -8,26 +8,26 @@ from dlcore.config import MIB, checked, require, require_not_negative, require_p
 
 _DAY_S = 24 * 3600.0
 ENTRY_WEIGHT = 1024
-"""What an entry costs a reader beside its bytes, in bytes that it could have read meanwhile."""
+"""The cost of an entry for a reader beside its bytes, in bytes that it could read meanwhile."""
 
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePolicy:
-    """What is small, and how much is merged in one step."""
+    """Which extents are small, and how much is merged in one step."""
 
     large_weight: int = 4 * MIB
-    """Extents that weigh so much, their bytes and 1 KiB for each entry, are read nearly as fast as
-    any: they are left alone."""
+    """The weight from which an extent is left alone: its bytes and 1 KiB for each entry.  Larger
+    extents are not read much faster."""
     fan_in: int = 16
-    """A merged extent weighs at least so many times what the heaviest of its parts weighed."""
+    """A merged extent weighs at least this many times the heaviest of its parts."""
     run_weight_max: int = 64 * MIB
-    """What is merged into one extent weighs at most so much."""
+    """Most weight that is merged into one extent."""
     run_extents_max: int = 4_096
-    """Extents that are merged into one, at most."""
+    """Most extents that are merged into one."""
     run_ledgers_max: int = 500
-    """Ledgers that these may lie in: each has a registration, which is written when the log gives
-    up extents of it."""
+    """Most ledgers of these extents: each has a registration, which is written when the log
+    releases extents of it."""
 
     def __post_init__(self) -> None:
         for key, least in (
@@ -46,24 +46,24 @@ class MergePolicy:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpkeepConfig:
-    """How often is looked, how much is done at a time, and what counts as old."""
+    """How often upkeep runs, how much it does at a time, and the ages of what it removes."""
 
     upkeep_interval_s: float = 10.0
     """How often a worker looks for logs with small extents to merge."""
     sweep_interval_s: float = 600.0
-    """How often what is old is looked for, and records that are older than their log keeps them."""
+    """How often upkeep looks for old leftovers, and for records past their log's retention."""
     logs_at_once: int = 2
     """Logs that one worker merges at the same time."""
     merge_bytes_per_s: float = 32.0 * MIB
-    """Pace of copying, of all logs that one worker merges."""
+    """Pace of copying, for all logs that one worker merges."""
     merged_grace_s: float = 300.0
-    """How long a ledger stays that merging has emptied: readers may hold older views of the log."""
+    """How long a ledger stays after merges emptied it: readers may hold older views of the log."""
     leftovers_age_s: float = _DAY_S
-    """What a dead process staged under an identity that never came back goes at this age."""
+    """Age at which the staged ledgers of an identity that never came back are removed."""
     commits_age_s: float = 90 * _DAY_S
-    """Records of commits go at this age: a replay that is older is not recognised."""
+    """Age at which records of commits are removed: an older replay is not recognised."""
     merge: MergePolicy = MergePolicy()
-    """What is small, and how much is merged in one step."""
+    """Which extents are small, and how much is merged in one step."""
 
     def __post_init__(self) -> None:
         require_positive(

@@ -1,6 +1,6 @@
-"""Retention by time: logs that ask for it are looked at from time to time, written to or not.
+"""Retention by time: visits the logs that have a retention from time to time, written to or not.
 
-They are listed, so that no other log is looked at.  What is decided is in `retention.py`.
+They are listed, so that no other log is read.  `retention.py` decides.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _SEGMENTS_AT_ONCE = 100
 
 
 async def expire_logs(context: LogContext) -> int:
-    """Drop what is too old of every log that asks for it; return of how many logs something went.
+    """Drop too old records of every log with a retention; return how many logs changed.
 
-    A log whose turn fails has its next one later.
+    A log that fails is tried again by the next call.
     """
     changed = 0
     limit = asyncio.Semaphore(_LOGS_AT_ONCE)
@@ -57,7 +57,7 @@ async def expire_logs(context: LogContext) -> int:
                 name = type(error).__name__
                 logger.warning("retention of log=%s failed: %s: %s", log.name, name, error)
                 return False
-            except Exception as error:  # noqa: BLE001  # told, with its traceback
+            except Exception as error:  # noqa: BLE001  # reported, with its traceback
                 report_defect(f"retention of log {log.name}", error)
                 return False
 
@@ -75,16 +75,16 @@ async def expire_logs(context: LogContext) -> int:
 
 
 async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
-    """Return the logs that may hold something too old: two requests tell, however many they are.
+    """Return the logs that may hold too old records, by two requests for all of them.
 
-    One of which that cannot be told is due: its own turn says why.
+    A log of which that is unknown is due: its own turn reports the reason.
     """
     now_ms = context.clock.now_ms()
     paths = [context.logs.paths_of(log) for log in logs]
     wanted = [path for each in paths for path in (each.head, each.settings)]
     nodes = await persistently(lambda: context.store.get_many(wanted))
     due: list[LogKey] = []
-    unsure: dict[str, tuple[LogKey, int]] = {}  # by the path of its first segment
+    unsure: dict[str, tuple[LogKey, int]] = {}  # by the path of the log's first segment
     for index, log in enumerate(logs):
         try:
             head = context.logs.head_of(log, nodes[2 * index]).head
@@ -160,7 +160,7 @@ async def _truncate(context: LogContext, at: VersionedHead, from_ms: int) -> Ver
             for lssn, node in zip(lssns, nodes, strict=True)
             if node is not None and node.value
         ]
-        if len(ends) < len(lssns):  # something went meanwhile
+        if len(ends) < len(lssns):  # a segment was removed meanwhile
             at = await read_moved(context, at, ChunkMissingError("a segment is missing"))
             continue
         dlsn = first_kept(head, ends, kept_from_ms=from_ms)

@@ -1,12 +1,12 @@
-"""Merging small extents of a log: entries are copied to one ledger, then metadata swaps them.
+"""Merges small extents of a log: copies their entries to one ledger, then swaps the metadata.
 
-A ledger that a merge fills is registered like a staged one, so what a crash leaves of it goes like
-any leftover.  The old ledgers lose their extents in the transaction that swaps them.  One that has
-lost its last is listed, and goes some time later: who reads by an older view of the log is not
-disturbed.
+A ledger that a merge fills is registered like a staged one, so after a crash it is removed like any
+leftover.  The old ledgers lose their extents in the transaction of the swap.  A ledger without
+extents is listed, and removed some time later, so that readers with an older view of the log are
+not disturbed.
 
-Whatever happens to the log meanwhile changes its head.  The swap then looks again, and is given up
-if its extents were truncated, deleted, or merged by somebody else.
+Any change of the log meanwhile changes its head.  The swap then reads it again, and is given up if
+its extents were truncated, deleted, or merged by another worker.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MERGING_IDENTITY = ":merging"
-"""Ledgers that merges are filling are listed under it, as staged ones under theirs."""
+"""The identity under which the ledgers are listed that merges fill."""
 _SWAP_ATTEMPTS_MAX = 100
 _CONFLICT_DELAY_S_MAX = 0.05
 _IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
@@ -81,8 +81,8 @@ class LogMerger:
 
     Args:
         context: the namespace's adapters.
-        owner: of the ledgers that are being filled.
-        policy: what is merged.
+        owner: the owner of the ledgers that are being filled.
+        policy: which extents are merged.
         bytes_per_s: the pace of copying.
     """
 
@@ -96,7 +96,7 @@ class LogMerger:
         self._unused: set[int] = set()  # ledgers that no swap needs
 
     async def merge(self, log: LogKey, *, from_lssn: int = 1) -> int:
-        """Merge what pays in the log's segments from one on; return how many runs were merged.
+        """Merge small extents in the log's segments from `from_lssn` on; return how many runs.
 
         Raises:
             DLError: entries cannot be read or written now, or the store failed; nothing is lost.
@@ -121,14 +121,14 @@ class LogMerger:
                 return count
 
     async def _fold(self, at: VersionedHead, stored: StoredSegment | None) -> None:
-        """Put the few extents of a completed segment into one node, unless the log changes now."""
+        """Put the few extents of a completed segment into one node, unless the log just changes."""
         logs = self._context.logs
         change = None if stored is None else plan_fold(logs.paths_of(at.log), at, stored)
         if change is not None:
             with contextlib.suppress(MetadataVersionError):
                 await logs.apply(change)
 
-    # What is stored
+    # The stored state
 
     async def _read_segment(self, at: VersionedHead, lssn: int) -> StoredSegment | None:
         """Return a segment; None if it is being removed."""
@@ -160,7 +160,7 @@ class LogMerger:
         extents = stored.extents
         skipped = 0
         if stored.lssn == at.head.first_active[0]:
-            # What is truncated already is not worth a copy.
+            # Truncated extents are not worth a copy.
             left = at.head.first_active[1]
             while skipped < len(extents) and left >= extents[skipped].entry_count:
                 left -= extents[skipped].entry_count
@@ -171,7 +171,7 @@ class LogMerger:
     # One run
 
     async def _merge_run(self, at: VersionedHead, stored: StoredSegment, run: MergeRun) -> bool:
-        """Copy a run and swap it; return False if it was overtaken."""
+        """Copy a run and swap it; return False if another change overtook it."""
         parts = stored.extents[run.first : run.end]
         ledger = await self._create_ledger(at.log)
         try:
@@ -184,7 +184,7 @@ class LogMerger:
             await ledger.abandon()
             now = await self._context.logs.read(at.log)
             if _is_there(now, stored, merges=at.head.merges):
-                raise  # not explained by what happened to the log
+                raise  # no change of the log explains it
             is_swapped = False
         except BaseException:
             self._unused.add(ledger.ledger_id)
@@ -237,7 +237,7 @@ class LogMerger:
                     floor_ms=part.timestamp_floor_ms,
                     assigned_txid=part.assigned_txid,
                 )
-                ledger.append(body)  # flush tells of a failure
+                ledger.append(body)  # flush raises its error
                 records += header.record_count
                 in_part += header.record_count
                 in_flight_bytes += frame.body.nbytes
@@ -273,7 +273,7 @@ class LogMerger:
     async def _swap(
         self, log: LogKey, stored: StoredSegment, run: MergeRun, merged: Extent, *, merges: int
     ) -> bool:
-        """Put `merged` in the place of the run; return False if the run is not there any more."""
+        """Replace the run by `merged`; return False if the run is not there any more."""
         context = self._context
         head_path = context.logs.paths_of(log).head
         counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
@@ -290,7 +290,7 @@ class LogMerger:
                 for each, node in zip(ids, nodes[1:], strict=True)
             )
             if own is not None and own.staged.settled:
-                return True  # the last attempt, whose answer was lost
+                return True  # by the last attempt, whose answer was lost
             if own is None or not _is_there(at, stored, merges=merges):
                 return False
             change = plan_swap(context.logs.paths_of(log), at, stored, run, merged)
@@ -320,7 +320,7 @@ class LogMerger:
         )
 
     async def _require_written(self, ledger_id: int) -> None:
-        """Raise unless a writer filled a ledger that is not registered: it has one extent then."""
+        """Raise unless a writer filled this ledger, which is not registered: it has one extent."""
         reader = await self._context.ledgers.open_ledger(ledger_id)
         if "staged_by" in reader.metadata.custom:
             raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
@@ -328,18 +328,18 @@ class LogMerger:
     def _release(
         self, counts: Mapping[int, int], nodes: Sequence[StagedNode | None]
     ) -> Iterator[Op]:
-        """Yield what gives the run's extents of each ledger up."""
+        """Yield the operations that release the run's extents of each ledger."""
         paths, now_ms = self._context.paths, self._context.clock.now_ms()
         for (ledger_id, count), node in zip(counts.items(), nodes, strict=True):
             if node is None:
-                # Of a writer, and of this extent only: it goes as one that was staged does.
+                # A writer filled it, with this extent only: it is removed like a staged ledger.
                 yield from register_merged(paths, ledger_id, now_ms=now_ms)
                 continue
             staged = replace(node.staged.released(count), released_ms=now_ms)
             yield from release(paths, node, staged)
 
     async def _drop_unused(self) -> None:
-        """Delete ledgers that no swap took; what cannot be deleted now is tried again."""
+        """Delete ledgers that no swap used; those that cannot be deleted now are tried again."""
         context = self._context
         for ledger_id in list(self._unused):
             node = (await read_staged(context, [ledger_id])).get(ledger_id)

@@ -1,14 +1,13 @@
-"""The choice of small extents to merge, and how that changes the metadata: no I/O.
+"""The choice of small extents to merge, and the change of metadata for it: no I/O.
 
 Theory of operation.  Each extent has a weight: its bytes, and something for each entry, so that
-weights add up when extents are merged.  From `large_weight` on an extent is left alone.  Adjacent
-lighter ones are merged where together they weigh at least `fan_in` times the heaviest of them.  So
-a record that is copied lies in an extent at least `fan_in` times as heavy afterwards: it is copied
+weights add up when extents are merged.  An extent of `large_weight` or more is left alone.
+Adjacent lighter ones are merged if together they weigh at least `fan_in` times the heaviest of
+them.  Therefore a copied record is then in an extent at least `fan_in` times as heavy: it is copied
 at most log(large_weight / lightest) / log(fan_in) times, rounded up, however long the log lives.
 
-A run lies within one segment, so that no position changes.  It is bounded by weight and by the
-numbers of its extents and ledgers, so that one step is bounded in time and in the size of its
-transaction.
+A run is within one segment, so that no position changes.  Its weight and its numbers of extents and
+ledgers are bounded, so that the time of one step and the size of its transaction are bounded.
 """
 
 from __future__ import annotations
@@ -42,14 +41,13 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import LogPaths
 
 _CHUNKS_PER_REQUEST = 8
-"""A log asks for its upkeep when so many more chunks were made: that is 64 extents at least."""
+"""A log asks for its upkeep after this many more chunks: that is 64 extents at least."""
 
 
 def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
-    """Return the segment whose upkeep a commit is to ask for; None if it is not time.
+    """Return the segment for which a commit asks for upkeep; None if it is not time.
 
-    It is when a segment is completed, and once in so many chunks: a log is not looked at for each
-    batch.
+    It is time when a segment is completed, and after a number of chunks: not with each batch.
     """
     segment = before.segment
     if segment is None:
@@ -64,7 +62,7 @@ def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRun:
-    """The extents [first, end) of those that were given: two at least."""
+    """The extents [first, end) of the given ones: at least two."""
 
     first: int
     end: int
@@ -76,13 +74,13 @@ def weight_of(extent: Extent) -> int:
 
 
 def plan_merge(extents: Sequence[Extent], policy: MergePolicy) -> MergeRun | None:
-    """Return the run to merge next; None if nothing is to be merged.
+    """Return the run to merge next; None if nothing has to be merged.
 
-    The lightest come first: what they become may be part of a heavier run later.
+    The lightest come first: their merged extent may be part of a heavier run later.
 
     Args:
-        extents: final and adjacent ones of one segment, in order.
-        policy: what is small.
+        extents: final and adjacent extents of one segment, in order.
+        policy: which extents are small.
     """
     weights = [weight_of(extent) for extent in extents]
     for bound in _bounds(min(weights, default=policy.large_weight), policy):
@@ -94,7 +92,7 @@ def plan_merge(extents: Sequence[Extent], policy: MergePolicy) -> MergeRun | Non
 
 
 def _bounds(lightest: int, policy: MergePolicy) -> list[int]:
-    """Return weights, ascending by orders of `fan_in`, up to those that are not large."""
+    """Return weights, ascending by factors of `fan_in`, up to the largest that is not large."""
     bounds = []
     bound = policy.large_weight - 1
     while bound >= lightest:
@@ -106,7 +104,7 @@ def _bounds(lightest: int, policy: MergePolicy) -> list[int]:
 def _windows(
     extents: Sequence[Extent], weights: Sequence[int], bound: int, policy: MergePolicy
 ) -> Iterator[MergeRun]:
-    """Yield the stretches of extents not heavier than `bound`, cut to what one step may do."""
+    """Yield the runs of extents not heavier than `bound`, cut to the limits of one step."""
     first = weight = 0
     ledgers: set[int] = set()
     for index, (extent, each) in enumerate(zip(extents, weights, strict=True)):
@@ -133,7 +131,7 @@ def _windows(
 class StoredSegment:
     """A segment's extents as they are stored: chunks by number, and the end of a completed one.
 
-    Of the segment in progress only chunks are merged: its tail is the head's.
+    In the segment in progress only chunks are merged: its tail is in the head.
     """
 
     lssn: int
@@ -142,13 +140,13 @@ class StoredSegment:
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """All that may be merged, in order."""
+        """All extents that may be merged, in order."""
         chunked = tuple(extent for _, chunk in self.chunks for extent in chunk.extents)
         return chunked if self.end is None else (*chunked, *self.end.tail)
 
 
 def merged_extent(parts: Sequence[Extent], *, ledger_id: int) -> Extent:
-    """Return the extent that stands for `parts` once their entries are copied to a ledger."""
+    """Return the extent that replaces `parts` after their entries are copied to a ledger."""
     return Extent(
         ledger_id=ledger_id,
         first_entry_id=0,
@@ -165,10 +163,10 @@ def merged_extent(parts: Sequence[Extent], *, ledger_id: int) -> Extent:
 def plan_swap(
     paths: LogPaths, at: VersionedHead, stored: StoredSegment, run: MergeRun, merged: Extent
 ) -> Change:
-    """Return the change that puts `merged` in the place of a run; the caller adds the ledgers' ops.
+    """Return the change that replaces a run by `merged`; the caller adds operations on ledgers.
 
-    Chunks that the run lies in become one, which stands for all their numbers.  A run that reaches
-    into the end of a completed segment stays there whole, and the chunks before it are fewer.  A
+    The chunks of the run become one, which covers all their numbers.  If the run reaches into the
+    end of a completed segment, `merged` is stored there, and there are fewer chunks before it.  A
     completed segment with few extents has no chunks.
     """
     extents = (*stored.extents[: run.first], merged, *stored.extents[run.end :])
@@ -183,9 +181,9 @@ def plan_swap(
 
 
 def plan_fold(paths: LogPaths, at: VersionedHead, stored: StoredSegment) -> Change | None:
-    """Return the change that puts the few extents of a completed segment into its end.
+    """Return the change that moves the few extents of a completed segment into its end.
 
-    None: it has too many, or no chunk.  Readers then get all of the segment from one node.
+    None: it has too many, or no chunk.  Readers then get the whole segment from one node.
     """
     if stored.end is None or not stored.chunks or len(stored.extents) > CHUNK_EXTENTS_MAX:
         return None

@@ -1,7 +1,7 @@
-"""Removing what is truncated, and deleted logs: from the front, in steps of one transaction each.
+"""Removes truncated parts of logs, and deleted logs: from the front, a transaction for each step.
 
-Each step gives up the ledgers of some extents, removes the nodes that named them, and moves the
-head's `first_lssn` and `first_chunk`, so the next one, whoever makes it, goes on from there.
+Each step releases the ledgers of some extents, removes the nodes that named them, and moves the
+head's `first_lssn` and `first_chunk`.  Any client can continue with the next step from there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _ATTEMPTS_MAX = 100
 
 
 async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedHead:
-    """Remove what is truncated, step by step; return the head after.
+    """Remove the truncated part of a log, step by step; return the head after that.
 
-    Where a log truncates by itself and has a retention, younger segments wait for their time.  So
-    does the one that says what producers wrote, and what comes after it: else a new owner would not
-    know what they send again.
+    If a log has a retention and explicit truncation, younger segments stay until they are old
+    enough.  The segment with the stamps of producers also stays, with all after it: else a new
+    owner would not recognise the records that producers send again.
     """
     settings = await context.logs.read_settings(at.log)
     keeps = settings.explicit_truncation
@@ -77,10 +77,10 @@ async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedH
 async def read_moved(
     context: LogContext, known: VersionedHead, error: ChunkMissingError
 ) -> VersionedHead:
-    """Return the head of a log in which something was not where `known` says.
+    """Return the head of a log in which `known` does not match the stored nodes.
 
     Raises:
-        CorruptMetadataError: it is the same head.
+        CorruptMetadataError: the head has not changed.
     """
     at = await context.logs.read(known.log)
     if at.version == known.version:
@@ -89,7 +89,7 @@ async def read_moved(
 
 
 def listed_log(kind: type[LogKey], path: str, node: Versioned) -> LogKey:
-    """Return which log a node of a list is about: its path says enough where it is damaged."""
+    """Return the log of a node in a list; if the node is damaged, its path has the id."""
     log_id = unescape(path.rpartition("/")[2])
     tell = partial(logger.warning, "the log with id %s is listed without its name: %s", log_id)
     found = decode_or_tell(kind, node, source=path, tell=tell)
@@ -97,12 +97,12 @@ def listed_log(kind: type[LogKey], path: str, node: Versioned) -> LogKey:
 
 
 async def remove_deleted(context: LogContext, log: LogKey) -> None:
-    """Remove all that a deleted log held, step by step; harmless when it is gone.
+    """Remove everything of a deleted log, step by step; no error if it is gone.
 
-    What is damaged goes, too: the ledgers of which only that told stay, as nobody's.
+    Damaged nodes are removed too: ledgers that only these named stay, as orphans.
 
     Raises:
-        UnexpectedError: what is stored contradicts itself in a way that nothing here knows.
+        UnexpectedError: the stored state contradicts itself in an unknown way.
     """
     paths = context.logs.paths_of(log)
     missed_at = -1
@@ -115,10 +115,10 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
         except (ChunkMissingError, CorruptMetadataError, NodeNotEmptyError) as error:
             children = await context.store.get_children(paths.head, fresh=True) or []
             if paths.lock in (f"{paths.head}/{child}" for child in children):
-                # Somebody is about to learn that the log whose lock he took is gone.
+                # A client has just taken the lock, and will soon find that the log is gone.
                 logger.info("deleted log=%s id=%s is still locked", log.name, log.log_id)
                 return
-            if node.version == missed_at:  # else it changed since it was read
+            if node.version == missed_at:  # else it changed since the last attempt
                 await _remove_damaged(context, log, error)
             missed_at = node.version
         except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
@@ -129,7 +129,7 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
 
 
 async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None:
-    """Remove the segments of a deleted log, then what else it has, then its head."""
+    """Remove the segments of a deleted log, then its other nodes, then its head."""
     paths = context.logs.paths_of(log)
     head = decode(LogHead, node.value, source=paths.head)
     if not head.deleted:
@@ -150,9 +150,9 @@ async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None
 
 
 async def _remove_damaged(context: LogContext, log: LogKey, error: Exception) -> None:
-    """Remove the nodes of a deleted log from which its ledgers cannot be told.
+    """Remove the nodes of a deleted log if they do not lead to its ledgers.
 
-    A head that holds nothing takes the place of the old one, for `remove_deleted` to go on with.
+    An empty head replaces the old one, and `remove_deleted` goes on with it.
     """
     logger.warning(
         "deleted log=%s id=%s is damaged, ledgers of it may stay until `dlog ledger audit`: %s",
@@ -179,12 +179,12 @@ async def _remove_below(context: LogContext, path: str, *, but: str = "") -> Non
 
 
 async def _remove_node(context: LogContext, path: str) -> None:
-    with contextlib.suppress(NoNodeError, NodeNotEmptyError):  # gone, or more to do: looked at next
+    with contextlib.suppress(NoNodeError, NodeNotEmptyError):  # gone, or left to the next try
         await persistently(lambda: context.store.delete(path))
 
 
 async def _remove_subscriptions(context: LogContext, paths: LogPaths) -> None:
-    """Remove the positions kept for readers, and the locks of those who have not noticed yet."""
+    """Remove the stored positions of readers, and the locks of readers that still hold them."""
     names = await context.store.get_children(paths.subscribers, fresh=True)
     if names is None:
         return
@@ -205,15 +205,15 @@ async def _remove(context: LogContext, at: VersionedHead, pieces: list[Piece]) -
 async def _next_pieces(
     context: LogContext, at: VersionedHead, *, kept_from_ms: int | None = None
 ) -> list[Piece]:
-    """Return the first pieces that can go, as many as one step takes.
+    """Return the first pieces that can be removed, as many as one step takes.
 
     Raises:
-        ChunkMissingError: a segment is not as the head says; it has changed, or is damaged.
+        ChunkMissingError: a segment is not as the head says: it has changed, or is damaged.
     """
     head = at.head
     paths = context.logs.paths_of(at.log)
     now_ms = context.clock.now_ms()
-    # Of the segment that holds the first active position, only its end tells whether it can go.
+    # For the segment with the first active position, its end decides whether it can go.
     last = head.max_lssn if head.deleted else min(head.first_active[0], head.max_lssn)
     lssns = range(head.first_lssn, min(last + 1, head.first_lssn + _SEGMENTS_AT_ONCE))
     nodes = await context.store.get_many([paths.segment(lssn) for lssn in lssns]) if lssns else []
@@ -225,7 +225,7 @@ async def _next_pieces(
             count, tail = head.segment.chunk_count, head.segment.tail
         elif node is None or not node.value:
             if pieces:
-                break  # what comes before it first
+                break  # remove the pieces before it first
             raise ChunkMissingError(f"segment {lssn} is not as its head says")
         else:
             end = decode(SegmentEnd, node.value, source=paths.segment(lssn))
@@ -264,5 +264,5 @@ def _is_passed(first_active: tuple[int, int, int], lssn: int, end: SegmentEnd) -
 
 
 def _is_enough(pieces: list[Piece]) -> bool:
-    """Return whether a step is as large as it may be: each extent may be of another ledger."""
+    """Return whether a step is as large as allowed: each extent may be in another ledger."""
     return sum(len(piece.extents) for piece in pieces) >= _EXTENTS_PER_STEP

@@ -1,15 +1,15 @@
-"""Records go once they are old enough: decided from what a log says of itself.  No I/O.
+"""Decides which records are old enough to be removed, by the log's metadata.  No I/O.
 
-Theory of operation.  `LogSettings.retention_s` and `explicit_truncation` say together:
+Theory of operation.  `LogSettings.retention_s` and `explicit_truncation` together mean:
 
-    retention_s   explicit_truncation   records go
+    retention_s   explicit_truncation   records are removed
     unset         either                when they are truncated
     set           False                 when they are truncated, or older
     set           True                  when they are truncated and older
 
-A segment is as old as its last record, so that all of it is older than what it says; what lies in
-one that is not completed stays.  The segment of a writer that lives is completed by its age, that
-of a dead one, or of staged appends that ended, by who finds it old.
+The age of a segment is that of its last record, so that all its records are at least as old.  A
+segment that is not completed stays.  A live writer completes its segment by age.  The segment of a
+dead writer, or of staged appends that ended, is completed by the worker that finds it old.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 def kept_from_ms(settings: LogSettings, *, now_ms: int) -> int | None:
-    """Return the write time from which records are kept; None if they are at any age."""
+    """Return the write time from which records are kept; None: age does not matter."""
     if settings.retention_s is None:
         return None
     return now_ms - int(settings.retention_s * 1000)
 
 
 def readable_for_s(settings: LogSettings) -> float:
-    """Return for how long records stay that nobody truncates."""
+    """Return for how long records stay if nobody truncates them."""
     if settings.retention_s is None or settings.explicit_truncation:
         return math.inf
     return settings.retention_s
 
 
 def truncated_for_s(settings: LogSettings) -> float:
-    """Return how old records become at least once they are truncated."""
+    """Return the least age that truncated records reach before they are removed."""
     if settings.retention_s is None or not settings.explicit_truncation:
         return 0.0
     return settings.retention_s
@@ -55,7 +55,8 @@ def last_write_ms(end: SegmentEnd) -> int:
 def must_complete(head: LogHead, *, kept_from_ms: int) -> bool:
     """Return whether the segment in progress is so old that its writer must be dead, or idle.
 
-    One that is open was begun that long ago, one of staged appends got nothing since then.
+    A segment with an open extent was begun that long ago; one of staged appends got no record
+    since then.
     """
     segment = head.segment
     if segment is None or segment.created_ms >= kept_from_ms:
@@ -66,7 +67,7 @@ def must_complete(head: LogHead, *, kept_from_ms: int) -> bool:
 def first_kept(head: LogHead, ends: Sequence[SegmentEnd], *, kept_from_ms: int) -> DLSN | None:
     """Return the position below which everything is too old; None if nothing is.
 
-    `ends` are completed segments, from the one that holds the first active position on.
+    `ends` are completed segments, from the one with the first active position on.
     """
     old = 0
     for end in ends:

@@ -1,13 +1,13 @@
-"""The upkeep of logs: what is gathered is merged, and what nobody needs goes.
+"""The upkeep of logs: merges small extents, and removes data that is no longer needed.
 
-A log whose extents have become many is asked for by who made them so: a node below ``upkeep`` names
-it.  Any number of workers look at these nodes; one takes a log under a lock, merges, removes what
-truncations left, and deletes the node.  No log is looked at without being asked for, however many
-there are.  From time to time one of them sweeps: what dead processes staged or half merged, ledgers
-that were merged away, deleted logs whose removal was interrupted, records of commits that are
-old, and records of logs that have a retention.
+A writer or commit that gave a log many extents asks for upkeep: it creates a node below ``upkeep``
+that names the log.  Any number of workers read these nodes.  A worker takes a log under a lock,
+merges, removes truncated parts, and deletes the node.  No other log is read, however many there
+are.  From time to time one of the workers sweeps: ledgers that dead processes staged or half
+merged, ledgers emptied by merges, deleted logs whose removal was interrupted, old records of
+commits, and too old records of logs that have a retention.
 
-Nothing rests on any of this but space and speed: all of it is safe to do twice, late or never.
+Only space and speed depend on this: all of it may be done twice, late or never.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ logger = logging.getLogger(__name__)
 
 _ASKED_AT_ONCE = 32
 _RECORDS_AT_ONCE = 50
-"""Each may name the digests of 2,000 logs, which are 11 KB: so many are half a megabyte."""
+"""Each may have the digests of 2,000 logs, which are 11 KB: this many are half a megabyte."""
 _BUCKETS_AT_ONCE = 16
 _RETRY_S_MAX = 600.0
 _SWEEP = "sweep"
 
 
 async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:
-    """Ask for the upkeep of logs, each from a segment on; harmless where it is asked for already.
+    """Ask for the upkeep of logs, each from a segment on; no error if that was done already.
 
-    Without an answer it is left to the next who asks.
+    A request without an answer is left to the next caller.
     """
     limit = asyncio.Semaphore(_ASKED_AT_ONCE)
 
@@ -74,7 +74,7 @@ async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> No
 
 
 class LogUpkeep:
-    """One worker, on one event loop; `owner` is its process as others see it."""
+    """One worker, on one event loop; `owner` is the node that shows that its process lives."""
 
     def __init__(self, context: LogContext, owner: StagingOwner, config: UpkeepConfig) -> None:
         self._context = context
@@ -129,7 +129,7 @@ class LogUpkeep:
             try:
                 count += await self._serve_log(merger, log_id)
             except DLError as error:
-                # Bookies are away, or metadata is damaged: other logs go on, this one is asked for.
+                # Bookies are away, or metadata is damaged: other logs go on, and the request stays.
                 pause_s = self._back_off(log_id)
                 logger.warning(
                     "upkeep of log id=%s failed, next try in %.0f s: %s: %s",
@@ -138,7 +138,7 @@ class LogUpkeep:
                     type(error).__name__,
                     error,
                 )
-            except Exception as error:  # noqa: BLE001  # told, with its traceback
+            except Exception as error:  # noqa: BLE001  # reported, with its traceback
                 self._back_off(log_id)
                 report_defect(f"upkeep of log id {log_id}", error)
             else:
@@ -167,9 +167,9 @@ class LogUpkeep:
 
     @contextlib.asynccontextmanager
     async def _lock(self, what: str) -> AsyncGenerator[bool, None]:
-        """Take a lock that goes with the session; yield whether it was free.
+        """Take a lock that vanishes with the session; yield whether it was free.
 
-        Two that both believe to hold it do the same work twice.
+        If two workers both believe that they hold it, they do the same work twice.
         """
         store, path = self._context.store, self._context.paths.upkeep_lock(what)
         try:
@@ -179,17 +179,17 @@ class LogUpkeep:
             if node is None or node.value != self._token:
                 yield False
                 return
-            # Ours, and the answer of its creation or of its deletion was lost.
+            # It is ours: the answer to its creation or deletion was lost.
         try:
             yield True
         finally:
-            with contextlib.suppress(DLError):  # without an answer it goes with the session
+            with contextlib.suppress(DLError):  # without an answer it vanishes with the session
                 await store.delete(path)
 
     async def sweep(self) -> None:
-        """Remove what nobody needs any more, unless another worker does it now.
+        """Remove data that is no longer needed, unless another worker does it now.
 
-        What is damaged, or cannot be removed now, keeps nothing else from going.
+        A damaged node, or one that cannot be removed now, does not stop the rest.
         """
         context, config = self._context, self._config
 
@@ -240,7 +240,7 @@ async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
     count = 0
     async for path, version, record in commit_records(context):
         if record.committed_ms < before_ms:
-            # Changed or gone meanwhile: it is not old, or another sweep was here.
+            # It changed, so it is not old, or another sweep deleted it.
             with contextlib.suppress(MetadataVersionError, NoNodeError):
                 await context.store.delete(path, version=version)
                 count += 1
@@ -250,9 +250,9 @@ async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
 async def commit_records(
     context: LogContext,
 ) -> AsyncGenerator[tuple[str, int, CommitRecord], None]:
-    """Yield the path, the version and the value of every record of a commit, some at a time.
+    """Yield the path, the version and the value of every commit record, some at a time.
 
-    One that is damaged is told in the process's log: its appender is, when it commits.
+    A damaged record is logged and left out: its appender gets the error at its next commit.
     """
 
     tell = partial(logger.warning, "a record of commits is left out: %s")
@@ -276,7 +276,7 @@ async def commit_records(
 
 
 async def list_commits(context: LogContext) -> list[CommitStatus]:
-    """Return the last commit of each appender whose record is kept, in no order."""
+    """Return the last commit of each appender that has a record, in no order."""
     return [
         CommitStatus(
             identity=unescape(path.rpartition("/")[2]),
