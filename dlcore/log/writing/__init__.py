@@ -1,1 +1,1 @@
-"""The one writer of a log: its lock, its segments, and the records it is given."""
+"""The writer of a log: its lock, its segments, and the records that it accepts."""

@@ -1,9 +1,9 @@
 """The writer of one log: records in, entries, segments and answers out.  No I/O, no clock.
 
 Theory of operation.  Accepted records wait in the transmitter, become entries of the ledger of the
-open segment, and are answered when their entry is durable.  A segment that is full or old is
-completed, once all of it is answered, in the change that starts the next one; if it is old and
-nothing waits to be written, by itself, so that its records do not outlive their time.
+open segment, and are answered when their entry is durable.  When a segment is full or old and all
+of it is answered, the change that starts the next segment completes it.  If it is old and no record
+waits, it is completed without a next one, so that its records are not kept too long.
 
     OPENING --segment_started--> OPEN --full, old, or asked to end--> ROLLING
     ROLLING --segment_started--> OPEN
@@ -20,15 +20,15 @@ Invariants:
 
 * Every accepted record is answered exactly once, in the order of the calls: with its position, or
   with an error.  Positions and sequence ids rise, transaction ids never fall.
-* Nothing is acknowledged while ownership is lost (SUSPENDED): what is durable by then is
-  acknowledged when it is regained, or fails when it is denied.
-* After the first failure nothing is acknowledged.  What was in flight fails with that error, for it
-  may be in the log; what was never sent is cancelled, and is not.
-* A ledger is closed only when all of it is answered, so that its extent says just what callers were
-  told.  A change that was overtaken is planned again from the log as it is: if another has
-  completed our segment at the end that we know, nothing was lost, and at any other end we fail.
+* Nothing is acknowledged while ownership is lost (SUSPENDED).  Entries that became durable
+  meanwhile are acknowledged when ownership is regained, and fail when it is denied.
+* After the first failure nothing is acknowledged.  Records in flight fail with that error, because
+  they may be in the log.  Records that were never sent are cancelled, and are not in the log.
+* A ledger is closed only when all of it is answered, so that its extent agrees with the answers to
+  callers.  A change that was overtaken is planned again from the log as it is.  If another client
+  has completed our segment at the end that we know, nothing was lost; at any other end we fail.
 
-What calls promise, by state:
+The promises of calls, by state:
 
               OPENING, OPEN, ROLLING    SUSPENDED             SEALED           FAILED      CLOSED
     write     accepted                  accepted, answered    end of stream    the error   closed
@@ -37,14 +37,15 @@ What calls promise, by state:
     seal      all answered, then sealed once resumed          end of stream    the error   closed
     close     all answered, and the     once resumed          at once          the error   at once
               segment completed
-    abort     at once: what was not answered fails, the segment stays for recovery
+    abort     at once: unanswered calls fail, the segment stays for recovery
 
 A writer that stepped aside has closed its extent, and lets others change the log.  It goes on in
-their segment, from the head that they left; between the two it refuses records as not ready, so
+their segment, from the head that they left.  Between the two it refuses records as not ready, so
 that none gets a transaction id too early.
 
-`commit` is a flush and a call to the ledger.  Truncation changes the head beside this machine, and
-`head_changed` tells it.  From the call of seal or close on, writes are refused as if it were done.
+`commit` is a flush and a call to the ledger.  Truncation changes the head beside this machine;
+`head_changed` reports that.  From the call of seal or close on, writes are refused as if it were
+done.
 
 The driver (`writer.py`) asks for the `next_step`, performs it, and feeds the answer back; it does
 one change of the log's metadata at a time.
@@ -109,15 +110,15 @@ _Ticket = TypeVar("_Ticket")
 
 _START_ATTEMPTS_MAX = 20
 _NEARLY_FULL = 0.75
-"""With this share of its size or age a segment is to be completed soon."""
+"""With this share of its size or age a segment will soon be completed."""
 
 
 class LogAppender(Generic[_Ticket]):
     """The only writer of a log from the head `at` on, which has no open extent.
 
-    `_Ticket` is what callers hold of a record or of an end, and what effects name them by.  With
-    `producers`, which are known as of `at`, its entries say whose records they hold; and it fails
-    where another one has written to the log, for then they are not known any more.
+    `_Ticket` identifies a caller's record or end in effects.  With `producers`, which are known as
+    of `at`, its entries have stamps of producers.  It then fails if another writer has written to
+    the log, because the producers are not known any more.
     """
 
     def __init__(
@@ -135,17 +136,17 @@ class LogAppender(Generic[_Ticket]):
             entry_bytes=config.entry_bytes, last_txid=at.head.max_txid, grant=self._grant
         )
         self.add_record = self._transmitter.add_record
-        """Accept a record.  Raises what says why it cannot follow, or nothing can."""
+        """Accept a record, or raise the error for which it, or any record, cannot follow."""
         self.configure(config)
         self._segment: OwnExtent | None = None
-        self._durable = 0  # entries in flight that are durable, not acknowledged: we are suspended
-        self._suspended: WriterState | None = None  # where to go on
+        self._durable = 0  # durable entries in flight that are not acknowledged while suspended
+        self._suspended: WriterState | None = None  # the state to resume
         self._must_recover = False
-        self._attempts = 0  # at the change that is to be made now
+        self._attempts = 0  # at the change that is due now
         self._ends: deque[tuple[Ending, _Ticket]] = deque()
         self._is_aside = False  # or about to be
-        self._lost: Unwritten | None = None  # given up
-        self._untold: Unwritten | None = None  # of these what no caller has met the error of
+        self._lost: Unwritten | None = None  # the records given up
+        self._untold: Unwritten | None = None  # those of them whose error no caller has got
 
     def __repr__(self) -> str:
         segment = self._segment
@@ -154,7 +155,7 @@ class LogAppender(Generic[_Ticket]):
 
     @property
     def at(self) -> VersionedHead:
-        """The head as it is known."""
+        """The head as far as it is known."""
         return self._at
 
     @at.setter
@@ -163,7 +164,7 @@ class LogAppender(Generic[_Ticket]):
         self._transmitter.revoke()
 
     def configure(self, config: LogConfig) -> None:
-        """Fill entries and segments as this says, from the next ones on."""
+        """Use this configuration from the next entries and segments on."""
         self._transmitter.revoke()
         self._limits = SegmentLimits.of(config)
         self._compressor = Compressor(config.compression)
@@ -172,7 +173,7 @@ class LogAppender(Generic[_Ticket]):
         self._fails_while_rolling = config.fail_while_rolling
         self._transmitter.entry_bytes = config.entry_bytes
 
-    # What is known
+    # Properties
 
     @property
     def last_txid(self) -> int:
@@ -181,7 +182,7 @@ class LogAppender(Generic[_Ticket]):
 
     @property
     def has_room(self) -> bool:
-        """Whether less than a quarter is pending of what the limits allow, and it is not aside."""
+        """Whether at most a quarter of the limits is pending, and the writer is not aside."""
         transmitter = self._transmitter
         return (not self._is_aside or self.is_over) and (
             transmitter.pending_bytes <= self._pending_bytes_max // 4
@@ -210,7 +211,7 @@ class LogAppender(Generic[_Ticket]):
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is closed, or was asked to be."""
+        """Whether the writer is closed, or a close was requested."""
         if self._ends:
             return self._ends[-1][0] is Ending.CLOSE
         return self.state is WriterState.CLOSED
@@ -240,25 +241,25 @@ class LogAppender(Generic[_Ticket]):
         mark: Mark | None = None,
         whole: bool = False,
     ) -> None:
-        """Accept a byte log's batch of at least one row, or nothing of it, as `add_record`."""
-        if not isinstance(batch, LogRecord):  # which is asked for as all records are
+        """Accept a byte log's batch of at least one row as a whole, or raise as `add_record`."""
+        if not isinstance(batch, LogRecord):  # `grant` checks this for single records
             self._require_writable()
         self._transmitter.add_batch(batch, ticket, mark=mark, whole=whole)
 
     def add_rows(
         self, rows: TypedRows, ticket: _Ticket, *, mark: Mark | None = None, whole: bool = False
     ) -> None:
-        """Accept rows of a typed log, at least one, or nothing of it, as `add_record`."""
+        """Accept at least one row of a typed log as a whole, or raise as `add_record`."""
         self._require_writable()
         self._transmitter.add_rows(rows, ticket, mark=mark, whole=whole)
 
     def flush(self, ticket: _Ticket) -> bool:
-        """Answer the ticket with the last record accepted; False if that is answered already."""
+        """Answer the ticket with the last accepted record; False if that is answered already."""
         self.require_usable()
         return self._transmitter.add_barrier(ticket)
 
     def end_with(self, ending: Ending, ticket: _Ticket) -> None:
-        """Answer the ticket once all is answered, the segment completed, and what is asked done."""
+        """Answer the ticket once all records are answered and the ending is done."""
         if ending is not Ending.CLOSE:
             self._require_unsealed()
         self.require_usable()
@@ -267,7 +268,7 @@ class LogAppender(Generic[_Ticket]):
         self._ends.append((ending, ticket))
 
     def require_usable(self) -> None:
-        """Raise if the writer has failed or is closed; a failure counts as told then."""
+        """Raise if the writer has failed or is closed; the failure then counts as reported."""
         if self.error is not None:
             self.failure_was_told()
             raise WriteError(
@@ -302,24 +303,24 @@ class LogAppender(Generic[_Ticket]):
             )
 
     def _grant(self) -> int:
-        """Return how many bytes of records may follow unless the state changes; raise if none."""
+        """Return how many bytes of records may follow in this state; raise if none may."""
         self._require_writable()
         if self._fails_while_rolling:
             return 0
         transmitter, least = self._transmitter, RECORD_OVERHEAD_BYTES
         left_bytes = self._pending_bytes_max - transmitter.pending_bytes
         left_records = self._pending_records_max - transmitter.pending_records
-        # Of records that take the least there are most.
+        # The smallest records are the most numerous.
         return min(left_bytes * least // (least + RECORD_TICKET_BYTES), left_records * least)
 
     def failure_was_told(self) -> None:
-        """Note that a caller met the error: nobody needs to be told at the end."""
+        """Note that a caller got the error: it need not be reported at the end."""
         self._untold = None
 
     # Steps
 
     def next_step(self, *, now_ms: int) -> Step | None:
-        """Return what to do now; the same again until it is answered.  None: wait for an event."""
+        """Return the step to do now, the same one until it is answered; None: wait for an event."""
         if self.state is WriterState.OPEN:
             if self._transmitter.has_next and not self._is_full(now_ms):
                 return AppendEntry()
@@ -333,14 +334,14 @@ class LogAppender(Generic[_Ticket]):
         return None
 
     def old_in_s(self, *, now_ms: int) -> float | None:
-        """Return in how many seconds our segment is to be completed for its age; None: never."""
+        """Return in how many seconds our segment must be completed for its age; None: never."""
         segment = self._segment
         if self.state is not WriterState.OPEN or segment is None or not segment.run.entry_count:
             return None
         return max(0, segment.started_ms + self._limits.age_max_ms - now_ms) / 1000
 
     def is_nearly_full(self, *, now_ms: int) -> bool:
-        """Return whether our segment is to be completed soon, if it is written to as until now."""
+        """Return whether our segment will soon be completed at the present rate."""
         segment = self._segment
         return segment is not None and self._limits.is_reached(
             size_bytes=int(segment.size_bytes / _NEARLY_FULL),
@@ -348,13 +349,13 @@ class LogAppender(Generic[_Ticket]):
         )
 
     def _is_old(self, now_ms: int) -> bool:
-        """Return whether nothing is written to a segment that has reached its age."""
+        """Return whether the segment has reached its age and no record waits."""
         return self._transmitter.is_idle and self.old_in_s(now_ms=now_ms) == 0
 
     def _is_full(self, now_ms: int) -> bool:
         segment = self._segment
         assert segment is not None
-        # One without an entry is never completed, however long its start took.
+        # A segment without an entry is never completed, however long its start took.
         return segment.run.entry_count > 0 and self._limits.is_reached(
             size_bytes=segment.size_bytes, age_ms=now_ms - segment.started_ms
         )
@@ -391,9 +392,9 @@ class LogAppender(Generic[_Ticket]):
                 )
             )
         if first_txid < self.at.head.max_txid:
-            # An atomic append came between our opening and our first record.
+            # An atomic append was committed between our opening and our first record.
             return GiveUp(txid_out_of_order(first_txid, self.at.head.max_txid))
-        # Who lets others append meanwhile goes on in the segment that they appended to.
+        # A writer that lets others append continues in the segment that they appended to.
         limits = None if self._producers is None or closing is not None else self._limits
         return self._recovery() or StartSegment(self.at, closing, limits)
 
@@ -403,7 +404,7 @@ class LogAppender(Generic[_Ticket]):
     # Answers to steps
 
     def next_entry(self, *, now_ms: int) -> list[BytesLike] | None:
-        """Return the parts of the next entry's body; None if it is not to be sent any more."""
+        """Return the parts of the next entry's body; None if it is not sent any more."""
         if self.state is not WriterState.OPEN:
             return None
         assert self._segment is not None
@@ -432,13 +433,13 @@ class LogAppender(Generic[_Ticket]):
         segment.closing = replace(closing, size_bytes=size_bytes)
 
     def segment_started(self, ledger_id: int, at: VersionedHead) -> None:
-        """Go on in the segment that the head `at` opens over this ledger."""
+        """Continue in the segment that the head `at` opens over this ledger."""
         self._segment = OwnExtent.opened(ledger_id, at.head)
         self._change_made(at)
         self._go_to(WriterState.OPEN)
 
     def completed(self, at: VersionedHead, *, ends: bool = True) -> list[Effect[_Ticket]]:
-        """Take over the head that a step to complete our segment made."""
+        """Take over the head after a step that completed our segment."""
         self._segment = None
         self._change_made(at)
         if ends:
@@ -447,7 +448,7 @@ class LogAppender(Generic[_Ticket]):
         return []
 
     def finished(self) -> list[Effect[_Ticket]]:
-        """Close, with nothing to change."""
+        """End without a change."""
         return self._end()
 
     def _end(self) -> list[Effect[_Ticket]]:
@@ -458,7 +459,7 @@ class LogAppender(Generic[_Ticket]):
         return [Ended(ticket)]
 
     def step_back(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Go on from the head that was read once the turn of others was over."""
+        """Continue from the head that was read after the others' turn."""
         self._is_aside = False
         if self.is_over:
             return []
@@ -467,10 +468,10 @@ class LogAppender(Generic[_Ticket]):
         return self.head_changed(at)
 
     def overtaken(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Plan again from the head read after a change was refused."""
+        """Plan again from the head that was read after a change was refused."""
         segment = self._segment
         if segment is not None and not at.is_open_over(segment.ledger_id):
-            # Whoever completed our segment read the same ledger to its end.
+            # The client that completed our segment read the same ledger to its end.
             assert segment.closing is not None
             if at.head.end != (segment.lssn, segment.acknowledged):
                 return self.fail(self._taken_over(segment.ledger_id))
@@ -484,7 +485,7 @@ class LogAppender(Generic[_Ticket]):
         return []
 
     def recovered(self, at: VersionedHead) -> None:
-        """Go on from the head whose open extent was completed."""
+        """Continue from the head after its open extent was completed."""
         self.at = at
         self._must_recover = False
 
@@ -502,13 +503,13 @@ class LogAppender(Generic[_Ticket]):
     # Other events
 
     def head_changed(self, at: VersionedHead) -> list[Effect[_Ticket]]:
-        """Take over the head that others left, unless it says that another took over."""
+        """Take over the head that others left, unless another writer has taken over."""
         segment = self._segment
         if segment is None:
             if self._is_stale(at, end=at.head.end):
                 return self.fail(self._taken_over(None))
-            # An open segment is another writer's.  The head known before makes our next change
-            # fail, and only then is the log taken over.
+            # An open segment is another writer's.  With the old head our next change will fail, and
+            # only then is the log taken over.
             if at.head.open_extent is None:
                 self.at = at
             return []
@@ -538,12 +539,12 @@ class LogAppender(Generic[_Ticket]):
         return effects
 
     def suspended(self) -> None:
-        """Ownership is lost: acknowledge nothing until it is regained."""
+        """Note that ownership is lost: acknowledge nothing until it is regained."""
         if not self.is_over and self.state is not WriterState.SUSPENDED:
             self._suspended, self.state = self.state, WriterState.SUSPENDED
 
     def resumed(self) -> list[Effect[_Ticket]]:
-        """Ownership is regained: acknowledge what is durable, and go on."""
+        """Note that ownership is regained: acknowledge durable entries, and go on."""
         if self.state is not WriterState.SUSPENDED:
             return []
         assert self._suspended is not None
@@ -551,14 +552,14 @@ class LogAppender(Generic[_Ticket]):
         return self._acknowledge()
 
     def fail(self, error: DLError) -> list[Effect[_Ticket]]:
-        """End for good with the first failure; later ones are harmless."""
+        """End for good with the first failure; later ones are ignored."""
         if self.is_over:
             return []
         self.error, self.state = error, WriterState.FAILED
         return self._give_up(error)
 
     def abort(self, error: DLError) -> list[Effect[_Ticket]]:
-        """Close at once; what was not answered fails with `error`."""
+        """Close at once; unanswered calls fail with `error`."""
         effects = self._give_up(error)
         self.state = WriterState.CLOSED
         return effects
@@ -568,14 +569,14 @@ class LogAppender(Generic[_Ticket]):
         self._untold = self._untold or self._transmitter.unacknowledged()
         in_flight, queued = self._transmitter.drain()
         if not in_flight:
-            in_flight, queued = queued[:1], queued[1:]  # the one that could not be sent
+            in_flight, queued = queued[:1], queued[1:]  # the group that could not be sent
         cancelled = WriteCancelledError(f"never sent, an earlier write failed: {error}")
         cancelled.__cause__ = error
         ends = [ticket for _, ticket in self._ends]
         self._ends.clear()
         failed, never_sent = _tickets_of(in_flight), _tickets_of(queued)
         if queued and queued[0].goes_on:
-            failed.append(never_sent.pop(0))  # of a batch whose first rows may be in the log
+            failed.append(never_sent.pop(0))  # its batch's first rows may be in the log
         refusals = [
             Refuse(failed, error),
             Refuse(never_sent, cancelled),
@@ -584,7 +585,7 @@ class LogAppender(Generic[_Ticket]):
         return [each for each in refusals if each.tickets]
 
     def _is_stale(self, at: VersionedHead, *, end: tuple[int, int]) -> bool:
-        """Return whether producers, or the end of the log, may be others than we know."""
+        """Return whether the producers, or the end of the log, may differ from those we know."""
         head, known = at.head, self.at.head
         stamped = known.producers_lssn, known.producers_entries
         is_same = (head.producers_lssn, head.producers_entries, head.end) == (*stamped, end)

@@ -1,4 +1,4 @@
-"""Sealing and deleting a log under its writer lock, while nobody writes to it."""
+"""Seals and deletes a log under its writer lock, while it has no writer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 async def seal_log(context: LogContext, lock: WriterLock, log: LogMetadata) -> None:
-    """Complete what a dead writer left, and seal the log.
+    """Complete a dead writer's segment, and seal the log.
 
     Raises:
-        EndOfStreamError: it is sealed.
+        EndOfStreamError: it is sealed already.
         LogNotFoundError: it was deleted.
-        LedgerRecoveryError: too few bookies answer to know where its last ledger ends.
+        LedgerRecoveryError: too few bookies answer to find the end of its last ledger.
     """
     paths = context.logs.paths_of(log)
     while True:
@@ -50,12 +50,12 @@ async def delete_log(
     log: LogMetadata,
     read_head: Callable[[], Awaitable[VersionedHead | None]],
 ) -> None:
-    """Take the log's name away and call it deleted: then nobody can change it any more.
+    """Free the log's name and mark the log as deleted: then it cannot be changed any more.
 
-    `read_head` returns the head as it is now, None if there is nothing to delete any more.
+    `read_head` returns the present head, None if there is nothing left to delete.
 
     Raises:
-        What `read_head` raises.
+        DLError: any error that `read_head` raises.
     """
     while True:
         await lock.wait_owned()

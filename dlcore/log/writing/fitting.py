@@ -1,4 +1,4 @@
-"""The schema of a typed log that is written, as far as its writer knows it."""
+"""The schema of a typed log, as far as a writer of it knows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FittingSchema:
-    """All versions of a log's schema; read again when a batch does not fit the latest known."""
+    """All versions of a log's schema; read again when a batch does not fit the latest known one."""
 
     def __init__(self, logs: LogStore, log: LogMetadata, known: LogSchema) -> None:
         self._logs = logs
@@ -25,7 +25,7 @@ class FittingSchema:
         self._known = known
 
     def fit(self, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
-        """Return what entries hold of a batch, and whether its rows have transaction ids.
+        """Return a batch as entries hold it, and whether its rows have transaction ids.
 
         Raises:
             SchemaMismatchError, LogRecordTooLongError: it does not fit.
@@ -35,7 +35,7 @@ class FittingSchema:
         return TypedRows.of(self._log.name, fitted, schemas.latest_id), has_txids
 
     async def fit_latest(self, batch: pa.RecordBatch) -> tuple[TypedRows, bool]:
-        """Return the same, by a later version of the schema if the batch needs one."""
+        """Return the same, with a later version of the schema if the batch needs one."""
         try:
             return self.fit(batch)
         except SchemaMismatchError:

@@ -1,4 +1,4 @@
-"""Writers that nobody has closed: when the process ends, they say what they could not write."""
+"""Writers that were not closed: at the end of the process they log what they could not write."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Unclosed(Protocol):
-    """What says at the end what it could not write."""
+    """An object that can report what it has not written."""
 
     def report_unwritten(self, reason: str) -> None:
-        """Log it as an error, with the reason."""
+        """Log the unwritten records as an error, with the reason."""
 
 
 left_open: weakref.WeakSet[Unclosed] = weakref.WeakSet()
@@ -24,4 +24,4 @@ def _report_left_open() -> None:
 
 
 atexit.register(_report_left_open)
-os.register_at_fork(after_in_child=left_open.clear)  # they are the parent's
+os.register_at_fork(after_in_child=left_open.clear)  # they belong to the parent

@@ -1,4 +1,4 @@
-"""The writer lock of a log: runs the ownership machine over the metadata store."""
+"""The writer lock of a log: the driver of the ownership machine, over the metadata store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 _GUARDED_ATTEMPTS_MAX = 100
 _RELEASE_WAIT_S = 5.0
-"""Without an answer of the metadata store, whoever releases a lock does not wait longer."""
+"""The longest wait for the release of a lock while the metadata store does not answer."""
 _deletions = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
 
@@ -66,9 +66,9 @@ _deletions = BackgroundTasks()
 class WriterLock:
     """Holds a log for one writer from `acquire` to `release`.
 
-    `verify` is asked when the session was lost: it returns the version of the head at which the
-    log is as its owner left it, or None if somebody else changed it.  `on_change` is called after
-    the lock was lost, regained or denied.
+    After a lost session `verify` is called: it returns the version of the head at which the log is
+    as its owner left it, or None if another client changed it.  `on_change` is called after the
+    lock was lost, regained or denied.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class WriterLock:
 
     @property
     def denial(self) -> DLError | None:
-        """Why the lock can never be had again, if so."""
+        """The error for which the lock can never be held again; None: it can."""
         return self._denial
 
     async def acquire(self, *, timeout_s: float) -> None:
-        """Take the lock, waiting for another owner up to `timeout_s`; a warning tells who that is.
+        """Take the lock; wait up to `timeout_s` for another owner, which a warning names.
 
         Raises:
             OwnershipAcquireFailedError: another writer owns the log.
@@ -149,7 +149,7 @@ class WriterLock:
             raise self._denial
 
     async def wait_owned(self) -> None:
-        """Wait while the lock is lost; raise once it is denied."""
+        """Wait while the lock is lost; raise once ownership is denied."""
         while not self.is_owner:
             if self._denial is not None:
                 raise self._denial
@@ -158,7 +158,7 @@ class WriterLock:
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.EXPIRED:
-            # At once, not through the queue: nothing may be acknowledged from here on.
+            # Directly, not through the queue: nothing may be acknowledged from here on.
             self._perform_now(self._ownership.handle(SessionExpired()))
         elif state is SessionState.CONNECTED:
             self._tell(SessionResumed())
@@ -167,7 +167,7 @@ class WriterLock:
         try:
             self._events.put_nowait(event)
         except asyncio.QueueFull:
-            # Each event waiting there makes the machine look again, which is all this one would do.
+            # Each queued event makes the machine try again, which is all that this one would do.
             logger.warning("writer lock of log=%s: event queue is full", self._name)
 
     async def _run(self) -> None:
@@ -181,7 +181,7 @@ class WriterLock:
     def _stopped(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # DLErrors are handled inside: this is a defect, and nobody is to wait for ever.
+            # DLErrors are handled inside: this is a defect, and no caller may wait for ever.
             self._denied(UnexpectedError(f"lock of log {self._name!r} broke: {error!r}"))
 
     async def _perform(self, effects: list[Effect]) -> None:
@@ -218,7 +218,7 @@ class WriterLock:
         self.on_change()
 
     async def _try_lock(self, *, guarded: bool) -> Event:
-        """Try to create the node; the answer tells whose it is."""
+        """Try to create the node; the returned event says who holds it."""
         token = self._clock.new_token()
         holder = LockHolder(
             owner=self._client_id,
@@ -238,19 +238,19 @@ class WriterLock:
             try:
                 await self._store.multi(ops)
             except MetadataVersionError:
-                continue  # changed since it was verified; perhaps only truncated
+                continue  # the head changed since it was verified; perhaps only by a truncation
             except NodeExistsError:
                 pass
             except NoNodeError as error:
                 raise LogNotFoundError(f"log {self._name!r} does not exist") from error
             except UNANSWERED:
-                pass  # the node tells
+                pass  # the node shows the outcome
             else:
                 return LockTaken()
             node = await persistently(lambda: self._store.get(self._path, fresh=True))
             if node is not None:
-                # Whose session a node is of is told by the node alone: an attempt may have been
-                # sent in one session and carried out in the next.
+                # Only the node shows its session: an attempt may have been sent in one session and
+                # carried out in the next.
                 is_ours = self._is_own(node) and node.session == self._store.session_token
                 return LockTaken() if is_ours else LockHeld(self._holder_of(node))
         return LogMoved() if guarded else TimedOut()
@@ -259,7 +259,7 @@ class WriterLock:
         return None if self.verify is None else await self.verify()
 
     async def has_turn(self, turn: Turn) -> bool:
-        """Return whether the lock is held here, and its turn is this one.
+        """Return whether this writer holds the lock, and its turn is `turn`.
 
         Raises: MetadataError.
         """
@@ -267,7 +267,7 @@ class WriterLock:
         return node is not None and self._is_own(node) and self._holder_of(node).turn == turn
 
     async def set_turn(self, before: Turn, turn: Turn) -> bool:
-        """Change the turn of the lock from `before`; False if it was another.
+        """Change the turn of the lock from `before`; return False if it was another one.
 
         Raises: MetadataError.
         """
@@ -282,10 +282,10 @@ class WriterLock:
         return True
 
     async def release(self) -> None:
-        """Give the lock up; harmless when it is not held.
+        """Release the lock; no error if it is not held.
 
-        While the metadata store does not answer it goes on in the background, and if it is
-        cancelled.
+        If the metadata store does not answer, or this is cancelled, the release goes on in the
+        background.
         """
         self._ownership.release()
         for unsubscribe in self._unsubscribe:
@@ -299,7 +299,7 @@ class WriterLock:
             await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
 
     async def _delete_own_node(self, task: asyncio.Task[None] | None) -> None:
-        if task is not None:  # which may still be creating it
+        if task is not None:  # the task may still be creating the node
             await asyncio.gather(task, return_exceptions=True)
         if not self._ownership.has_attempted:
             return
@@ -314,7 +314,7 @@ class WriterLock:
         try:
             await persistently(delete)
         except (*UNANSWERED, AlreadyClosedError) as error:
-            # The node goes with the session.
+            # The node vanishes with the session.
             logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
 
     def _is_own(self, node: Versioned) -> bool:

@@ -1,4 +1,4 @@
-"""Makes the writer of a log that is locked, which knows what it has to before it serves anybody."""
+"""Creates the writer of a locked log, after recovery and with the state that it needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEDGER_METADATA_BYTES_MAX = 4096
 
 
 def checked_metadata(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what an application wants stored with each ledger of its writer.
+    """Return the metadata that an application wants stored with each ledger of its writer.
 
     Raises:
         ConfigurationError: it has keys that dlog itself uses, or is too large.
@@ -54,18 +54,18 @@ async def open_locked(
     ledger_metadata: Mapping[str, str],
     producers: Producers[Any] | None,
 ) -> AsyncLogWriter:
-    """Recover what a dead writer left of a log whose lock is held, and return its writer.
+    """Recover a dead writer's segment of a log whose lock is held, and return the writer.
 
-    `producers`, if they are given, know then what the log says of them.
+    `producers`, if given, are restored from the log.
 
     Raises:
         EndOfStreamError: it is sealed.
-        LedgerRecoveryError, LedgerReadError, MetadataError: it cannot be known now.
+        LedgerRecoveryError, LedgerReadError, MetadataError: the state cannot be found now.
     """
     at, settings = await context.logs.open(log)
     (schema,) = await context.logs.read_schemas([log])
     at = await recover_log(context, at)
-    require_unsealed(at)  # it was when the owner before us let go of it, perhaps
+    require_unsealed(at)  # the owner before us may have sealed it when it released the lock
     await restore_producers(context, at, producers)
     state = context, log, at, lock, config, settings, ledger_metadata, producers
     if schema is None:
@@ -76,20 +76,20 @@ async def open_locked(
 async def restore_producers(
     context: LogContext, at: VersionedHead, producers: Producers[Any] | None
 ) -> None:
-    """Let `producers`, if any, know what the log says that ends as `at` does, nothing of it open.
+    """Restore `producers`, if any, from a log whose head is `at` and has no open extent.
 
-    It reads the last entry that was stamped, and what follows the snapshot that this one names.
+    It reads the last stamped entry, and all entries after the snapshot that this one names.
 
     Raises:
-        InvalidEntryError: an entry says what cannot be.
-        LedgerReadError, MetadataError: it cannot be known now.
+        InvalidEntryError: the stamp of an entry is impossible.
+        LedgerReadError, MetadataError: the stamps cannot be read now.
     """
     lssn = 0 if producers is None else at.head.producers_lssn
     while lssn:
         history = LogHistory(context.logs, at.log, keeps_truncated=True)
         segment = (await history.state_of(at, from_lssn=lssn, count=1)).segment(lssn)
         if segment is None:
-            return  # so old that all of them are forgotten
+            return  # it is so old that all its producers are forgotten
         last = (at.head.producers_entries or segment.closed_entry_count) - 1
         try:
             found = await _stamps_of(context, segment, last)
@@ -108,7 +108,7 @@ async def restore_producers(
 async def _stamps_of(
     context: LogContext, segment: LogSegment, last: int
 ) -> list[tuple[Stamp, int]]:
-    """Return the stamps from the newest snapshot on up to the last one, with their times."""
+    """Return the stamps from the newest snapshot up to the last one, with their times."""
     (end,) = [each async for each in _stamps_from(context, segment, last, last)]
     if end[0].snapshot == last:
         return [end]

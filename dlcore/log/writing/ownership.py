@@ -1,9 +1,9 @@
 """Ownership of a log: events in, effects out, no I/O.  The driver is `lock.py`.
 
 Theory of operation.  The lock is a node that lives as long as its creator's session.  Each attempt
-to create it carries a token, so that a lost reply is recognised, and so that a node of one's own
-is told from another owner's: one of an earlier session is about to vanish, one of this session was
-made when it was not known yet that there is one, and is taken.
+to create it has a token, by which a lost reply is recognised, and an own node is told from another
+owner's.  An own node of an earlier session will soon vanish.  An own node of this session was
+created by an attempt whose answer was lost, and is taken.
 
               TryLock            Granted
     ACQUIRING --------> ... ------------> OWNED --SessionExpired/Suspended--> LOST
@@ -11,8 +11,8 @@ made when it was not known yet that there is one, and is taken.
         v                                  +------- Resumed (TryLock guarded) --+
       DENIED <--------------------- LockHeld by another, or the log moved on ---+
 
-While LOST nothing may be acknowledged.  A guarded attempt succeeds only if nobody changed the log
-since it was lost; once another holds the lock, or the log has moved on, ownership is denied for
+While LOST nothing may be acknowledged.  A guarded attempt succeeds only if the log was not changed
+since the loss.  Once another client holds the lock, or has changed the log, ownership is denied for
 good.
 """
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LockHolder
 
 _TOKENS_MAX = 100
-"""Attempts whose tokens are remembered: of those before them no node can be left."""
+"""Attempts whose tokens are remembered: a node of an older attempt cannot exist any more."""
 
 
 class OwnershipState(enum.Enum):
-    """Where the machine is; DENIED and RELEASED are final."""
+    """The state of the machine; DENIED and RELEASED are final."""
 
     ACQUIRING = "acquiring"
     OWNED = "owned"
@@ -42,19 +42,19 @@ class OwnershipState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LockTaken:
-    """Event: the node exists and is of our last attempt, or of one before it in this session."""
+    """Event: the node exists, made by our last attempt or an earlier one in this session."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockHeld:
-    """Event: the node exists and is `holder`'s."""
+    """Event: the node exists and belongs to `holder`."""
 
     holder: LockHolder
 
 
 @dataclass(frozen=True, slots=True)
 class LockChanged:
-    """Event: the node may be gone; look again."""
+    """Event: the node may be gone; try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TimedOut:
 
 @dataclass(frozen=True, slots=True)
 class LogMoved:
-    """Event: a guarded attempt found that somebody else changed the log."""
+    """Event: a guarded attempt found that another client changed the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Effect: the log is still ours; what was held back may be acknowledged."""
+    """Effect: the log is still ours; delayed acknowledgements may be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """Effect: give up; `holder` is who has the log, None if unknown."""
+    """Effect: give up; `holder` has the log, None if unknown."""
 
     holder: LockHolder | None
 
@@ -118,10 +118,10 @@ class Ownership:
     """The writer lock of one log, as seen by one writer."""
 
     def __init__(self, *, waits: bool) -> None:
-        self._waits = waits  # whether another owner is waited for
-        self._attempts: deque[str] = deque(maxlen=_TOKENS_MAX)  # their tokens
+        self._waits = waits  # whether to wait for another owner
+        self._attempts: deque[str] = deque(maxlen=_TOKENS_MAX)  # tokens of attempts
         self.holder: LockHolder | None = None
-        """Who was seen to have the log last."""
+        """The last owner that was seen."""
         self._connected = True
         self.state = OwnershipState.ACQUIRING
 
@@ -136,13 +136,13 @@ class Ownership:
         return [TryLock(guarded=False)]
 
     def attempted(self, token: str) -> None:
-        """Remember that an attempt carries `token`.  Idempotent."""
+        """Remember the token of an attempt.  Idempotent."""
         if token not in self._attempts:
             self._attempts.append(token)
 
     @property
     def has_attempted(self) -> bool:
-        """Whether there may be a node of ours."""
+        """Whether a node of ours may exist."""
         return bool(self._attempts)
 
     def is_own(self, holder: LockHolder) -> bool:
@@ -154,7 +154,7 @@ class Ownership:
         self.state = OwnershipState.RELEASED
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take one event; late and repeated ones are harmless."""
+        """Take one event; late and repeated ones do no harm."""
         match event:
             case SessionExpired():
                 return self._session_expired()
@@ -192,7 +192,7 @@ class Ownership:
 
     def _taken(self) -> list[Effect]:
         if not self._connected:
-            return []  # taken by a session that is gone
+            return []  # a session that is gone has taken it
         self.holder = None
         if self.state is OwnershipState.ACQUIRING:
             self.state = OwnershipState.OWNED
@@ -205,7 +205,7 @@ class Ownership:
     def _held(self, holder: LockHolder) -> list[Effect]:
         self.holder = holder
         if self.is_own(holder):
-            return []  # left by our earlier session, it is about to vanish
+            return []  # our earlier session left it, and it will soon vanish
         if self.state is OwnershipState.LOST:
             return self._deny()
         if self.state is OwnershipState.ACQUIRING and not self._waits:

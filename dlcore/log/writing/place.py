@@ -1,4 +1,4 @@
-"""The place of a writer's next ledger, found out before it is needed."""
+"""The place of a writer's next ledger, found before it is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGE_MS_MAX = 30_000
-"""Bookies that were chosen so long ago may be others by now."""
+"""Age at which a found place is dropped: other bookies may be better by then."""
 
 
 class NextPlace:
@@ -30,7 +30,7 @@ class NextPlace:
         self._looks = BackgroundTasks()
 
     def look(self) -> None:
-        """Begin to look for one in the background, unless there is one."""
+        """Start to look for a place in the background, unless there is one."""
         now_ms = self._context.clock.now_ms()
         is_due = self._place is None or now_ms - self._found_ms > _AGE_MS_MAX
         if not self._looks and is_due:
@@ -41,15 +41,15 @@ class NextPlace:
         try:
             self._place = await self._context.ledgers.find_place(self._log.quorum)
         except DLError as error:
-            # The roll looks again, and fails if there is none then.
+            # The next roll looks again, and fails if it finds none.
             logger.info("log=%s: no place for its next ledger yet: %s", self._log.name, error)
 
     def take(self) -> LedgerPlace | None:
-        """Return the place, for one ledger; None: whoever creates it must look."""
+        """Return the place, for one ledger; None: the caller must look."""
         place, self._place = self._place, None
         is_old = self._context.clock.now_ms() - self._found_ms > _AGE_MS_MAX
         return None if is_old else place
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._looks.cancel()

@@ -1,34 +1,36 @@
 """The producers of one log, as its owner knows them.  No I/O, no clock, no randomness.
 
 Theory of operation.  A producer has a name, which survives its restarts, and numbers its records of
-a log: 0, 1, 2, ...  Each start of it is an incarnation with a `Claim`: an epoch that fences those
-below, and the sequence from which on it writes.  The owner of the log knows of each producer
+a log: 0, 1, 2, ...  Each start of it is an incarnation with a `Claim`: an epoch that fences the
+lower ones, and the first sequence that it writes.  The owner of the log knows of each producer
 
-    accepted   the last sequence that was handed to the log's writer,
-    logged     the last one that an entry was made of, which says so in its stamp,
+    accepted   the last sequence that was passed to the log's writer,
+    logged     the last one that is in an entry, whose stamp says so,
     durable    the last one that is acknowledged,
 
-and durable <= logged <= accepted.  A record is written if it follows `accepted`.  What comes again
-is not: up to `durable` it is acknowledged at once, and above that when the record that is in flight
-is; only what is durable is ever acknowledged.  What comes after a gap is an error that says which
-sequence is expected.
+and durable <= logged <= accepted.  A record is written if it follows `accepted`.  A repeated record
+is not written again.  Up to `durable` it is acknowledged at once.  Above that it is acknowledged
+when the record in flight is; only durable records are ever acknowledged.  A record after a gap gets
+an error with the expected sequence.
 
-The state is in the log.  Entries say whose records they hold; the first entry of an extent, and
-further ones as it grows, have a snapshot of all producers, as has the last one of an owner that
-closes the log under load.  A new owner reads the last segment that was stamped, from its newest
-snapshot on, before it looks at any request (`restore`).
+The state is in the log.  Entries have stamps of their producers.  The first entry of an extent, and
+further ones as it grows, have a snapshot of all producers, and so has the last entry of an owner
+that closes the log under load.  Before a new owner serves any request it reads the last stamped
+segment, from its newest snapshot on (`restore`).
 
-A claim that was granted and with which nothing was written is in no log.  Whoever owns the log next
-believes it if nothing was written since it was granted: if it begins right behind the last record.
-Otherwise an older incarnation has written more meanwhile, or another one, and it is fenced.  So a
-grant needs no write of its own, and never lets two incarnations write the same sequences.
+A claim that was granted and not yet written with is in no log.  The next owner of the log believes
+it if nothing was written since the grant: if it begins right after the last record.  Otherwise an
+older incarnation has written more meanwhile, or another one has, and the claim is fenced.
+Therefore a grant needs no write of its own, and never lets two incarnations write the same
+sequences.
 
-Forgotten are those that wrote nothing for `PRODUCERS_KEPT_MS`, and, where `PRODUCERS_MAX` are
-known, one that was silent for `KEPT_MS`; else a new one is refused.  Of those whose names were made
-for one writer both are less.  A claim of a forgotten one is fenced, unless it begins at 0.
+A producer is forgotten if it wrote nothing for `PRODUCERS_KEPT_MS`.  If `PRODUCERS_MAX` are known,
+one that was silent for `KEPT_MS` is forgotten for a new one; if there is none, the new one is
+refused.  Both times are shorter for names that were made for one writer.  A claim of a forgotten
+producer is fenced, unless it begins at 0.
 
 Invariants: in the log, the sequences of a producer are 0, 1, 2, ... without a gap or a repetition;
-what is durable is in the log.
+durable records are in the log.
 """
 
 from __future__ import annotations
@@ -66,21 +68,21 @@ _Ticket = TypeVar("_Ticket")
 
 PRODUCERS_MAX = 10_000
 KEPT_MS = 3600 * 1000
-"""What was silent for less is not forgotten for others: its client may be about to send again."""
+"""A producer that was silent for less is not forgotten for others: it may still send again."""
 GENERATED_KEPT_MS = 600 * 1000
 GENERATED_FORGOTTEN_MS = KEPT_MS
-"""Both for those whose names were made for one writer."""
+"""Both times for producers whose names were made for one writer."""
 _SNAPSHOT_BYTES = 8 * MIB
 _SNAPSHOT_ENTRIES = 1024
-"""After so much of either the next entry has a snapshot, if that is a small part of it."""
+"""After this much of either the next entry has a snapshot, if that is a small part of it."""
 _SNAPSHOT_SHARE = 16
 _ROW_BYTES = 48
-"""Of a row of a snapshot beside its name."""
+"""Bytes of a row of a snapshot beside its name."""
 
 
 @dataclass(slots=True)
 class _Producer(Generic[_Ticket]):
-    """A producer; its claim is that of the incarnation which may write."""
+    """A producer; `claim` is that of the incarnation that may write."""
 
     number: int
     claim: Claim
@@ -88,27 +90,27 @@ class _Producer(Generic[_Ticket]):
     accepted: int
     logged: int
     durable: int
-    logged_claim: Claim | None = None  # as the log has it since the last snapshot
+    logged_claim: Claim | None = None  # as it is in the log since the last snapshot
     logged_dlsn: DLSN | None = None
     durable_dlsn: DLSN | None = None
     in_flight: deque[tuple[int, _Ticket]] | None = None
-    # Of each batch that is not durable, in order, its last sequence.  Most producers have none: an
-    # empty deque is as large as all the rest.
+    # The last sequence of each batch that is not durable, in order.  Most producers have none,
+    # and an empty deque is as large as all other fields.
 
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """These records are to be written, but for the first `known` of them."""
+    """These records must be written, except the first `known` of them."""
 
     known: int
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight(Generic[_Ticket]):
-    """They are accepted, and durable once the ticket's records are, which have the last of them.
+    """They are accepted, and will be durable together with the records of the ticket.
 
-    So what comes again in order is answered in order.  `is_last` says whether the last of them is
-    the last of the ticket's.
+    The ticket's records contain the last of them, so repeated records are answered in order.
+    `is_last`: the last of them is also the last of the ticket's.
     """
 
     ticket: _Ticket
@@ -117,14 +119,14 @@ class InFlight(Generic[_Ticket]):
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """They are durable; where the last of them is may be forgotten."""
+    """They are durable; the position of the last one may be forgotten."""
 
     dlsn: DLSN | None
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Records of an incarnation, the first of which has this sequence."""
+    """Records of an incarnation; the first one has the sequence `first`."""
 
     claim: Claim
     first: int
@@ -132,7 +134,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class MarkedRows:
-    """Of these `count` rows of an entry the last one is at `last_slot`, the first has the mark."""
+    """`count` rows of an entry: the first has the mark, the last is at `last_slot`."""
 
     mark: Mark
     count: int
@@ -140,20 +142,20 @@ class MarkedRows:
 
 
 class Producers(Generic[_Ticket]):
-    """The producers of a log; a `_Ticket` is what is held of a batch that was accepted."""
+    """The producers of a log; a `_Ticket` identifies an accepted batch."""
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX) -> None:
         self._producers_max = producers_max
         self._known: dict[str, _Producer[_Ticket]] = {}
         self._numbers: dict[int, str] = {}
         self._next_number = 0
-        # Of the extent that is written: where the newest snapshot is, and what came after it.
+        # For the extent being written: the newest snapshot, and the bytes after it.
         self._segment = -1
         self._snapshot = 0
         self._bytes_since = 0
         self._is_stamping = False
         self.has_stamped = False
-        """Whether the extent that is written has a stamped entry, and so its last one is."""
+        """Whether the extent being written has a stamped entry; then its last one is stamped."""
 
     def __repr__(self) -> str:
         return f"<Producers {len(self._known)}>"
@@ -164,13 +166,14 @@ class Producers(Generic[_Ticket]):
     # Incarnations
 
     def grant(self, name: str, token: bytes, *, now_ms: int) -> Claim:
-        """Begin an incarnation of a producer: those before it may write nothing more.
+        """Begin an incarnation of a producer: earlier ones may write nothing more.
 
-        It writes behind all that was accepted, which is to be durable before it is told.
+        It writes after all accepted records, which must be durable before the claim is returned to
+        the client.
 
         Raises:
-            ConfigurationError: it is no name.
-            OverCapacityError: there is no place for one more.
+            ConfigurationError: the name is not valid.
+            OverCapacityError: there are too many producers.
         """
         known = self._known.get(name)
         if known is None:
@@ -180,7 +183,7 @@ class Producers(Generic[_Ticket]):
         return known.claim
 
     def continue_with(self, claim: Claim, *, now_ms: int) -> int:
-        """Let an incarnation go on; return the last sequence of its producer that is durable.
+        """Let an incarnation continue; return the last durable sequence of its producer.
 
         Raises:
             ProducerFencedError: a later one writes, or this one is forgotten.
@@ -196,7 +199,7 @@ class Producers(Generic[_Ticket]):
             self._add(claim, now_ms)
             return -1
         if claim.epoch > known.claim.epoch and claim.base == known.accepted + 1:
-            known.claim = claim  # granted by an owner before this one
+            known.claim = claim  # an earlier owner granted it
         self._require(known, claim)
         return known.durable
 
@@ -246,11 +249,11 @@ class Producers(Generic[_Ticket]):
         return -1 if known is None else known.durable
 
     def look_at(self, claim: Claim, first: int, count: int) -> Fresh | InFlight[_Ticket] | Durable:
-        """Tell what is to become of some records, at least one, of which this is the first.
+        """Return how to treat `count` records, at least one, which begin with sequence `first`.
 
         Raises:
             ProducerFencedError: another incarnation writes.
-            SequenceGapError: they do not follow.
+            SequenceGapError: they do not follow the accepted ones.
         """
         known = self._known.get(claim.name)
         if known is None:
@@ -273,7 +276,7 @@ class Producers(Generic[_Ticket]):
         return Durable(known.durable_dlsn if last == known.durable else None)
 
     def accepted(self, mark: Mark, count: int, ticket: _Ticket, *, now_ms: int) -> None:
-        """Note that fresh records were handed to the writer."""
+        """Note that fresh records were passed to the writer."""
         known = self._known[mark.claim.name]
         assert mark.first == known.accepted + 1
         known.accepted += count
@@ -306,10 +309,10 @@ class Producers(Generic[_Ticket]):
         is_first: bool = False,
         is_last: bool = False,
     ) -> bytes:
-        """Return the stamp of the next entry of the log, which holds these rows; b"" for none.
+        """Return the stamp of the log's next entry, which holds these rows; b"" for none.
 
-        `is_first`: of an extent, others' may come before it in the segment.  `is_last`: of this
-        owner, the next one of the log is about to read it.
+        `is_first`: it is the first entry of an extent; others' extents may come before it in the
+        segment.  `is_last`: it is the last one of this owner, and the next owner will soon read it.
         """
         if is_first or lssn != self._segment:
             self._segment = lssn
@@ -385,10 +388,10 @@ class Producers(Generic[_Ticket]):
         return claims, runs
 
     def restore(self, stamp: Stamp, *, lssn: int, entry_id: int, written_ms: int) -> None:
-        """Take over what an entry of the log says; the first one has a snapshot.
+        """Apply the stamp of an entry of the log; the first one must have a snapshot.
 
         Raises:
-            InvalidEntryError: it does not follow what is known.
+            InvalidEntryError: it does not follow the known state.
         """
         for row in stamp.rows or ():
             claim = Claim(name=row.name, epoch=row.epoch, base=row.base, token=row.token)
@@ -402,7 +405,7 @@ class Producers(Generic[_Ticket]):
             known = self._known.get(each.name)
             if known is None or known.number != each.number:
                 if known is not None:
-                    self._forget(known)  # as the owner had, before it came again
+                    self._forget(known)  # the owner had forgotten it too, before it came again
                 self._put(_Producer(each.number, claim, written_ms, -1, -1, -1))
             else:
                 known.claim = claim
@@ -421,7 +424,7 @@ class Producers(Generic[_Ticket]):
 
 
 def _needed_until_ms(producer: _Producer[Any]) -> int:
-    """Return until when a producer may send again, and is forgotten for nobody."""
+    """Return the time until which a producer may send again and is not forgotten for others."""
     if producer.accepted < 0:
         return 0
     is_generated = producer.claim.name.startswith(GENERATED_PREFIX)

@@ -1,4 +1,4 @@
-"""Bulks and tables, which the async writers of a log and of one over an endpoint take alike."""
+"""Bulks and tables: the part that the async writers of a log and over an endpoint share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Position = TypeVar("_Position")
 
 
 class RecordsWriter(AsyncClosing, Generic[_Position]):
-    """A writer whose futures give positions; how it writes is its own."""
+    """A writer whose futures give positions; subclasses do the writing."""
 
     @abstractmethod
     def write(self, record: LogRecord) -> asyncio.Future[_Position]:
@@ -52,12 +52,12 @@ class RecordsWriter(AsyncClosing, Generic[_Position]):
         return futures
 
     async def submit_table(self, table: Any) -> None:
-        """Write what an Arrow table, a frame or a stream holds.  Raises: as `submit_batch`."""
+        """Write the rows of an Arrow table, a frame or a stream.  Raises: as `submit_batch`."""
         for batch in batches_from(table):
             await self.submit_batch(batch)
 
     async def submit_batch(self, batch: pa.RecordBatch) -> None:
-        """Wait for capacity and write `batch`; later calls tell if that failed.
+        """Wait for capacity and write `batch`; later calls raise its error if it failed.
 
         Raises: as `write_batch`.
         """

@@ -1,4 +1,4 @@
-"""Renaming a log: a change of its name's node, told by its head; the data stays where it is."""
+"""Renames a log: moves its name's node and stores the name in its head; the data stays."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def rename_log(
 ) -> LogMetadata:
     """Give a log another name, in one transaction; return it under that name.
 
-    The writer lock is ours.  A staged append that was planned meanwhile is planned again, and finds
-    the log by its id.
+    The caller holds the writer lock.  A staged append that was planned meanwhile is planned again,
+    and finds the log by its id.
 
     Raises:
         LogExistsError: there is a log of that name.
         LogNotFoundError: the log was deleted.
-        LogRenamedError: another has renamed it since `log` was read.
+        LogRenamedError: another client has renamed it since `log` was read.
     """
     if name == log.name:
         raise LogExistsError(f"log {name!r} cannot be renamed to its own name")
@@ -57,7 +57,7 @@ async def rename_log(
 
 
 async def _is_named(context: LogContext, log: LogMetadata) -> bool:
-    """Return whether the name that `log` says leads to it: the node tells after a lost reply."""
+    """Return whether the name of `log` leads to it: this shows the outcome after a lost reply."""
     try:
         return await context.logs.find(log.name) == log
     except LogNotFoundError:

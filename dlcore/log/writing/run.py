@@ -1,4 +1,4 @@
-"""A run: entries of one log that follow each other in a ledger, and the extent they make."""
+"""A run: consecutive entries of one log in a ledger, and the extent that they make."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """Counts what the headers of its entries say, and then its extent.
+    """Keeps the counts for the headers of its entries, and for its extent.
 
-    Write times never fall below `timestamp_ms`, the last one of the segment or ledger before.
+    Write times are never below `timestamp_ms`, the last one of the segment or ledger before.
     """
 
     def __init__(self, *, first_entry_id: int = 0, timestamp_ms: int = 0) -> None:
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def last_entry_id(self) -> int:
-        """The last of its entries, one below the first while there are none."""
+        """Its last entry; one below the first while there are none."""
         return self.first_entry_id + self.entry_count - 1
 
     def extent(self, ledger_id: int) -> Extent:
@@ -99,8 +99,8 @@ class Run:
 class OwnExtent:
     """The extent that a writer has open, until its end is in the metadata, and its segment.
 
-    Extents of others may come before it in the segment: its first entry is `first_entry_id` there.
-    `acknowledged` is the first entry of the segment that is not acknowledged.
+    Extents of others may come before it in the segment: `first_entry_id` is its first entry's id
+    there.  `acknowledged` is the first entry id of the segment that is not acknowledged.
     """
 
     lssn: int
@@ -111,7 +111,7 @@ class OwnExtent:
     run: Run
     acknowledged: int
     closing: Extent | None = None
-    """Once its ledger is closed."""
+    """The final form, once its ledger is closed."""
 
     @classmethod
     def opened(cls, ledger_id: int, head: LogHead) -> OwnExtent:

@@ -1,4 +1,4 @@
-"""A running writer learns of changes of its log's settings by a watch on their node."""
+"""Changes of a log's settings: a running writer learns of them by a watch on their node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class SettingsFollower:
-    """Calls `on_change` with the settings of a log, soon and after each change, until closed."""
+    """Calls `on_change` with the settings of a log, soon after each change, until it is closed."""
 
     def __init__(
         self, context: LogContext, log: LogKey, on_change: Callable[[LogSettings], None]
@@ -42,10 +42,10 @@ class SettingsFollower:
             try:
                 self._on_change(await self._logs.read_settings(self._log))
             except DLError as error:
-                # Those known stay in force; the watch tells again once there is a connection.
+                # The known settings stay in force; the watch fires again after a reconnection.
                 logger.warning("settings of log=%s are not known: %s", self._log.name, error)
 
     async def aclose(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._unsubscribe()
         await self._tasks.aclose()

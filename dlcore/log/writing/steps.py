@@ -1,4 +1,4 @@
-"""The steps that the writer's machine asks of its driver, and the answers that callers get."""
+"""The steps that the writer's machine asks of its driver, and the answers to callers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _Ticket = TypeVar("_Ticket")
 
 
 class Ending(enum.Enum):
-    """What ends a writer in good order."""
+    """How a writer ends in good order."""
 
     SEAL = "seal"
     CLOSE = "close"
     ASIDE = "aside"
-    """For a while only: until `step_back` no record is accepted and no extent begun."""
+    """Only for a while: until `step_back` it accepts no record and begins no extent."""
 
 
 class WriterState(enum.Enum):
-    """Where the machine is; FAILED and CLOSED are final."""
+    """The state of the machine; FAILED and CLOSED are final."""
 
     OPENING = "opening"
-    """No segment is ours: the first entry starts one."""
+    """The writer has no segment: the first entry starts one."""
     OPEN = "open"
     ROLLING = "rolling"
-    """Nothing is sent: our segment is being completed, and the next one started or the end made."""
+    """Nothing is sent: our segment is completed now, and the next one started or the log ended."""
     SUSPENDED = "suspended"
     FAILED = "failed"
     SEALED = "sealed"
@@ -47,9 +47,9 @@ STATE_AFTER = {
 
 @dataclass(frozen=True, slots=True)
 class AppendEntry:
-    """Step: once the ledger has capacity, append what `next_entry` returns.
+    """Step: once the ledger has capacity, append the result of `next_entry`.
 
-    When it is durable comes `entry_durable`, in order.
+    When it is durable, answer with `entry_durable`, in order.
     """
 
 
@@ -57,7 +57,7 @@ class AppendEntry:
 class CloseLedger:
     """Step: append nothing more to the ledger of the segment; answer with `ledger_closed`.
 
-    It is closed in the transaction of the change that follows, which is so the only one of a roll.
+    The transaction of the next change closes the ledger, so that a roll needs one transaction.
     """
 
 
@@ -68,15 +68,15 @@ class StartSegment:
     at: VersionedHead
     closing: Extent | None
     limits: SegmentLimits | None = None
-    """Of one that goes on in the segment in progress, unless it is full."""
+    """Given if it may continue in the segment in progress, unless that is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteSegment:
     """Step: plan and apply the end of our segment; answer with `completed` or `overtaken`.
 
-    It ends the writer, or the log, if it `ends`; else the segment was old and nothing is written.
-    If it `stays`, only the extent ends, and the segment goes on with those of others.
+    If it `ends`, this ends the writer or the log; else the segment was old and no record waits.  If
+    it `stays`, only the extent ends, and the segment goes on with those of others.
     """
 
     at: VersionedHead
@@ -88,7 +88,7 @@ class CompleteSegment:
 
 @dataclass(frozen=True, slots=True)
 class RecoverLog:
-    """Step: complete the segment that another left open; answer with `recovered`."""
+    """Step: complete the segment that another writer left open; answer with `recovered`."""
 
     at: VersionedHead
 
@@ -112,18 +112,18 @@ Step: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge(Generic[_Ticket]):
-    """Effect: the records of an entry are durable; tell who holds the tickets of its slots."""
+    """Effect: the records of an entry are durable; answer the tickets of its slots."""
 
     lssn: int
     entry_id: int
     slots: list[int]
     tickets: list[_Ticket]
-    """As many as `slots`."""
+    """One for each of `slots`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse(Generic[_Ticket]):
-    """Effect: tell who holds these tickets the error."""
+    """Effect: answer these tickets with the error."""
 
     tickets: list[_Ticket]
     error: DLError
@@ -131,7 +131,7 @@ class Refuse(Generic[_Ticket]):
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[_Ticket]):
-    """Effect: the log is sealed, or the writer closed, as this ticket asked for."""
+    """Effect: the log is sealed, or the writer closed, as this ticket asked."""
 
     ticket: _Ticket
 

@@ -1,17 +1,17 @@
-"""Grouping of what is written: records and batches in, one group per entry out.  No I/O.
+"""Groups written records: records and batches in, one group per entry out.  No I/O.
 
 Theory of operation.  Accepted records gather in the *open* group.  It is sealed when the next
-record would make it larger than an entry should be, or when someone waits for it (`seal`).  Sealed
+record would make it larger than an entry should be, or when a caller waits for it (`seal`).  Sealed
 groups are sent in order, as fast as the ledger takes them.  The open group is sent too as soon as
-nothing is in flight, so a lone record leaves at once and a busy writer fills its entries while it
-waits for acks.
+nothing is in flight.  Therefore a lone record leaves at once, and a busy writer fills its entries
+while it waits for acks.
 
-`tickets` are the caller's: what it wants to be told about the record at a slot of the group.  They
-stand beside `slots`, not in pairs with them: the garbage collector would look at each pair.
+`tickets` belong to the caller: each identifies the record at a slot of the group.  They are in a
+list beside `slots`, not in pairs with them, because the garbage collector would visit each pair.
 
-Records that are written one by one form a *run*.  So many bytes of them are granted at once, and
-what is accepted within a grant is counted when somebody asks: a record then costs a comparison, a
-subtraction and its places in three lists.
+Records that are written one by one form a *run*.  A number of bytes is granted for them at once,
+and records within a grant are counted only when a count is needed.  Then a record costs a
+comparison, a subtraction and its places in three lists.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 _Ticket = TypeVar("_Ticket")
 WHOLE_BYTES_MAX = MIB
-"""What may become part of one entry, so that all of it is in the log or nothing."""
+"""Size up to which a batch can be one entry, so that all of it is in the log or nothing."""
 RECORD_TICKET_BYTES = 256
-"""What a record that is written by itself costs in memory beyond its payload."""
+"""Memory of a record that is written by itself, beyond its payload."""
 
 
 def parts_of(record: LogRecord) -> tuple[int, bytes]:
-    """Return transaction id and payload of what a caller gave as a record.
+    """Return transaction id and payload of an object passed as a record.
 
-    Raises: ConfigurationError: it is none.
+    Raises: ConfigurationError: it is no record.
     """
     try:
         return record.txid, record.payload
@@ -62,14 +62,14 @@ def parts_of(record: LogRecord) -> tuple[int, bytes]:
 
 
 def no_record(given: object) -> ConfigurationError:
-    """Return the error for what was given as a record."""
+    """Return the error for an object that is no record."""
     return ConfigurationError(f"{given!r:.100}: expected a LogRecord(txid=…, payload=…)")
 
 
 def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
-    """Return the payload, as bytes that nobody can change while the record waits to be sent.
+    """Return the payload as bytes that cannot change while the record waits to be sent.
 
-    Raises the error that says why the record cannot follow `last_txid`, if it cannot.
+    Raises the error for which the record cannot follow `last_txid`, if it cannot.
     """
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise ConfigurationError(
@@ -103,13 +103,13 @@ class Group(Generic[_Ticket]):
     record_count: int = 0
     size_bytes: int = 0
     goes_on: bool = False
-    """Whether its first rows go on with a batch of which the group before has some."""
+    """Whether its first rows belong to a batch that began in the group before."""
     slots: list[int] = field(default_factory=list)
     tickets: list[_Ticket] = field(default_factory=list)
     marked: list[MarkedRows] = field(default_factory=list)
-    """Which of its rows are of producers that number theirs."""
+    """The rows that belong to producers that number their records."""
     run: _Run | None = None
-    """Where a record goes that is written by itself, if the group ends with such records."""
+    """The run for further single records, if the group ends with such records."""
     _parts: list[_Run | pa.RecordBatch] = field(default_factory=list)
     _batch_last_txid: int = -1
 
@@ -120,7 +120,7 @@ class Group(Generic[_Ticket]):
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes while it is pending."""
+        """Its memory while it is pending."""
         singles = sum(len(part.txids) for part in self._parts if isinstance(part, _Run))
         return self.size_bytes + RECORD_TICKET_BYTES * singles
 
@@ -145,15 +145,15 @@ class Group(Generic[_Ticket]):
         return part.txids, part.payloads
 
     def begin_run(self) -> _Run:
-        """Return where records that are written one by one go."""
+        """Start a run of records that are written one by one, and return it."""
         run = self.run = _Run()
         self._parts.append(run)
         return run
 
     def count_run(self, size_bytes: int) -> int:
-        """Count what was added to the run, and that each has a ticket; return how many these are.
+        """Count the records added to the run, each with a ticket; return how many there are.
 
-        `size_bytes` is what they take of the entry.
+        `size_bytes` is their size in the entry.
         """
         before = len(self.slots)
         count = len(self.tickets) - before
@@ -186,13 +186,13 @@ class Unwritten:
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Unwritten:
-        """Return the rows of what an entry is to hold, which has some."""
+        """Return the description of a batch for an entry, which has at least one row."""
         txids = batch.column(0)
         return cls(batch.num_rows, txids[0].as_py(), txids[-1].as_py())
 
     @classmethod
     def joined(cls, parts: Iterable[Unwritten | None]) -> Unwritten | None:
-        """Return all of `parts` as one, None if there is nothing; they are in order."""
+        """Return all of `parts`, which are in order, as one; None if there are none."""
         given = [part for part in parts if part is not None]
         if not given:
             return None
@@ -214,17 +214,17 @@ class Transmitter(Generic[_Ticket]):
             condition=entry_bytes > 0, key="entry_bytes", value=entry_bytes, rule="expected > 0"
         )
         self.entry_bytes = entry_bytes
-        """An entry is full with so much."""
-        self._grant = grant  # how many bytes of records may be added before this is asked again
+        """Size at which an entry is full."""
+        self._grant = grant  # returns how many bytes may be added until the next call
         self._sealed: deque[Group[_Ticket]] = deque()
         self._open: Group[_Ticket] | None = None
         self._in_flight: deque[Group[_Ticket]] = deque()
         self.last_txid = last_txid
-        """The highest transaction id accepted, or that the log held before; -1 if there is none."""
+        """The highest transaction id accepted, or in the log before; -1 if there is none."""
         self._pending_bytes = 0
         self._pending_records = 0
         self._sealed_bytes = 0
-        # Where records go that are written one by one, as long as they fit what is left.
+        # The lists for records that are written one by one, as long as these fit the rest.
         self._granted_bytes = 0
         self._left_bytes = 0
         self._txids: list[int] = []
@@ -233,7 +233,7 @@ class Transmitter(Generic[_Ticket]):
 
     @property
     def pending_bytes(self) -> int:
-        """Memory of all that was accepted and is not acknowledged."""
+        """Memory of all records that were accepted and not acknowledged."""
         self._count()
         return self._pending_bytes
 
@@ -245,26 +245,26 @@ class Transmitter(Generic[_Ticket]):
 
     @property
     def queued_bytes(self) -> int:
-        """What was accepted and is not in flight will take so much of entries."""
+        """Size in entries of all records that were accepted and are not in flight."""
         self._count()
         return self._sealed_bytes + (0 if self._open is None else self._open.size_bytes)
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything accepted is acknowledged."""
+        """Whether every accepted record is acknowledged."""
         return not (self._sealed or self._open or self._in_flight)
 
     @property
     def has_in_flight(self) -> bool:
-        """Whether something was sent and is not acknowledged."""
+        """Whether a group was sent and is not acknowledged."""
         return bool(self._in_flight)
 
     def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
         """Accept one record.
 
-        Raises what `checked_payload` says against it, or `grant` against any.
+        Raises the error of `checked_payload` for it, or that of `grant` for any record.
         """
-        # In this order each step may be taken; nearly every record passes all of them.
+        # The checks are in this order so that each is safe; nearly every record passes all.
         if (
             type(payload) is not bytes
             or type(txid) is not int
@@ -279,7 +279,7 @@ class Transmitter(Generic[_Ticket]):
         self._left_bytes = left - RECORD_OVERHEAD_BYTES
 
     def _granted(self, txid: int, payload: bytes) -> tuple[bytes, int]:
-        """Return the payload as it is kept, and what a new grant leaves behind it."""
+        """Return the payload as it is kept, and the rest of a new grant after it."""
         self.revoke()
         granted = self._grant()
         payload = checked_payload(txid, payload, last_txid=self.last_txid)
@@ -287,20 +287,20 @@ class Transmitter(Generic[_Ticket]):
         group = self._group_for(txid, size_bytes)
         run = group.run or group.begin_run()
         self._txids, self._payloads, self._tickets = run.txids, run.payloads, group.tickets
-        # Nothing fits into it that is too long for a record.
+        # A grant is too small for a record that is too long.
         longest = RECORD_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
         granted = min(granted, self.entry_bytes - group.size_bytes, longest)
         self._granted_bytes = max(granted, size_bytes)
         return payload, self._granted_bytes - len(payload)
 
     def revoke(self) -> None:
-        """Ask `grant` before the next record is accepted."""
+        """Drop the grant: `grant` is called before the next record is accepted."""
         self._count()
         self._granted_bytes = self._left_bytes = 0
         self._txids, self._payloads, self._tickets = [], [], []
 
     def _count(self) -> None:
-        """Count the records that were accepted since this was done last."""
+        """Count the records that were accepted since the last count."""
         added_bytes = self._granted_bytes - self._left_bytes
         if added_bytes:
             assert self._open is not None
@@ -317,11 +317,11 @@ class Transmitter(Generic[_Ticket]):
         mark: Mark | None = None,
         whole: bool = False,
     ) -> None:
-        """Accept a byte log's batch of at least one row, cut to entries; for its last row a ticket.
+        """Accept at least one row of a byte log, cut to entries; the last row has the ticket.
 
-        One row with a ticket is a record, and may be given as that: it costs a small part of what
-        a batch does.
-        With a `mark` its rows are those of a producer; `whole`, it becomes part of one entry.
+        One row with a ticket is a record, and may be passed as that: it costs a small part of a
+        batch.  With a `mark` its rows are those of a producer.  With `whole` it becomes part of one
+        entry.
 
         Raises (nothing of it is accepted):
             TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError.
@@ -351,7 +351,7 @@ class Transmitter(Generic[_Ticket]):
         mark: Mark | None = None,
         whole: bool = False,
     ) -> None:
-        """Accept rows of a typed log, at least one, as `add_batch`."""
+        """Accept at least one row of a typed log, as `add_batch` does."""
         check_txids(rows.batch, last_txid=self.last_txid)
         parts = rows.cut(WHOLE_BYTES_MAX if whole else self.entry_bytes)
         self._add_parts(_whole(parts) if whole else parts, ticket, rows.schema_id, mark)
@@ -395,7 +395,7 @@ class Transmitter(Generic[_Ticket]):
         return group
 
     def seal(self) -> None:
-        """Let everything accepted be sent, full or not."""
+        """Let all accepted records be sent, in full groups or not."""
         self.revoke()
         if self._open is not None:
             self._sealed.append(self._open)
@@ -403,7 +403,7 @@ class Transmitter(Generic[_Ticket]):
             self._open = None
 
     def add_barrier(self, ticket: _Ticket) -> bool:
-        """Attach a ticket to the last record accepted; False if that is acknowledged already."""
+        """Attach a ticket to the last accepted record; False if that is acknowledged already."""
         self.seal()
         for queue in (self._sealed, self._in_flight):
             if queue:
@@ -413,7 +413,7 @@ class Transmitter(Generic[_Ticket]):
 
     @property
     def has_sealed(self) -> bool:
-        """Whether a group is complete; `next_group` gives it."""
+        """Whether a group is complete; `next_group` returns it."""
         return bool(self._sealed)
 
     @property
@@ -440,7 +440,7 @@ class Transmitter(Generic[_Ticket]):
         return group
 
     def acknowledged(self) -> Group[_Ticket]:
-        """Take the oldest group in flight, which is durable."""
+        """Take the oldest group in flight, which is durable now."""
         group = self._in_flight.popleft()
         self._pending_bytes -= group.memory_bytes
         self._pending_records -= group.record_count
@@ -448,7 +448,7 @@ class Transmitter(Generic[_Ticket]):
         return group
 
     def unacknowledged(self) -> Unwritten | None:
-        """Return what was accepted and not acknowledged."""
+        """Return the records that were accepted and not acknowledged."""
         self._count()
         open_groups = [] if self._open is None else [self._open]
         return Unwritten.joined(
@@ -457,7 +457,7 @@ class Transmitter(Generic[_Ticket]):
         )
 
     def drain(self) -> tuple[list[Group[_Ticket]], list[Group[_Ticket]]]:
-        """Give everything up: return the groups in flight, and those never sent."""
+        """Give all records up: return the groups in flight, and those never sent."""
         self.seal()
         in_flight, queued = list(self._in_flight), list(self._sealed)
         self._in_flight.clear()

@@ -1,4 +1,4 @@
-"""Truncating a log: one write of its head; step by step the data goes (`upkeep/removal.py`)."""
+"""Truncates a log by one write of its head; `upkeep/removal.py` removes the data step by step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def first_to_keep(
     txid: int | None,
     timestamp_ms: int | None,
 ) -> DLSN:
-    """Return the first position to keep, which one of the three says."""
+    """Return the first position to keep, by the one of the three arguments that is given."""
     given = {"dlsn": dlsn, "txid": txid, "timestamp_ms": timestamp_ms}
     named = [key for key, value in given.items() if value is not None]
     if len(named) != 1:
@@ -66,7 +66,7 @@ async def truncate_log(
     Returns: whether anything was truncated, and the head after.
 
     Raises:
-        ConfigurationError: `dlsn` lies past the end, which the message names; nothing was dropped.
+        ConfigurationError: `dlsn` is past the end, which the message names; nothing was dropped.
     """
     paths = context.logs.paths_of(at.log)
     while True:
@@ -93,8 +93,8 @@ def _require_within(at: VersionedHead, dlsn: DLSN, end: DLSN) -> None:
 async def reset_txid(context: LogContext, log: LogKey, txid: int) -> bool:
     """Let the next record of a log without records have any transaction id from `txid` on.
 
-    The way back where a record with one that nothing can follow got into a log: the log is
-    truncated to its end first.  Return whether that changed anything.
+    This helps if a record got a transaction id that no other can follow: truncate the log to its
+    end first.  Return whether it changed anything.
 
     Raises:
         ConfigurationError: there are records or a writer, or it is no transaction id.
@@ -115,5 +115,5 @@ async def reset_txid(context: LogContext, log: LogKey, txid: int) -> bool:
         try:
             await context.logs.apply(change)
         except MetadataVersionError:
-            continue  # what is there now decides
+            continue  # decide again by the present head
         return True

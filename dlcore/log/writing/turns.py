@@ -1,12 +1,12 @@
 """Atomic appends to a log whose lock a proxy holds: its writer gives them their turn.
 
-An append asks in the lock's node.  The writer answers all that it accepted, closes its extent, and
-says there that nothing is open; the append commits, and in the same transaction ends the turn.  The
-segment stays in progress, and the writer goes on behind what was appended: so what gathers there is
-merged, whoever wrote it, and a log has no more segments for being written in turns.
-That nobody's records are lost or overwritten follows from the version of the head, as ever; turns
-only keep both sides from overtaking each other for ever, and the writer's transaction ids above
-those of the append.
+An append asks for a turn in the lock's node.  The writer answers everything that it accepted,
+closes its extent, and sets the turn to given.  The append commits, and ends the turn in the same
+transaction.  The segment stays in progress, and the writer continues after the appended extents.
+Therefore small extents are merged whichever side wrote them, and turns make no further segments.
+Records are never lost or overwritten, because each change is guarded by the version of the head.
+Turns only keep the two sides from overtaking each other for ever, and the writer's transaction ids
+above those of the append.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TURN_S = 5.0
-"""An append that has not committed by then gets no more of this turn."""
+"""An append that has not committed after this time loses its turn."""
 _LOOK_S = 0.2
 
 
@@ -43,12 +43,12 @@ class TurnGiver:
     """Gives turns for one writer, until it is closed.
 
     Args:
-        context: where the log is.
+        context: the namespace's adapters.
         log: the log.
-        lock: of the writer.
-        machine: the writer's.
-        perform: what the machine wants done.
-        fail: how the writer fails.
+        lock: the writer's lock.
+        machine: the writer's machine.
+        perform: performs effects of the machine.
+        fail: makes the writer fail.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class TurnGiver:
                 begun_s = clock()
                 await self._give()
             except UNANSWERED as error:
-                # The append asks as long as it waits; after a reconnection the watch rings.
+                # The append asks as long as it waits; after a reconnection the watch fires.
                 logger.info("log=%s: is a turn asked for? %s", self._log.name, error)
                 continue
             except DLError as error:
                 logger.info("log=%s gives no turns any more: %s", self._log.name, error)
                 return  # sealed, failed or closed
-            # Those who waited write for as long: appends that follow each other stop nobody.
+            # The waiting writers get the same time: consecutive appends must not block them.
             await asyncio.sleep(min(clock() - begun_s, TURN_S))
 
     async def _give(self) -> None:
@@ -121,7 +121,7 @@ class TurnGiver:
                 return
 
     async def _ask_for_upkeep(self, now: LogHead) -> None:
-        """Let what has gathered since the last turn be merged, the writer's own extents too."""
+        """Ask to merge the extents since the last turn, the writer's own ones too."""
         before, self._seen = self._seen, now
         lssn = lssn_to_merge(before, now)
         if lssn is not None:
@@ -139,6 +139,6 @@ class TurnGiver:
             await self._lock.set_turn("given", "free")
 
     async def aclose(self) -> None:
-        """Give no turn any more; the one that is given ends with the lock."""
+        """Give no more turns; a turn in progress ends with the lock."""
         self._unsubscribe()
         await self._tasks.aclose()

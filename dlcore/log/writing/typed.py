@@ -1,4 +1,4 @@
-"""The writer of a typed log: batches are made to fit its schema, and records of bytes refused."""
+"""The writer of a typed log: fits batches to its schema, and refuses records of bytes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class AsyncTypedLogWriter(AsyncLogWriter):
     """Appends Arrow batches to one typed log, as its only writer.
 
-    Batches have columns of the log's schema, and `_txid` where rows have their own; those without
-    get the present time in epoch milliseconds as their transaction id, or the one before, if that
-    is higher.  Rows are written by the version of the schema that was the latest when the log was
-    opened, or when a batch came that needed a later one.
+    Batches have columns of the log's schema, and `_txid` if rows have their own.  Rows without it
+    get the present time in epoch milliseconds as their transaction id, or the last one, if that is
+    higher.  Rows are written with the version of the schema that was the latest when the log was
+    opened, or when a batch needed a later one.
     """
 
     def __init__(self, *args: Any, schema: LogSchema) -> None:
@@ -50,7 +50,7 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         )
 
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> TypedRows:
-        """Return what entries hold of a batch that follows `last_txid`.
+        """Return a batch as entries hold it, with transaction ids after `last_txid`.
 
         Raises:
             SchemaMismatchError, LogRecordTooLongError: it does not fit.
@@ -60,9 +60,9 @@ class AsyncTypedLogWriter(AsyncLogWriter):
     async def fitted_latest(
         self, batch: pa.RecordBatch, *, last_txid: int | None = None
     ) -> TypedRows:
-        """Return the same, by a later version of the schema if the batch needs one.
+        """Return the same, with a later version of the schema if the batch needs one.
 
-        `last_txid` is by default the writer's, once the batch fits.
+        `last_txid` is by default the writer's, when the batch fits.
         """
         fitted = await self._schema.fit_latest(batch)
         return self._with_txids(fitted, self.last_txid if last_txid is None else last_txid)
@@ -84,10 +84,10 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         return future
 
     async def submit_batch(self, batch: pa.RecordBatch) -> None:
-        """Wait for capacity and write `batch`, by a later version of the schema if it needs one."""
+        """Wait for capacity and write `batch`, with a later version of the schema if needed."""
         if batch.num_rows == 0:
             return
         fitted = await self._schema.fit_latest(batch)
         await self.wait_for_capacity()
-        # Others may have written meanwhile.
+        # Other calls may have written meanwhile.
         self.write_fitted(self._with_txids(fitted, self.last_txid))

@@ -1,7 +1,7 @@
-"""The log's writer, as programs use it: runs the machine of `append.py` over ledgers and metadata.
+"""The log's writer for applications: the driver of the machine in `append.py`.
 
 One task, the pump, performs the machine's steps one after the other; it alone starts and completes
-segments.  The first failure ends the writer, and a new one recovers what is durable.
+segments.  The first failure ends the writer, and a new writer recovers the durable entries.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     """Appends to one log, as its only writer.
 
     Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
-    coroutine of one loop; positions follow the order of the calls.  Their futures, and what waits
-    for what was written, raise what refused the record or ended the writer: `WriteError` and its
-    kind, `EndOfStreamError`, `AlreadyClosedError`.
+    coroutine of one loop; positions follow the order of the calls.  These futures, and the methods
+    that wait for written records, raise the error that refused the record or ended the writer:
+    `WriteError` and its kind, `EndOfStreamError`, `AlreadyClosedError`.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             at, config.with_settings(settings), producers
         )
         self._add_record = self._machine.add_record
-        self._ledger: LedgerWriter | None = None  # of the segment that is ours
-        self._closing: tuple[LedgerMetadata, Op] | None = None  # how it ends, once nothing follows
+        self._ledger: LedgerWriter | None = None  # the ledger of our segment
+        self._closing: tuple[LedgerMetadata, Op] | None = None  # its end, once no entry follows
         self._next_place = NextPlace(context, log)
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._wake = asyncio.Event()
-        self._is_asleep = False  # the pump waits for that, and looks at nothing by itself
+        self._is_asleep = False  # the pump waits for `_wake`
         self._capacity = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None  # rings when the segment is old
+        self._alarm: asyncio.TimerHandle | None = None  # fires when the segment is old
         self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
         self._pump_task.add_done_callback(self._pump_ended)
         self._followers: list[SettingsFollower | TurnGiver] = [
@@ -145,7 +145,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
 
     @property
     def config(self) -> LogConfig:
-        """How it was opened, but for what the log's settings say."""
+        """The configuration at opening, without the log's settings."""
         return self._config
 
     @property
@@ -155,7 +155,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
 
     @property
     def last_dlsn(self) -> DLSN | None:
-        """Position of the last record that this writer knows to be durable."""
+        """Position of the last record that this writer knows is durable."""
         return self._machine.last_dlsn
 
     @property
@@ -170,12 +170,12 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
 
     @property
     def has_capacity(self) -> bool:
-        """Whether `wait_for_capacity` waits for nothing."""
+        """Whether `wait_for_capacity` would return at once."""
         return self._machine.has_room
 
     def _configure(self, settings: LogSettings) -> None:
         self._machine.configure(self._config.with_settings(settings))
-        self._stop_alarm()  # the age may be another
+        self._stop_alarm()  # the age limit may have changed
         self._wake.set()
 
     # Accepting
@@ -209,13 +209,13 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         return self.write_fitted(self.fitted(batch, last_txid=self.last_txid))
 
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> Any:
-        """Return what `write_fitted` takes of a batch that follows `last_txid`."""
+        """Return the argument of `write_fitted` for a batch that follows `last_txid`."""
         return byte_log_batch(batch)
 
     def write_fitted(
         self, rows: Any, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
-        """Accept a record, or what `fitted` returned; `whole`, in one entry; as `write_batch`."""
+        """Accept a record or a result of `fitted`, as `write_batch`; `whole`: in one entry."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_batch(rows, future, mark=mark, whole=whole)
         self._wake.set()
@@ -230,7 +230,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     # Waiting
 
     async def flush(self) -> DLSN | None:
-        """Wait until all that was accepted is durable; return the last position, if any.
+        """Wait until all accepted records are durable; return the last position, if any.
 
         Raises: WriteError, EndOfStreamError, AlreadyClosedError.
         """
@@ -257,12 +257,12 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
                 return self.last_dlsn if self._machine.end else last
 
     async def commit(self) -> DLSN | None:
-        """Flush, and tell those who follow the log; return the log's last position.
+        """Flush, and tell the followers of the log; return the log's last position.
 
-        Reads that begin see what is durable without it; followers hear of it soon after in any
-        case, and this waits until their bookies have.
+        A read that begins later sees durable records without this call.  Followers get them soon in
+        any case; this waits until their bookies know the LAC.
 
-        Returns: the position of the log's last record, whoever wrote it; None if it holds none.
+        Returns: the position of the log's last record, of any writer; None if it holds none.
 
         Raises: as `flush`; LogNotFoundError, LedgerReadError, MetadataError.
         """
@@ -276,7 +276,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         return last or await find_last_dlsn(self._context, self._log)
 
     async def verify(self) -> None:
-        """Look whether the log is still ours.  Raises: WriteError: it is not; MetadataError."""
+        """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
         async with self._changing:
             self._perform(self._machine.head_changed(await self._context.logs.read(self._log)))
         self._machine.require_usable()
@@ -286,7 +286,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     ) -> bool:
         """Drop the records below a position, a transaction id or a time, as the manager does.
 
-        Raises: as the manager's; and what ended the writer.
+        Raises: the errors of the manager's method, and the error that ended the writer.
         """
         machine = self._machine
         machine.require_usable()
@@ -297,12 +297,12 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             self._perform(machine.head_changed(at))
         if machine.error is not None:
             raise machine.error
-        # Removing may take long, and needs nothing of the writer.
+        # The removal may take long, and does not need the writer.
         await remove_truncated(self._context, at)
         return changed
 
     async def mark_end_of_stream(self) -> None:
-        """Flush and seal the log: none can follow, readers learn of it.  Raises: as `flush`."""
+        """Flush and seal the log: no record can follow.  Raises: as `flush`."""
         await self._end(Ending.SEAL)
 
     async def _end(self, ending: Ending) -> None:
@@ -311,13 +311,13 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         await self._answer(ended)
 
     async def aclose(self) -> None:
-        """Flush, complete the segment and release the lock; harmless when it is closed.
+        """Flush, complete the segment and release the lock; a second call does nothing.
 
-        Raises: WriteError: records failed; what was acknowledged is durable.
+        Raises: WriteError: records failed; acknowledged ones are durable.
         """
         if self._machine.is_closing:
             return
-        left_open.discard(self)  # who closes it is told
+        left_open.discard(self)  # the caller gets any error
         try:
             await self._end(Ending.CLOSE)
         finally:
@@ -331,7 +331,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         await self._stop()
 
     async def abandon(self, reason: str) -> None:
-        """Stop at once because nobody will close it; log what was not written as an error."""
+        """Stop at once because no caller will close it; log unwritten records as an error."""
         self.report_unwritten(reason)
         await self.abort()
 
@@ -352,7 +352,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         self._pump_task.cancel()
         try:
             await asyncio.gather(self._pump_task, return_exceptions=True)
-        finally:  # cancelled again, nobody else would
+        finally:  # also if this is cancelled again
             await self._let_go("the writer was aborted")
 
     async def _let_go(self, reason: str) -> None:
@@ -362,7 +362,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         ledger, self._ledger = self._ledger, None
         self._stop_alarm()
         self._next_place.close()
-        async with AsyncExitStack() as ending:  # each, whatever becomes of those before it
+        async with AsyncExitStack() as ending:  # each one, even if one before it fails
             if self._lock is not None:
                 ending.push_async_callback(self._lock.release)
             if ledger is not None:
@@ -373,7 +373,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     # The pump
 
     async def _run(self) -> None:
-        """Pump until `_stop`; if the event loop ends before that, say so and release the lock."""
+        """Pump until `_stop`; if the event loop ends before, log that and release the lock."""
         try:
             await self._pump()
         except asyncio.CancelledError:
@@ -403,7 +403,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             self._is_asleep = False
 
     def _look_at_age(self) -> None:
-        """Wake up when the segment is old: it is completed then, also if nothing is written."""
+        """Wake up when the segment is old: it is completed then, even if no record waits."""
         if self._alarm is None:
             old_in_s = self._machine.old_in_s(now_ms=self._context.clock.now_ms())
             if old_in_s is not None:
@@ -425,7 +425,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     def _pump_ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # A defect; whoever waits for an answer must not wait for ever.
+            # A defect; callers that wait for an answer must not wait for ever.
             self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
 
     async def _append(self) -> None:
@@ -448,7 +448,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             self._fail(error)
 
     async def _change(self, step: Step | None) -> None:
-        """Perform what changes segments; the log's metadata is ours to change meanwhile."""
+        """Perform a step that changes segments; the caller holds `_changing`."""
         machine = self._machine
         match step:
             case CloseLedger():
@@ -470,7 +470,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             case GiveUp():
                 raise step.error
             case AppendEntry() | None:
-                pass  # the log changed while we waited for our turn
+                pass  # the log changed while we waited for the lock
             case _:
                 assert_never(step)
 
@@ -521,7 +521,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             await ledger.was_closed(end)
 
     async def _close_ledger(self) -> None:
-        """Close the ledger by itself, since the change that was to close it was overtaken."""
+        """Close the ledger by itself, since another change overtook the one that closes it."""
         if self._closing is not None:
             assert self._ledger is not None
             await self._ledger.close()
@@ -538,7 +538,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
                         try:
                             future.set_result(DLSN(lssn, entry_id, slot))
                         except asyncio.InvalidStateError:
-                            assert future.cancelled()  # by its caller
+                            assert future.cancelled()  # its caller did that
                 case Refuse():
                     for future in effect.tickets:
                         refuse(future, effect.error)
@@ -572,9 +572,9 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             self._perform(self._machine.fail(error))
 
     def report_unwritten(self, reason: str) -> None:
-        """Log as an error what was not written by one that was not closed."""
+        """Log the unwritten records as an error, if this writer was not closed."""
         unwritten = self.unwritten
         if unwritten is not None and self in left_open:
             told = f"{unwritten}: the writer was not closed, and {reason}"
             logger.error("log %r: not written: %s", self.log_name, told)
-        left_open.discard(self)  # it is told once
+        left_open.discard(self)  # report it once
