@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Abandonable(Protocol):
-    """Something with tasks of its own."""
+    """An object with tasks of its own."""
 
     async def abandon(self, reason: str) -> None:
-        """Stop at once, and log what is lost by it; harmless when it is closed."""
+        """Stop at once, and log what is lost; a closed object ignores it."""
         ...
 
 
@@ -64,4 +64,4 @@ class LogContext:
     lifetime: Lifetime
     reads: ReadCounts = field(default_factory=ReadCounts)
     open_objects: set[Abandonable] = field(default_factory=set)
-    """Writers and readers at work, which the namespace stops when it is closed."""
+    """Open writers and readers, which the namespace stops when it is closed."""

@@ -1,8 +1,8 @@
-"""Deleting a log whose metadata is damaged: what can be told of it goes, the rest is told.
+"""Deletes a log whose metadata is damaged: removes what can be found of it, and logs the rest.
 
-A log is deleted by its head, from which all that it holds is found.  Of a damaged one the name
-becomes free as of any other, in one transaction that calls the log deleted; `remove_deleted` then
-removes the ledgers that are still named, and the nodes.  Ledgers that nobody can tell any more stay
+A log is deleted by its head, which leads to all its ledgers.  For a damaged log the name becomes
+free as for any other, in one transaction that marks the log as deleted.  `remove_deleted` then
+removes the ledgers that are still named, and the nodes.  Ledgers that no node names any more stay
 until `dlog ledger audit` finds that they belong to no log.
 """
 
@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 
 class _Named(msgspec.Struct):
-    """The part of a damaged name's node without which nothing but the name can go."""
+    """The part of a damaged name's node that is needed to delete more than the name."""
 
     log_id: LogId
 
 
 async def damage_of(context: LogContext, name: str) -> str:
-    """Return what is damaged in a log's metadata, "" if nothing is.
+    """Return the damage in a log's metadata as text, "" if there is none.
 
     Raises:
         LogNotFoundError: there is no log of that name.
@@ -69,7 +69,7 @@ async def damage_of(context: LogContext, name: str) -> str:
 
 
 async def forget_log(context: LogContext, name: str) -> None:
-    """Delete a log whose metadata is damaged, and what it still names.
+    """Delete a log whose metadata is damaged, and the ledgers that it still names.
 
     Raises:
         ConfigurationError: the log is not damaged.
@@ -100,7 +100,7 @@ async def forget_log(context: LogContext, name: str) -> None:
 
 
 def _metadata_of(name: str, node: Versioned, path: str) -> LogMetadata | None:
-    """Return what a name's node says, or as much of it as deletion needs; None if not even that."""
+    """Return the contents of a name's node, or the part that deletion needs; None: less."""
     try:
         return decode(LogMetadata, node.value, source=path)
     except CorruptMetadataError:

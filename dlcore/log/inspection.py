@@ -1,11 +1,11 @@
-"""Looking at logs for what is wrong, and at ledgers for what nobody needs: for operators.
+"""Finds faults in logs, and ledgers that belong to no log: for operators.
 
-Nothing here is needed while all is well.  A log is looked at in its metadata, in that of its
-ledgers and, when asked, in the headers of its entries, so a bug, a metadata store that was restored
-from an old copy, or a hand that changed it are found before a reader finds them.
+Nothing here is needed while all is well.  The checks look at a log's metadata, at that of its
+ledgers and, on request, at the headers of its entries.  They find the effects of a bug, of a
+metadata store restored from an old copy, or of a change by hand before a reader finds them.
 
-What can be put right without guessing is: a dead writer's segment is recovered, what truncation or
-deletion left is removed.  Everything else is told, and left as it is.
+Faults that can be repaired without guessing are repaired: a dead writer's segment is recovered, and
+the rest of a truncation or deletion is removed.  All others are reported and left as they are.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 200
 _GAPS_MAX = 100
-"""More segments that have no node are told as one gap."""
+"""If more segments have no node, they are reported as one gap."""
 
 Report: TypeAlias = "Callable[[str, int, int | None], None]"
-"""Is told how far long work is: what is counted, how many are done, of how many if known."""
+"""Called with the progress of long work: the unit, how many are done, and of how many (or None)."""
 
 RECOVER = "recover"
 """A dead writer's segment: `DistributedLogManager.recover` completes it."""
 REMOVE = "remove"
-"""What is truncated and was not removed."""
+"""Truncated segments that were not removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(ShownFields):
-    """Something that is not as it should be; `repair` says how it is put right, "" if not here."""
+    """A fault; `repair` names the way to repair it, "" if there is none here."""
 
     log: str
     kind: str
@@ -69,10 +69,10 @@ class Finding(ShownFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerAudit(ShownFields):
-    """Ledgers against logs: `orphans` belong to no log, `missing` are named by logs.
+    """Ledgers compared with logs: `orphans` belong to no log, `missing` are named by logs.
 
-    Where logs are `damaged`, by their ids, nobody knows which ledgers are theirs: then no ledger is
-    called an orphan.
+    If logs are `damaged` (by their ids), it is not known which ledgers belong to them.  Then no
+    ledger counts as an orphan.
     """
 
     ledgers: int
@@ -89,13 +89,13 @@ async def inspect_log(
     reads_entries: bool = False,
     report: Report = lambda *_: None,
 ) -> list[Finding]:
-    """Return what is wrong with a log.
+    """Return the faults of a log.
 
     Args:
         context: the namespace's adapters.
         name: the log.
-        reads_entries: look at every entry, and count its records.
-        report: is told how far it is.
+        reads_entries: read every entry, and count its records.
+        report: called with the progress.
 
     Raises:
         LogNotFoundError: there is no such log.
@@ -121,10 +121,10 @@ async def inspect_log(
 
 
 async def find_nameless(context: LogContext, *, report: Report = lambda *_: None) -> list[Finding]:
-    """Return the logs to which no name leads: nobody can open or delete them.
+    """Return the logs to which no name leads: they cannot be opened or deleted.
 
-    Heads are listed first, so a log that is made meanwhile has its name; what looks wrong is looked
-    at again, for logs are renamed and deleted while this runs.
+    Heads are listed first, so a log that is created meanwhile has its name.  Suspects are checked
+    again, because logs are renamed and deleted while this runs.
     """
     heads = set(await context.logs.list_names(context.paths.heads))
     suspects = sorted(heads - await _named_logs(context, report))
@@ -164,7 +164,7 @@ async def _named_logs(context: LogContext, report: Report) -> set[str]:
 async def _segment_nodes(context: LogContext, log: LogKey) -> dict[int, bool]:
     """Return the numbers of the segments that have a node, and whether it has their end.
 
-    Their names come in one answer: a MB for 100,000 segments.
+    One answer has all names of nodes: a MB for 100,000 segments.
     """
     paths = context.logs.paths_of(log)
     names = await persistently(lambda: context.store.get_children(paths.head)) or []
@@ -178,9 +178,9 @@ async def _segment_nodes(context: LogContext, log: LogKey) -> dict[int, bool]:
 
 
 def check_nodes(head: LogHead, nodes: dict[int, bool]) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the nodes of segments: (kind, detail).
+    """Yield the faults of the nodes of segments: (kind, detail).
 
-    Each segment that the head counts has one, of which only the last may have no end.
+    Each segment that the head counts has a node; only that of the last may have no end.
     """
     last = head.max_lssn
     if last - head.first_lssn >= _GAPS_MAX + len(nodes):
@@ -201,7 +201,7 @@ def check_nodes(head: LogHead, nodes: dict[int, bool]) -> Iterator[tuple[str, st
 
 
 def check_state(state: LogState) -> Iterator[tuple[str, str]]:
-    """Yield what contradicts itself in a log's metadata: (kind, detail)."""
+    """Yield the contradictions in a log's metadata: (kind, detail)."""
     for before, after in pairwise(state.segments):
         expected = before.start_sequence_id + before.closed_record_count
         if after.start_sequence_id != expected:
@@ -263,7 +263,7 @@ def ledger_problem(extent: Extent, ledger: LedgerMetadata | CorruptMetadataError
 
 
 def copies_problem(ledger: LedgerMetadata | CorruptMetadataError | None) -> str:
-    """Return how much a ledger lacks that began with fewer bookies than wanted, "" if nothing."""
+    """Return how many copies a ledger lacks that began with too few bookies, "" if none."""
     if ledger is None or isinstance(ledger, CorruptMetadataError) or not ledger.copies_lacking:
         return ""
     end = (
@@ -278,7 +278,7 @@ def copies_problem(ledger: LedgerMetadata | CorruptMetadataError | None) -> str:
 
 
 async def _check_work(context: LogContext, log: LogKey, state: LogState) -> list[Finding]:
-    """Return what somebody began and nobody goes on with."""
+    """Return unfinished work that nobody continues."""
     findings = []
     paths = context.logs.paths_of(log)
     is_open = bool(state.segments) and state.segments[-1].has_open_extent
@@ -325,19 +325,19 @@ async def _entry_problem(context: LogContext, extent: Extent) -> str:
 
 
 async def finish_removal(context: LogContext, name: str) -> None:
-    """Remove what is truncated of a log and was not removed."""
+    """Remove the truncated part of a log that was not removed."""
     await remove_truncated(context, await context.logs.read(await context.logs.find(name)))
 
 
 async def audit_ledgers(context: LogContext, *, report: Report) -> LedgerAudit:
-    """Compare all ledgers with what logs and staged appends name.
+    """Compare all ledgers with those that logs and staged appends name.
 
-    Ledgers are listed first, so one that is made meanwhile is in neither list.  What looks wrong is
-    looked at again, for logs go on while it runs.
+    Ledgers are listed first, so a ledger that is created meanwhile is in neither list.  Suspects
+    are checked again, because logs are written while this runs.
 
     Args:
         context: the namespace's adapters.
-        report: is told how far it is.
+        report: called with the progress.
     """
     listed: set[int] = set()
     async for ledger_id in context.ledger_store.list_ledgers():
@@ -360,11 +360,11 @@ async def audit_ledgers(context: LogContext, *, report: Report) -> LedgerAudit:
 
 
 async def delete_orphan(context: LogContext, ledger_id: int) -> None:
-    """Delete a ledger that belongs to no log; harmless where it is gone."""
+    """Delete a ledger that belongs to no log; a ledger that is gone is no error."""
     paths = context.paths
     ledger, staged = paths.ledger(ledger_id), paths.staged_ledger(ledger_id)
     with contextlib.suppress(NoNodeError):
-        await context.store.delete(staged)  # it was one of several logs'
+        await context.store.delete(staged)  # several logs shared it
     with contextlib.suppress(NoNodeError):
         await context.store.delete(ledger)
 
@@ -372,9 +372,9 @@ async def delete_orphan(context: LogContext, ledger_id: int) -> None:
 async def _named_ledgers(
     context: LogContext, report: Report, damaged: dict[str, str]
 ) -> tuple[dict[int, str], int]:
-    """Return every ledger that is in use, with the id of its log, and how many logs there are.
+    """Return every ledger in use, with the id of its log, and how many logs there are.
 
-    What is wrong with logs of which that cannot be told is added to `damaged`.
+    Errors of logs whose ledgers cannot be found are added to `damaged`.
     """
     named: dict[int, str] = {each.staged.ledger_id: "" for each in await list_all_staged(context)}
     children = await persistently(lambda: context.store.get_children(context.paths.merged))
@@ -390,7 +390,7 @@ async def _named_ledgers(
 
 
 async def _ledgers_of(context: LogContext, log_id: str) -> set[int]:
-    """Return all ledgers that a log's nodes name, also of what is deleted and not removed yet."""
+    """Return all ledgers that a log's nodes name, also in parts that wait for removal."""
     paths = context.paths.log_of(log_id)
     node = await persistently(lambda: context.store.get(paths.head, fresh=True))
     if node is None:
@@ -398,7 +398,7 @@ async def _ledgers_of(context: LogContext, log_id: str) -> set[int]:
     head = decode(LogHead, node.value, source=paths.head)
     found = {extent.ledger_id for extent in head.segment.tail} if head.segment else set()
     names = await persistently(lambda: context.store.get_children(paths.head)) or []
-    # Those that there are: what a damaged head counts may be more than anybody could look at.
+    # By the existing nodes: a damaged head may count more segments than can be read.
     lssns = sorted(int(name) for name in names if is_number(name))
     for start in range(0, len(lssns), _AT_ONCE):
         segments = [paths.segment(lssn) for lssn in lssns[start : start + _AT_ONCE]]

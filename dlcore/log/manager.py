@@ -1,4 +1,4 @@
-"""One log: opening its writers and readers, and what is known about it."""
+"""One log: opens its writers and readers, and answers questions about it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         config: LogConfig,
         known: LogFollower | None = None,
     ) -> None:
-        """Open a log; readers ask `known` first what they would else read of its metadata."""
+        """Open a log; readers take its metadata from `known`, if given, instead of reading it."""
         require_kind("config", config, LogConfig)
         self._context = context
         self._config = config
@@ -110,18 +110,18 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         ledger_metadata: Mapping[str, str] | None = None,
         producers: Producers[Any] | None = None,
     ) -> AsyncLogWriter:
-        """Take the writer lock, recover what a dead writer left, and return the writer.
+        """Take the writer lock, recover a dead writer's segment, and return the writer.
 
-        `ledger_metadata` is stored with its ledgers.  A proxy gives `producers`, to be filled.
+        `ledger_metadata` is stored with its ledgers.  A proxy passes `producers`, which is filled.
 
         Raises:
             ConfigurationError: `ledger_metadata` has keys that dlog itself uses, or over 4 KiB.
             EndOfStreamError: the log is sealed: no record can follow.
-            LogModeError: the log's mode lets others write, or proxies alone.
+            LogModeError: the log's mode does not allow this writer, or allows only proxies.
             OwnershipAcquireFailedError: another writer owned the log during `lock_timeout_s`.
-            LedgerRecoveryError: too few bookies answer to recover what a dead writer left.
+            LedgerRecoveryError: too few bookies answer to recover a dead writer's segment.
         """
-        # Loaded here, since most commands of `dlog` write nothing.
+        # Imported here, since most commands of `dlog` write nothing.
         from dlcore.log.writing.opening import checked_metadata, open_locked
 
         custom = checked_metadata(ledger_metadata or {})
@@ -163,14 +163,15 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         Args:
             dlsn: the position of the first record wanted; `DLSN.INITIAL`, the default, means the
                 first one that is not truncated.  A position beyond the end waits for its record.
-            txid: the first record with this transaction id or a higher one; 0 means the same.
-            timestamp_ms: the first record left that was written at that time or later, in epoch
-                milliseconds.
-            subscriber: for whom it reads: it starts at the position that is stored for him, unless
-                another is given, stores one with `commit`, and is the only reader that does.
+            txid: the first record with this transaction id or a higher one; 0 means the first one.
+            timestamp_ms: the first remaining record that was written at that time or later, in
+                epoch milliseconds.
+            subscriber: the name for which it reads.  It starts at the stored position of the
+                subscriber, unless another is given, stores positions with `commit`, and is the
+                only reader of the subscriber.
             skip_broken_entries: leave out entries of which no replica is undamaged, and count them
                 in `broken_entries`; otherwise they are an error.
-            ignore_truncation: read also what is truncated, as long as its segment is stored.
+            ignore_truncation: read also truncated records, as long as their segment is stored.
 
         Raises:
             AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away, or a record
@@ -188,10 +189,10 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         )
 
     async def open_part(self, start: DLSN, end: DLSN) -> AsyncLogReader:
-        """Open a reader whose stream ends with the entry in which `end` lies, or before which.
+        """Open a reader whose stream ends with the entry that contains `end`, or the one before it.
 
-        Of what is complete it fetches nothing behind that, as a reader would that goes on.  What is
-        truncated before it is read is an `AlreadyTruncatedError`.
+        In complete parts it fetches nothing after that, as another reader would.  Records that are
+        truncated before they are read are an `AlreadyTruncatedError`.
 
         Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
         """
@@ -199,7 +200,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return await self._readers.open_part(start, end)
 
     async def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the positions that are stored for subscribers: of the next record each reads.
+        """Return the stored positions of subscribers: the next record that each one reads.
 
         Raises: LogNotFoundError, MetadataError.
         """
@@ -215,10 +216,10 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> DLSN:
-        """Store where a subscriber goes on, forward or back, and return it; nobody reads for him.
+        """Store the position of a subscriber without a reader, forward or back, and return it.
 
         Raises:
-            OwnershipAcquireFailedError: he has a reader, which can `seek` and `commit`.
+            OwnershipAcquireFailedError: the subscriber has a reader, which can `seek` and `commit`.
         """
         self._require_open()
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
@@ -229,7 +230,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     async def delete_subscription(self, subscriber: str) -> bool:
         """Forget a subscriber that has no reader; return whether there was one.
 
-        Raises: OwnershipAcquireFailedError: he has a reader; LogNotFoundError, MetadataError.
+        Raises: OwnershipAcquireFailedError: it has a reader; LogNotFoundError, MetadataError.
         """
         self._require_open()
         return await delete_subscription(self._context, self._log, subscriber)
@@ -268,7 +269,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return found
 
     async def get_schema(self) -> pa.Schema | None:
-        """Return the columns of a typed log; None of a log of bytes.
+        """Return the columns of a typed log; None for a byte log.
 
         Raises: LogNotFoundError, MetadataError.
         """
@@ -277,17 +278,17 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return None if schemas is None else schemas.entries.columns
 
     async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
-        """Change the columns of a typed log; return all of them, as they are then.
+        """Change the columns of a typed log; return all columns after the change.
 
-        Columns may be added, of which older records have nulls, and types may get wider; see
-        `dlcore.log.typed.schema`.  Who reads or writes learns of it when it meets the change.
+        Columns may be added, which are null in older records, and types may get wider; see
+        `dlcore.log.typed.schema`.  Readers and writers learn of the change when they meet it.
 
         Args:
             schema: all columns, as an Arrow schema.
-            merge: let the log keep columns that are missing, and types that are wider.
+            merge: keep columns of the log that are missing here, and types that are wider.
 
         Raises:
-            SchemaMismatchError: it is no such change; both schemas are shown.
+            SchemaMismatchError: the change is not of this kind; the message shows both schemas.
             ConfigurationError: a log cannot have these columns.
         """
         self._require_open()
@@ -308,7 +309,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             )
 
     async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
-        """Open the log's writer as one of bytes; it begins where the bytes of the log end.
+        """Open the log's writer as a stream of bytes, which begins where the log's bytes end.
 
         Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
         """
@@ -334,7 +335,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return await AsyncAppendOnlyStreamReader.open(reader, self.get_stream_end, position)
 
     async def get_stream_end(self) -> tuple[int, bool]:
-        """Return where the readable bytes of a stream end, and whether none can follow.
+        """Return where the readable bytes of a stream end, and whether the stream is sealed.
 
         Raises: SchemaMismatchError: the log is typed; LogNotFoundError, LedgerReadError,
             MetadataError.
@@ -343,14 +344,14 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         self._require_typed(typed=False)
         snapshot = await take_last(self._context, self._log)
         ends = [segment.extents[-1].last_txid for segment in snapshot.segments if segment.extents]
-        if not ends:  # of an empty log, or one that is truncated to its end
+        if not ends:  # the log is empty, or truncated to its end
             ends = [max(0, (await self._read()).head.max_txid)]
         return ends[-1], snapshot.sealed
 
-    # What is known
+    # Questions
 
     async def get_snapshot(self) -> LogSnapshot:
-        """Return what is readable now, with all that scans need.
+        """Return the readable state of the log, with everything that scans need.
 
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
@@ -398,14 +399,14 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
 
     async def status(self) -> LogStatus:
-        """Return what the log holds, how it is stored, and who writes it.
+        """Return the contents of the log, how they are stored, and who writes it.
 
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
         return await take_status(self._context, self._log, await self.get_snapshot())
 
     def watch_segments(self) -> SegmentWatch:
-        """Return an async iterator over the log's segments: as they are, and after each change."""
+        """Return an async iterator over the log's segments: the present ones, then each change."""
         self._require_open()
         return SegmentWatch(self._context, self._log)
 
@@ -426,7 +427,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return await finder.not_less_than_timestamp(timestamp_ms)
 
     async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
-        """Return the place of the first readable record that is wanted, or of the end.
+        """Return the place of the first readable record that is not below `wanted`, or of the end.
 
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
@@ -466,7 +467,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return (await self._read()).head.sealed
 
     async def get_settings(self) -> LogSettings:
-        """Return what is stored with the log for whoever writes it.
+        """Return the settings that are stored with the log for its writers.
 
         Raises: LogNotFoundError, MetadataError.
         """
@@ -478,7 +479,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     async def update_settings(self, /, **changes: object) -> LogSettings:
         """Change settings that are stored with the log, by name (`LogSettings`); return all.
 
-        None unsets one.  Running writers take the change over within moments.
+        None unsets a setting.  Running writers use the change within moments.
 
         Raises:
             ConfigurationError: there is no such setting, or it cannot have that value.
@@ -487,7 +488,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return await self._context.logs.update_settings(self._log, changes)
 
     async def recover(self) -> None:
-        """Fence and complete what a dead writer left.
+        """Fence and complete the segment of a dead writer.
 
         Raises:
             OwnershipAcquireFailedError: a writer owns the log.
@@ -507,18 +508,18 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
     ) -> bool:
         """Drop the records below a position, a transaction id or a time.
 
-        Works beside a live writer, and inside the segment it is writing.
+        It works beside a live writer, and inside the segment that is being written.
 
         Args:
-            dlsn: the first position to keep; that after the last record drops all there are.
+            dlsn: the first position to keep; the position after the last record drops all records.
             txid: the first record with this transaction id or a higher one is kept.
             timestamp_ms: the first record written at that time or later is kept.
 
-        Returns: whether anything was dropped that was not before.
+        Returns: whether this call dropped anything.
 
         Raises:
-            ConfigurationError: `dlsn` lies past the end of what is readable, which is named; not
-                one of the three is given.
+            ConfigurationError: `dlsn` is past the readable end, which the message names; or not
+                exactly one of the three is given.
         """
         self._require_open()
         dlsn = await first_to_keep(self._context, self.get_snapshot, dlsn, txid, timestamp_ms)
@@ -527,15 +528,15 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         return changed
 
     async def rename(self, name: str) -> None:
-        """Give the log another name, at once for everybody; this manager goes on under it.
+        """Give the log another name, at once for all clients; this manager goes on under it.
 
-        What others have opened goes on too, by the log's id.
+        Writers and readers that others have opened go on too, by the log's id.
 
         Raises:
-            InvalidLogNameError: a log cannot be called that.
+            InvalidLogNameError: a log cannot have that name.
             LogExistsError: there is a log of that name.
             OwnershipAcquireFailedError: a writer owns the log.
-            LogRenamedError: it has another name since this manager was opened.
+            LogRenamedError: it was renamed since this manager was opened.
         """
         name = validate_log_name(name)
         self._require_open()
@@ -546,10 +547,10 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             await lock.release()
 
     async def mark_end_of_stream(self) -> None:
-        """Seal a log that nobody writes to: no record can follow, readers learn that they are done.
+        """Seal a log that has no writer: no record can follow, and readers get the end of stream.
 
         Raises:
-            EndOfStreamError: it is sealed.
+            EndOfStreamError: it is sealed already.
             OwnershipAcquireFailedError: a writer owned the log during `lock_timeout_s`; it can seal
                 the log itself.
         """
@@ -560,11 +561,11 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             await lock.release()
 
     async def delete(self) -> None:
-        """Delete the log and its data; harmless when it is gone.
+        """Delete the log and its data; a log that is gone is no error.
 
         Raises:
             OwnershipAcquireFailedError: a writer owns the log.
-            LogRenamedError: it has another name since this manager was opened.
+            LogRenamedError: it was renamed since this manager was opened.
         """
         try:
             await self._read()
@@ -583,5 +584,5 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         await remove_deleted(self._context, self._log)
 
     async def aclose(self) -> None:
-        """Let go of the log; its writers and readers are closed by themselves."""
+        """Stop using the log; its writers and readers must be closed by themselves."""
         self._closed = True

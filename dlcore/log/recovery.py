@@ -1,4 +1,4 @@
-"""Fencing and completing what a dead writer left, and reading what an extent really holds."""
+"""Fences and completes a dead writer's segment, and reads the real contents of an extent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def read_header(reader: LedgerReader, entry_id: int) -> EntryHeader:
 async def bounded_extent(
     reader: LedgerReader, extent: Extent, *, last_entry_id: int, first_txid: int | None = None
 ) -> Extent | None:
-    """Return an open extent as if it ended with `last_entry_id`; None if it holds nothing then.
+    """Return an open extent as if it ended with `last_entry_id`; None if it is empty then.
 
     Its first entry is read unless `first_txid` is known.
     """
@@ -69,12 +69,12 @@ async def recover_log(
 ) -> VersionedHead:
     """Fence the open extent of a writer that is gone, and complete its segment.
 
-    Safe to run by several at once, and while the writer lives: it will find its ledger fenced.  Who
-    has not the writer lock wants `only_this`: what is open over another ledger by then is left to
-    its writer.
+    Several clients may run this at once, and also while the writer lives: it will find its ledger
+    fenced.  A client without the writer lock uses `only_this`: if another ledger is open by then,
+    it is left to its writer.
 
     Raises:
-        LedgerRecoveryError: too few bookies answer to know where the ledger ends; try again later.
+        LedgerRecoveryError: too few bookies answer to find the ledger's end; try again later.
     """
     while (extent := at.head.open_extent) is not None:
         try:
@@ -85,7 +85,7 @@ async def recover_log(
                 raise
             if only_this and not at.is_open_over(extent.ledger_id):
                 return at
-            continue  # somebody recovered it as empty in the meantime
+            continue  # another client recovered it as empty in the meantime
         change = plan_complete(
             context.logs.paths_of(at.log),
             at,
@@ -94,7 +94,7 @@ async def recover_log(
             empty_ledger_id=extent.ledger_id if closing is None else None,
         )
         if closing is None:
-            # In the same transaction, so that a recoverer that dies leaves nothing behind.
+            # In the same transaction, so that a client that dies leaves nothing behind.
             deletion = Delete(context.paths.ledger(extent.ledger_id))
             change = replace(change, ops=(*change.ops, deletion))
         lssn = at.head.max_lssn

@@ -1,7 +1,7 @@
-"""A log as a stream of bytes: appended to and read as a file is.
+"""A log as a stream of bytes, which is appended to and read like a file.
 
-See `entries/stream.py` for how bytes lie in records.  No failure makes a gap: a new writer begins
-where the durable bytes end, whatever the one before it was told of its last writes.
+`entries/stream.py` says how bytes are stored in records.  No failure makes a gap: a new writer
+begins where the durable bytes end, whatever outcomes the writer before it knew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
     """Appends bytes to a stream.  Use `open_stream_writer` of a log, or of one over an endpoint."""
 
     def __init__(self, writer: Any, position: int) -> None:
-        self._writer = writer  # the log's
+        self._writer = writer  # the log's writer
         self._position = self._end = position
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
         return self._position
 
     def tell(self) -> int:
-        """Return where the next bytes go: the position once all that was written is durable."""
+        """Return where the next bytes go: the position once all written bytes are durable."""
         return self._end
 
     def write(self, data: ReadableBuffer) -> asyncio.Future[int]:
@@ -78,10 +78,10 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
             answer.set_result(end)
         else:
             answer.set_exception(error)
-            answer.exception()  # the writer tells the next caller, who may not wait for this one
+            answer.exception()  # mark it retrieved: the next call gets the error in any case
 
     async def flush(self) -> int:
-        """Wait until all that was written is durable and visible; return the position.
+        """Wait until all bytes written so far are durable and visible; return the position.
 
         Raises: as `AsyncLogWriter.commit`.
         """
@@ -97,11 +97,11 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
         self._position = max(self._position, end)
 
     async def abort(self) -> None:
-        """Stop at once, as a crash would; what was acknowledged stays."""
+        """Stop at once, as a crash would; acknowledged bytes stay."""
         await self._writer.abort()
 
     async def aclose(self) -> None:
-        """Flush, and release the log; harmless when it is closed.
+        """Flush, and release the log; a second call does nothing.
 
         Raises: as `AsyncLogWriter.aclose`.
         """
@@ -119,8 +119,8 @@ class AsyncAppendOnlyStreamWriter(AsyncClosing):
 class AsyncAppendOnlyStreamReader(AsyncClosing):
     """Reads the bytes of a stream.  Use `open_stream_reader` of a log, or of one over an endpoint.
 
-    As of a file that grows, reading at the end returns nothing, and later more.  At the end of a
-    sealed stream nothing more will come: `has_ended` tells.
+    As with a growing file, a read at the end returns nothing, and later more.  At the end of a
+    sealed stream nothing more will come, and `has_ended` is True.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         reader: Any,
         read_end: Callable[[], Awaitable[tuple[int, bool]]],
     ) -> None:
-        self._reader = reader  # of the log, at its beginning
+        self._reader = reader  # the log's reader, at its beginning
         self._read_end = read_end
         self._position = 0
         self._begin = 0
@@ -144,7 +144,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         read_end: Callable[[], Awaitable[tuple[int, bool]]],
         position: int | None,
     ) -> Self:
-        """Read at a position, or else at the first byte that there is.
+        """Read from a position, or else from the first byte that exists.
 
         Raises: as `seek`; the log's reader is closed then.
         """
@@ -168,11 +168,11 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of a sealed stream was met: all of it was read."""
+        """Whether a read reached the end of a sealed stream."""
         return self._has_ended
 
     async def start_at_first(self) -> None:
-        """Go to the first byte that is not truncated, or to where the first will be.
+        """Go to the first byte that is not truncated, or to where the first one will be.
 
         Raises: as `read`.
         """
@@ -182,9 +182,9 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
             self._position = self._begin = (await self._read_end())[0]
 
     async def read(self, size: int = -1) -> bytes:
-        """Return up to `size` bytes, all that are readable if it is negative; fewer at the end.
+        """Return up to `size` bytes, all readable ones if it is negative; fewer at the end.
 
-        One that is cancelled, or fails, reads nothing: the position stays.
+        A call that is cancelled, or fails, reads nothing: the position stays.
 
         Raises:
             AlreadyTruncatedError: the bytes at the position are gone.
@@ -208,7 +208,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def readinto(self, buffer: WriteableBuffer) -> int:
-        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end.
+        """Read the next available bytes into `buffer`; return how many, 0 at the end.
 
         Raises: as `read`.
         """
@@ -219,7 +219,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         return len(part)
 
     async def _next(self, size: int) -> memoryview:
-        """Return up to `size` bytes that lie together; none at the end."""
+        """Return up to `size` contiguous bytes; none at the end."""
         while self._position >= self._begin + len(self._data):
             if not await self._take():
                 return memoryview(b"")
@@ -259,7 +259,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         try:
             await self._reader.seek(txid=position + 1)
         except AlreadyTruncatedError:
-            await self._reader.seek()  # whoever reads there is told which bytes are gone
+            await self._reader.seek()  # a read there reports which bytes are gone
 
     async def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a position, forward or back, perhaps past the end; return it.
@@ -278,7 +278,7 @@ class AsyncAppendOnlyStreamReader(AsyncClosing):
         )
         async with self._turn:
             if not self._begin <= position <= self._begin + len(self._data):
-                self._is_astray = True  # until it is there
+                self._is_astray = True  # until the reader is at the position
                 await self._find(position)
                 self._begin, self._data, self._is_astray = position, memoryview(b""), False
             self._position = position

@@ -1,6 +1,6 @@
-"""Work that comes after an answer: done in the background, bounded, its failures logged.
+"""Work that follows an answer: done in the background, with a limit, failures are logged.
 
-What is not done, because the process ends, is found by whoever sweeps: nothing rests on it.
+Work that is not done because the process ends is done later by upkeep: nothing depends on it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tidier:
         self._is_closed = False
 
     async def submit(self, what: str, job: Callable[[], Awaitable[None]]) -> None:
-        """Take a job; waits only while very many others do.  `what` names it where it fails."""
+        """Take a job; it waits only if very many do.  `what` names the job in messages."""
         if self._is_closed:
             logger.info("%s is left to others: the namespace is closed", what)
             return
@@ -40,7 +40,7 @@ class Tidier:
         await self._jobs.put((what, job))
 
     async def settled(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until all jobs are done."""
         await self._jobs.join()
 
     async def _work(self) -> None:
@@ -51,13 +51,13 @@ class Tidier:
             except DLError as error:
                 logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
             except Exception:
-                # A bug.  Were this to end, nothing would be tidied any more, and nobody told.
+                # A bug.  If this task ended, nothing would be tidied any more, without any message.
                 logger.exception("%s failed", what)
             finally:
                 self._jobs.task_done()
 
     async def aclose(self) -> None:
-        """Do what is left, within a time, and stop."""
+        """Do the remaining jobs, within a time limit, and stop."""
         self._is_closed = True
         if self._worker is None:
             return
@@ -68,7 +68,7 @@ class Tidier:
             logger.warning("%d jobs of tidying are left to others", self._jobs.qsize())
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
-        while not self._jobs.empty():  # so that nobody waits for ever to hand one over
+        while not self._jobs.empty():  # so that no `submit` waits for ever
             self._jobs.get_nowait()
             self._jobs.task_done()
             await asyncio.sleep(0)
