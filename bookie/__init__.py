@@ -1,3 +1,3 @@
-"""The storage node: durable ledger entries behind a gRPC service."""
+"""The storage node: durable ledger entries over a framed TCP protocol, and control by gRPC."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class OutputError(DLError):
-    """Standard output takes nothing."""
+    """Standard output cannot be written."""
 
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_REFUSED = 0, 1, 2
@@ -55,7 +55,7 @@ namespace may also be in $DLOG_URI.  On SIGHUP the file is read again (docs/conf
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one bookie until it is told to stop; return the exit status."""
+    """Run one bookie until it is stopped; return the exit status."""
     if sys.flags.optimize:
         return _refuse("python -O removes the checks that guard the data: start without it")
     parser = _parser()
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger().setLevel(config.log_level.upper())
     kept_memory.keep_what_is_freed()
     read_again = partial(_read_config, options) if file else None
-    # An append crosses five event loops on its way to three bookies and back.
+    # uvloop, because an append crosses five event loops on its way to three bookies and back.
     return event_loop.run(_run(config, watch_parent=watch_parent, read_again=read_again))
 
 
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         default = "required" if option.default is None else f"default: {option.default!r}"
         names = [f"--{key.replace('_', '-')}"]
         if key == "metadata_uri":
-            names.append("--uri")  # as every other command has it
+            names.append("--uri")  # every other command calls it so
         parser.add_argument(
             *names,
             dest=key,
@@ -138,9 +138,10 @@ async def _run(
     watch_parent: bool,
     read_again: Callable[[], BookieConfig] | None = None,
 ) -> int:
-    """Serve until stopped; stopping cancels the serving task, which then shuts down in order.
+    """Serve until stopped.
 
-    `read_again` returns the configuration as it is now, for SIGHUP; None: that stops it.
+    Stopping cancels the serving task, which then shuts down in order.  For SIGHUP, `read_again`
+    returns the configuration as it is now; with None, SIGHUP stops the bookie.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -196,7 +197,7 @@ async def _follow(
     hung_up: asyncio.Event,
     read_again: Callable[[], BookieConfig],
 ) -> None:
-    """Take the configuration over whenever it is said to have changed."""
+    """Read and apply the configuration at each SIGHUP."""
     read = partial(asyncio.to_thread, read_again)
     while True:
         config, left = config.changed_to(await next_configuration(hung_up, read, config))
@@ -208,7 +209,7 @@ async def _follow(
 
 
 def _call_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Set `stop` when the parent, which holds the other end, is gone."""
+    """Set `stop` when the parent process, which holds the other end of the pipe, has ended."""
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 4096):
@@ -223,13 +224,14 @@ def _say(text: str) -> None:
     """Print to standard output; `OutputError` if that cannot be written."""
     if sys.stdout is None:  # it was closed before the start
         return
-    encoding = sys.stdout.encoding or "utf-8"  # a locale's may lack letters
+    encoding = sys.stdout.encoding or "utf-8"  # the encoding of a locale may lack letters
     text = text.encode(encoding, errors="backslashreplace").decode(encoding)
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left at exit
+        # For output that is flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputError(f"cannot write the output: {error.strerror}") from error
 
 

@@ -17,28 +17,29 @@ from dlcore.config import (
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceConfig:
-    """When a filling disk makes the bookie read-only, and when it writes again."""
+    """When a full disk makes the bookie read-only, and when it becomes writable again."""
 
     read_only_below_bytes: int = 512 * MIB
-    """With less free space ordinary adds are refused; the rest is for what keeps ledgers safe and
-    makes room again."""
+    """With less free space, ordinary adds are refused.  The rest is reserved for work that keeps
+    ledgers safe or frees space."""
     writable_above_bytes: int = 768 * MIB
-    """Ordinary adds are taken again from here on; the distance keeps the state from flapping."""
+    """Ordinary adds are accepted again from this free space on.  The distance prevents flapping."""
     minimum_bytes: int = 64 * MIB
-    """Below this recovery adds and LACs are refused too: what is left is for fences, marks, footers
-    and garbage collection.  A quarter of it is held back on the disk, so that other programs cannot
-    take it."""
+    """With less free space, recovery adds and LACs are refused too.  The rest is reserved for
+    fences, marks, footers and garbage collection.  A quarter of it is held back on the disk, so
+    that other programs cannot take it."""
     check_interval_s: float = 5.0
-    """How often a read-only bookie looks for space; a writable one looks after each write."""
+    """How often a read-only bookie checks the free space; a writable bookie checks after each
+    write."""
 
     @property
     def fence_floor_bytes(self) -> int:
-        """What fences leave for marks, footers and garbage collection."""
+        """Free space that fences must leave for marks, footers and garbage collection."""
         return self.minimum_bytes // 8
 
     @property
     def held_bytes(self) -> int:
-        """What is held back on the disk."""
+        """Bytes that are held back on the disk."""
         return self.minimum_bytes // 4
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class SpaceConfig:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageConfig:
-    """How sure the bookie must be before it drops a deleted ledger's data."""
+    """Conditions under which the bookie drops the data of a deleted ledger."""
 
     age_ms: int = 10 * 60 * 1000
     """A ledger must look deleted in two passes at least this far apart."""
@@ -68,8 +69,9 @@ class GarbageConfig:
     brake_count: int = 100
     """… if it is also more than this many ledgers: a small bookie may lose all of them at once."""
     brake_age_ms: int = 24 * 60 * 60 * 1000
-    """What is held back must look deleted in every pass for so long: time for an operator to find
-    out why, and to restore metadata that vanished by accident.  A restart begins it anew."""
+    """A ledger that is held back must look deleted in every pass for this long.  In this time an
+    operator can find the cause, and can restore metadata that was lost by accident.  A restart
+    begins the time again."""
 
     def __post_init__(self) -> None:
         require(
@@ -93,16 +95,16 @@ class GarbageConfig:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionConfig:
-    """When what is left in a mostly dead file is moved, and how fast."""
+    """When the live records of a mostly dead file are copied away, and how fast."""
 
     below_live_share: float = 0.5
-    """A sealed file is compacted when less than this share of its bytes is needed; 0 is never."""
+    """A sealed file is compacted when less than this share of its bytes is live; 0: never."""
     full_below_live_share: float = 0.8
-    """The same while the bookie is read-only: then less is worth the copying."""
+    """The same share while the bookie is read-only: then smaller savings are worth the copying."""
     bytes_per_second: int = 16 * MIB
     """Most bytes of records copied in a second."""
     floor_bytes: int = 32 * MIB
-    """Of the disk's free space, what copies must leave; the rest of the reserve is theirs."""
+    """Free space that copies must leave on the disk.  Copies may use the rest of the reserve."""
 
     def __post_init__(self) -> None:
         for key in ("below_live_share", "full_below_live_share"):
@@ -115,10 +117,10 @@ class CompactionConfig:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubConfig:
-    """How fast everything stored is read for damage."""
+    """How fast all stored data is read to find damage."""
 
     bytes_per_second: int = 8 * MIB
-    """A terabyte takes a day and a half."""
+    """Most bytes read in a second.  At the default a terabyte takes a day and a half."""
 
     def __post_init__(self) -> None:
         require_positive(self, "bytes_per_second")
@@ -130,28 +132,34 @@ class StorageConfig:
     """Limits of the entry log; the defaults bound a bookie's memory to well under 300 MB."""
 
     file_bytes_max: int = 256 * MIB
-    """An entry log file that would grow beyond this is sealed; only the last file is replayed."""
+    """An entry log file is sealed before it grows beyond this; only the last file is replayed."""
     file_entries_max: int = 500_000
-    """Likewise by entries: the index of the unsealed file is in memory, 16 bytes for each."""
+    """The same limit as a number of entries: the index of the unsealed file takes 16 bytes of
+    memory for each entry."""
     file_records_max: int = 1_000_000
-    """Likewise by records of any kind, LACs above all: each takes its time at replay."""
+    """The same limit as a number of records of any kind, mostly LACs: each record takes time at
+    replay."""
     batch_bytes_max: int = 8 * MIB
     """Most bytes of one gathered write and fdatasync; it bounds what one flush can delay."""
     in_flight_bytes_max: int = 64 * MIB
-    """Accepted and not yet durable; beyond it adds are refused with `BookieOverloadedError`."""
+    """Most bytes that are accepted and not yet durable; beyond it adds are refused with
+    `BookieOverloadedError`."""
     entry_size_bytes_max: int = ENTRY_SIZE_BYTES_MAX
-    """Largest frame of an entry that is taken; the protocol carries no larger one."""
+    """Largest frame of an entry that is accepted; the protocol carries no larger one."""
     open_files_max: int = 128
-    """Sealed files kept open."""
+    """Most sealed files that are kept open."""
     footer_bytes_max: int = 48 * MIB
-    """Footers of sealed files kept in memory, 16 bytes for each of their entries."""
+    """Most bytes of sealed files' footers that are kept in memory; each entry takes 16 bytes of
+    footer."""
     damaged_entries_max: int = 10_000
-    """Entries known to be damaged and waiting for repair; more are found again later."""
+    """Most damaged entries that are remembered for repair; further ones are found again later."""
     settle_interval_s: float = 1.0
-    """Proof that the last flush was durable is logged within this time."""
+    """Within this time after a flush, the bookie logs a record that proves that the flush was
+    durable."""
     lac_delay_s: float = 0.001
-    """How long an explicit LAC waits for an add to share a flush with, before it gets its own: a
-    writer's next add often follows at once, and must not find the disk busy."""
+    """How long an explicit LAC waits for an add that shares its flush.  Without such an add the LAC
+    gets its own flush.  The writer's next add often follows at once, and the disk must not be busy
+    then."""
     space: SpaceConfig = field(default_factory=SpaceConfig)
     garbage: GarbageConfig = field(default_factory=GarbageConfig)
     compact: CompactionConfig = field(default_factory=CompactionConfig)

@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 _ID_MAX = 2**63 - 1
 _SPAN_FIELDS = 4
-"""Of one file that says anything about the ledger: its number, first entry, last entry, bytes."""
+"""Values per file: its number, the ledger's first and last entry in it, and the bytes of these."""
 
 
 class LedgerState:
-    """Fence, last add confirmed and whereabouts of one ledger.
+    """Fence, last add confirmed and files of one ledger.
 
-    `fenced` is set when the fence is accepted, so that no later add slips in; `is_fence_durable`
-    follows once its record is on disk, and only then may anybody be told.
+    `fenced` is set when the fence is accepted, so that no later add is accepted.
+    `is_fence_durable` is set once the fence's record is on disk; only then may the fence be
+    reported to a client.
     """
 
     __slots__ = (
@@ -37,28 +38,29 @@ class LedgerState:
         self.fenced = False
         self.is_fence_durable = False
         self.is_deleted = False
-        """The ledger's metadata was proven gone; its files go when no other ledger needs them."""
+        """The ledger's metadata is proven to be gone.  Its files are dropped when no other ledger
+        needs them."""
         self.last_add_confirmed = -1
         self.last_entry_id = -1
-        """Highest entry accepted; an add above it cannot be a repeated one."""
+        """Highest entry accepted; an add of a higher entry cannot be a repetition."""
         self._spans: array[int] = array("q")
 
     def note_sealed(self, number: int, summary: LedgerSummary) -> None:
-        """Take over what sealed file `number` says about the ledger."""
+        """Add the summary of the ledger in sealed file `number`."""
         self._spans.extend(
             (number, summary.first_entry_id, summary.last_entry_id, summary.entry_bytes)
         )
         self.note_summary(summary)
 
     def note_summary(self, summary: LedgerSummary) -> None:
-        """Take over what a replayed file says about the ledger."""
+        """Add the summary of the ledger in a replayed file."""
         self.note_entry(summary.last_entry_id, summary.last_add_confirmed)
         if summary.fenced:
             self.fenced = True
             self.is_fence_durable = True
 
     def note_entry(self, entry_id: int, last_add_confirmed: int) -> bool:
-        """Remember an accepted entry and the LAC it carries; return whether the LAC moved."""
+        """Note an accepted entry and the LAC it carries; return whether the LAC moved."""
         self.last_entry_id = max(self.last_entry_id, entry_id)
         return self.note_lac(last_add_confirmed)
 
@@ -70,7 +72,7 @@ class LedgerState:
         return True
 
     def accepts(self, *, is_recovery: bool) -> bool:
-        """Return whether an add may still be taken."""
+        """Return whether an add is still allowed."""
         return is_recovery or not self.fenced
 
     def forget_files(self, numbers: Container[int]) -> None:
@@ -83,11 +85,11 @@ class LedgerState:
 
     @property
     def has_files(self) -> bool:
-        """Whether any sealed file says anything about the ledger."""
+        """Whether any sealed file has records of the ledger."""
         return len(self._spans) > 0
 
     def files(self) -> Iterator[int]:
-        """Return the sealed files that say anything about the ledger."""
+        """Return the sealed files that have records of the ledger."""
         return iter(self._spans[::_SPAN_FIELDS])
 
     def file_bytes(self) -> Iterator[tuple[int, int]]:
@@ -116,7 +118,7 @@ class LedgerState:
 def note_sealed(
     ledgers: dict[int, LedgerState], number: int, summaries: Iterable[LedgerSummary]
 ) -> None:
-    """Take over what sealed file `number` says about its ledgers."""
+    """Add the summaries of the ledgers in sealed file `number`."""
     for summary in summaries:
         state = ledgers.get(summary.ledger_id)
         if state is None:
@@ -125,6 +127,6 @@ def note_sealed(
 
 
 def check_id(kind: str, value: int) -> None:
-    """Raise `BadRequestError` for a ledger or entry id out of range; `kind` says which."""
+    """Raise `BadRequestError` for a ledger or entry id out of range; `kind` names it."""
     if not 0 <= value <= _ID_MAX:
         raise BadRequestError(f"{kind} id {value}: expected 0 … {_ID_MAX}")

@@ -1,8 +1,9 @@
 """One bookie from start to stop: identity, storage, service, registration, garbage collection.
 
-Starting goes up in that order and stopping goes down in the reverse: a bookie is registered only
-while it serves, and serves only what it has replayed.  A storage that failed, or another process
-under the same identity, ends the bookie (`wait_failed`): it never goes on with half its promises.
+The bookie starts in this order and stops in the reverse order.  Therefore it is registered only
+while it serves, and it serves only after the replay.  If the storage fails, or if another process
+takes over the same identity, the bookie ends (`wait_failed`): it never continues with only some of
+its guarantees.
 """
 
 from __future__ import annotations
@@ -50,24 +51,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ANSWER_S = 2.0
-"""How long a process that may be this bookie's other one has to take a connection."""
+"""How long another process of the same bookie has to accept a connection."""
 _READS_GRACE_S = 2.0
-"""For reads under way when the bookie stops."""
+"""How long reads in progress may take when the bookie stops."""
 _REGISTER_PATIENCE_S = 2.0
 _SPACE_INTERVAL_S = 5.0
-"""How often the disk is looked at; the cluster is told far less often."""
+"""How often the free space is checked; it is reported to the cluster far less often."""
 _REPAIR_RETRY_S = 1.0
 
 
 class BookieServer(AsyncClosing):
-    """A running bookie; made by `start`, ended by `aclose`."""
+    """A running bookie; `start` creates it, `aclose` ends it."""
 
     bookie: BookieId
-    """Who it is."""
+    """The bookie's name and incarnation."""
     address: str
-    """What clients connect to, host:port."""
+    """Address that clients connect to, host:port."""
     control_address: str
-    """What clients of the control service connect to, host:port."""
+    """Address of the control service, host:port."""
     storage: LedgerStorage
 
     def __init__(
@@ -98,7 +99,9 @@ class BookieServer(AsyncClosing):
         store: MetadataStore,
         clock: Clock,
     ) -> BookieServer:
-        """Start a bookie; `store` stays the caller's, and is closed after the bookie.
+        """Start a bookie.
+
+        `store` stays the caller's, and is closed after the bookie.
 
         Raises:
             ConfigurationError: the data folder is in use or another bookie's, the port is taken.
@@ -116,18 +119,21 @@ class BookieServer(AsyncClosing):
         return server
 
     def configure(self, config: BookieConfig) -> None:
-        """Go on with another configuration; what cannot change at run time must be the same."""
+        """Continue with another configuration.
+
+        Options that cannot change at run time must have the same values.
+        """
         self._config = config
         self.storage.upkeep.configure(config.storage)
-        self._configured.set()  # who pauses looks how long now
+        self._configured.set()  # pauses calculate their rest again
         self._configured.clear()
 
     async def wait_failed(self) -> DLError:
-        """Wait until the bookie can no longer serve, and return why.  Raises nothing."""
+        """Wait until the bookie can no longer serve, and return the error.  Raises nothing."""
         return await outcome_of(self._failure)
 
     async def aclose(self) -> None:
-        """Unregister, finish what is in flight, stop; safe to call twice."""
+        """Unregister, finish the requests in flight, and stop; safe to call twice."""
         async with self._stopping:
             await self._running.aclose()
 
@@ -203,7 +209,7 @@ class BookieServer(AsyncClosing):
         self.control_address = _host_port(host, config.advertised_control_port or control_port)
 
     def _judge_own_certificate(self, tls: TlsFiles, host: str) -> None:
-        """Tell what clients will refuse, and other bookies, of which this one is a client."""
+        """Warn if clients, or the other bookies that this one asks, will refuse its certificate."""
         is_client = self._config.asks_clients
         for refusal in (
             own_refusal(tls, host=host),
@@ -234,7 +240,8 @@ class BookieServer(AsyncClosing):
                 registrar.set_read_only(is_read_only=state is StorageState.READ_ONLY)
 
         self.storage.status.on_state(follow_state)
-        if self.storage.status.state is StorageState.FAILED:  # before anybody was told
+        # It failed before the callback was registered.
+        if self.storage.status.state is StorageState.FAILED:
             raise BookieStorageError(f"bookie {self.bookie}: the storage failed")
         await registrar.register(
             is_read_only=self.storage.status.state is StorageState.READ_ONLY,
@@ -259,7 +266,7 @@ class BookieServer(AsyncClosing):
             self._failure.set_result(error)
 
     def _keep_house(self) -> None:
-        """Start what runs in the background as long as the bookie does."""
+        """Start the background work of a running bookie."""
         self._repeat(
             "garbage collection", self._collect_once, lambda: self._config.garbage_interval_s
         )
@@ -288,7 +295,7 @@ class BookieServer(AsyncClosing):
     def _repeat(
         self, what: str, once: Callable[[], Awaitable[None]], interval_s: Callable[[], float]
     ) -> None:
-        """Do something again and again, with a pause before each time, whether it fails or not."""
+        """Repeat a pause and a call of `once`, whether the call fails or not."""
 
         async def repeat() -> None:
             while True:
@@ -298,7 +305,7 @@ class BookieServer(AsyncClosing):
                 except DLError as error:
                     logger.warning("%s failed bookie=%s: %s", what, self.bookie, error)
                 except Exception:
-                    # A bug.  Were this to end, the disk would fill up unnoticed.
+                    # A bug.  If the loop ended, the disk would fill up unnoticed.
                     logger.exception("%s failed bookie=%s", what, self.bookie)
 
         tasks = BackgroundTasks()
@@ -306,7 +313,7 @@ class BookieServer(AsyncClosing):
         self._running.push_async_callback(tasks.aclose)
 
     async def _pause(self, interval_s: Callable[[], float]) -> None:
-        """Pause for an interval, which may become another one meanwhile."""
+        """Pause for an interval, which a new configuration may change meanwhile."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while (left_s := begun + interval_s() - loop.time()) > 0:
@@ -360,7 +367,7 @@ class BookieServer(AsyncClosing):
 
 
 async def _is_answered(address: str) -> bool:
-    """Return whether a process takes connections at an address."""
+    """Return whether a process accepts connections at an address."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_ANSWER_S):

@@ -1,9 +1,9 @@
-"""Configuration of a bookie process, by flat options.
+"""Configuration of a bookie process, as flat options.
 
-Options are flat: those of the process by their own names, those of the storage likewise, those of
-the storage's parts with the part's name before (`garbage_age_ms`).  The command line and the TOML
-file's table [bookie] use the same keys, environment variables DLOG_BOOKIE_<KEY>.  Those of the
-client by which it repairs begin with ``ledger_client_``, and have a table of their own.
+Options of the process and of the storage have their own names.  Options of a part of the storage
+begin with the name of that part (`garbage_age_ms`).  The command line and the table [bookie] of the
+TOML file use the same keys; environment variables are called DLOG_BOOKIE_<KEY>.  Options of the
+client that the bookie uses for repair begin with ``ledger_client_``, and have a table of their own.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LEDGER_CLIENT = "ledger_client_"
-"""What the keys of the options of the ledger client begin with."""
+"""Prefix of the keys of the ledger client's options."""
 _STORAGE = "storage_"
 _NAME_LENGTH_MAX = 128
 _RACK = re.compile(r"/?[^/\s]+(/[^/\s]+)*")
 _CHANGING = re.compile("(garbage|compact|scrub)_.*|drain_timeout_s|log_level")
-"""What a running bookie takes over: how it keeps house, and what it tells."""
+"""Options that a running bookie applies: those of background work and of logging."""
 _ANY_HOST = ("", "0.0.0.0", "::", "[::]")
 
 
@@ -60,15 +60,17 @@ class BookieConfig:
     port: int = 0
     """Port to listen on; 0 takes a free one."""
     advertised_host: str = ""
-    """What clients connect to; empty: `host`."""
+    """Host that clients connect to; empty: `host`."""
     advertised_port: int = 0
-    """Likewise its port, where something forwards to this bookie; 0: the port it listens on."""
+    """Port that clients connect to, if a proxy or NAT forwards it to this bookie; 0: the port that
+    the bookie listens on."""
     control_port: int = 0
     """Port of the control service (gRPC); 0 takes a free one."""
     advertised_control_port: int = 0
-    """What clients of the control service connect to; 0: the port it listens on."""
+    """Port of the control service that clients connect to; 0: the port that it listens on."""
     rack: str = DEFAULT_RACK
-    """Where it stands: a name, or a path like /region/rack; clients compare the whole text."""
+    """The bookie's failure domain: a name, or a path like /region/rack.  Clients compare the whole
+    text."""
     tls_cert: str = ""
     """PEM file of the bookie's certificate, which names `advertised_host`; empty: no TLS."""
     tls_key: str = ""
@@ -78,14 +80,15 @@ class BookieConfig:
     tls_client_auth: str = "required"
     """Whether clients need a certificate: required or none."""
     session_timeout_s: float = 10.0
-    """After this long without contact the metadata store drops the registration."""
+    """After this long without contact the metadata store removes the registration."""
     connection_bytes_max: int = 16 * MIB
-    """Bytes of adds of one connection not yet durable, each that is stored by itself 2 KiB more,
-    beyond which it is not read: two batches.  All connections together have four times as much."""
+    """Most bytes of one connection's adds that are not yet durable; beyond it the connection is not
+    read.  An add that is stored alone counts 2 KiB more.  The default is two batches.  All
+    connections together may have four times as much."""
     read_bytes_max: int = 64 * MIB
-    """Bytes on their way to readers, of all connections; beyond it reads wait."""
+    """Most bytes in transit to readers, over all connections; beyond it reads wait."""
     receive_bytes_max: int = 64 * MIB
-    """Bytes of adds that have begun to arrive, of all connections; beyond it large ones wait."""
+    """Most bytes of partly received adds, over all connections; beyond it large adds wait."""
     garbage_interval_s: float = 300.0
     """How often the bookie looks for deleted ledgers."""
     compact_interval_s: float = 300.0
@@ -93,12 +96,12 @@ class BookieConfig:
     scrub_interval_s: float = 24 * 3600.0
     """Pause between two passes of scrubbing."""
     drain_timeout_s: float = 10.0
-    """How long a stopping bookie waits for what is in flight."""
+    """How long a stopping bookie waits for requests in flight."""
     log_level: str = "info"
-    """What the log tells at least: debug, info, warning or error."""
+    """Lowest level that is logged: debug, info, warning or error."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     ledger_client: LedgerClientConfig = field(default_factory=LedgerClientConfig)
-    """How other bookies are talked to, which have good copies of what is damaged here."""
+    """Options of the client that fetches intact copies of damaged entries from other bookies."""
 
     def __post_init__(self) -> None:
         parse_uri(self.metadata_uri)
@@ -146,7 +149,8 @@ class BookieConfig:
             rule="expected required or none",
         )
         if self.tls is not None:
-            self.tls.server_context(asks_clients=self.asks_clients)  # names what is wrong
+            # Its error names the wrong file.
+            self.tls.server_context(asks_clients=self.asks_clients)
         require_positive(
             self,
             "session_timeout_s",
@@ -161,7 +165,7 @@ class BookieConfig:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """How connections are encrypted; None: not at all."""
+        """Certificates of the connections; None: no encryption."""
         return TlsFiles.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key)
 
     @property
@@ -175,7 +179,10 @@ class BookieConfig:
         return {key.removeprefix(_STORAGE): value for key, value in values_of(self).items()}
 
     def changed_to(self, new: BookieConfig) -> tuple[BookieConfig, dict[str, object]]:
-        """Return what a running bookie goes on with, and what of `new` needs a restart, by key."""
+        """Return the configuration after a change at run time, and the options that need a restart.
+
+        The latter are options of `new`, by key.
+        """
         options, known = self.options, _all_options()
         differing = {key: value for key, value in new.options.items() if value != options[key]}
         changes = {key: value for key, value in differing.items() if known[key].changes}
@@ -215,7 +222,7 @@ class BookieConfig:
 
 
 def bookie_options() -> dict[str, Option]:
-    """Return every option of a bookie alone by its key, with what it means."""
+    """Return every option of a bookie by its key, with its meaning; without the ledger client's."""
     options = _all_options().items()
     return {key: option for key, option in options if not key.startswith(LEDGER_CLIENT)}
 

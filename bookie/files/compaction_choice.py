@@ -1,8 +1,8 @@
 """The choice of the file to compact next; pure.
 
-Whatever the order, a file is worth copying only if that frees more than it takes, and a copy is
-begun only if all of it fits.  So a nearly full disk starts with files that hold next to nothing,
-and the room they free lets the next ones fit.
+A file is worth copying only if the copying frees more bytes than it takes, and a copy is begun only
+if all of it fits.  On a nearly full disk the first files are therefore those that hold almost
+nothing, and the space that they free lets the next ones fit.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LEDGER_BYTES_MAX = 2 * RECORD_HEADER_BYTES + 8 + 16
-"""Of one ledger's fence and LAC records."""
+"""Bytes of one ledger's fence and LAC records."""
 _PASS_BYTES = 4096
-"""For the records that say what happened, and the header of a new file."""
+"""Bytes for the records of the pass itself, and for the header of a new file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLoad:
-    """What a sealed file holds; sizes are upper limits where they cannot be exact."""
+    """The content of a sealed file; sizes are upper limits if they cannot be exact."""
 
     number: int
     size_bytes: int
     footer_bytes: int
     live_bytes: int
-    """Entry records of ledgers that are not proven deleted."""
+    """Bytes of entry records of ledgers that are not proven deleted."""
     live_ledgers: int
-    """How many such ledgers it says anything about."""
+    """Number of such ledgers with records in the file."""
     is_unfit: bool = False
-    """It is damaged in a way that must not be met at the next start: whatever its share, what it
-    holds should be moved."""
+    """The file has damage that would make the next start fail.  Its content should be moved
+    whatever the live share is."""
 
     @property
     def copy_bytes(self) -> int:
-        """Most bytes that copying its live part adds to the disk, footers and all."""
+        """Most bytes that copying the live part adds to the disk, with footers."""
         return (
             self.live_bytes + self.live_ledgers * LEDGER_BYTES_MAX + self.footer_bytes + _PASS_BYTES
         )
@@ -52,9 +52,9 @@ class FileLoad:
 def choose_next(
     loads: Iterable[FileLoad], *, below_live_share: float, room_bytes: int
 ) -> FileLoad | None:
-    """Return the file to compact next, None if none is worth it or none fits `room_bytes`.
+    """Return the file to compact next, None if none is worth it or fits `room_bytes`.
 
-    Unfit files come first; then those that free most, the oldest of equal ones.
+    Unfit files come first; then come the files that free most, and the oldest of equal ones.
     """
     fitting = [
         load

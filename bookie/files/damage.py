@@ -1,7 +1,8 @@
-"""The list of what was found damaged on the disk and not mended yet.
+"""The list of damage that was found on the disk and is not repaired yet.
 
-Damage is found by whoever reads: a client's request, scrubbing, compaction, or an add that is
-compared with what is held.  It is remembered in memory only: after a restart it is found again.
+Damage is found by reads: of a client's request, of scrubbing, of compaction, or of an add that is
+compared with the held entry.  The list is in memory only: after a restart the damage is found
+again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 class DamageLog:
     """Damaged entries, each with its file, and damaged files; at most `entries_max` entries.
 
-    What does not fit is not remembered, and found again once there is room.
+    Further damage is not remembered; it is found again once the list has space.
     """
 
     def __init__(self, *, entries_max: int) -> None:
@@ -30,7 +31,7 @@ class DamageLog:
         self._headers: set[int] = set()
         self._listeners: list[Callable[[], None]] = []
         self.repaired_count = 0
-        """Entries mended since the start."""
+        """Entries repaired since the start."""
 
     def on_entry(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever an entry is newly found damaged."""
@@ -49,7 +50,7 @@ class DamageLog:
             listener()
 
     def forget_entry(self, ledger_id: int, entry_id: int, *, is_repaired: bool) -> None:
-        """Forget an entry that is whole again, or that nobody needs."""
+        """Forget an entry that is intact again, or that is not needed."""
         known = self._entries.pop((ledger_id, entry_id), None)
         if is_repaired:
             self.repaired_count += 1
@@ -64,7 +65,7 @@ class DamageLog:
                 self.forget_entry(ledger_id, entry_id, is_repaired=True)
 
     def forget_ledgers(self, ledger_ids: Collection[int]) -> None:
-        """Forget the entries of ledgers that are gone."""
+        """Forget the entries of deleted ledgers."""
         for key in [key for key in self._entries if key[0] in ledger_ids]:
             del self._entries[key]
 
@@ -75,7 +76,7 @@ class DamageLog:
             self._footers.add(number)
 
     def note_header(self, number: int) -> None:
-        """Remember that the header of a sealed file is damaged: it would not be opened again."""
+        """Remember that a sealed file has a damaged header: it could not be opened again."""
         if number not in self._headers:
             logger.error("the header of %s is damaged", file_name(number))
             self._headers.add(number)
@@ -93,7 +94,7 @@ class DamageLog:
 
     @property
     def entry_count(self) -> int:
-        """How many entries are damaged."""
+        """Number of damaged entries."""
         return len(self._entries)
 
     def entries(self) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""The entry log as it is written: records get their places, and files that are full give way.
+"""The writing half of the entry log: each record gets its position, and full files are rolled.
 
-Every record gets its place when it is accepted, so the order of acceptance is the order on disk.
-When it is durable is told by `EntryLog.commits`, and which files are not sealed by `unsealed`.
+A record gets its position when it is accepted, so the order of acceptance is the order on disk.
+`EntryLog.commits` knows which records are durable, and `unsealed` knows which files are not sealed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 
 _SECTOR_BYTES = 4096
-"""The most that a device loses at once."""
+"""Most bytes that a device loses at once."""
 _MARK_BYTES = 2 * RECORD_HEADER_BYTES + _SECTOR_BYTES
 
 
 class EntryLog:
-    """Takes records, on one event loop."""
+    """Accepts records, on one event loop."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class EntryLog:
         self.commits = GroupCommit(disk, config, self.unsealed, events)
         self._records_ends = {each.number: each.records_end for each in opened.sealed}
         self.is_marked = opened.position.sequence == 0
-        """The last record accepted is a MARK, or there is none."""
+        """Whether the last accepted record is a MARK, or there is no record."""
         self._roll_number = 0
-        """The file of this number takes no more records."""
+        """The file with this number accepts no more records."""
 
     @property
     def claimed_bytes(self) -> int:
-        """Bytes that will be written for what was accepted: it, footers, a new file, a mark."""
+        """Bytes that accepted records still cost: these, footers, a new file, a mark."""
         return (
             self.commits.pending_bytes
             + self.unsealed.owed_footer_bytes
@@ -91,9 +91,11 @@ class EntryLog:
         return self.commits.watch_last()
 
     def append_run(self, run: FrameRun, what: FollowingFrames) -> asyncio.Future[None] | None:
-        """Accept verified frames of new entries of a ledger; the future is done once all are.
+        """Accept verified frames of new entries; the future is done once all are durable.
 
-        None: they do not fit into the current file and one batch; nothing was accepted.
+        All of them belong to one ledger.
+
+        Returns None, and accepts nothing, if they do not fit into the current file and one batch.
         """
         self.commits.check()
         current, config = self.unsealed.current, self._config
@@ -137,7 +139,7 @@ class EntryLog:
         return self.commits.watch_last()
 
     def copy_entry(self, frame: EntryFrame) -> None:
-        """Accept a verified frame of which nobody waits to hear; a flush makes it durable."""
+        """Accept a verified frame without a future; a flush makes it durable."""
         current = self._append(
             RecordType.ENTRY,
             frame.data,
@@ -161,13 +163,13 @@ class EntryLog:
     def append_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
         """Accept an explicit last add confirmed; the future is done when it is durable.
 
-        It waits for any other record, or for `GroupCommit.wake`, and is written with that.
+        The record is written together with the next other record, or at `GroupCommit.wake`.
         """
         self.copy_lac(ledger_id, last_add_confirmed)
         return self.commits.watch_last()
 
     def copy_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Accept an explicit last add confirmed of which nobody waits to hear."""
+        """Accept an explicit last add confirmed without a future."""
         payload = encode_lac(ledger_id, last_add_confirmed)
         current = self._append(
             RecordType.LAC,
@@ -179,18 +181,18 @@ class EntryLog:
         current.index.note_lac(ledger_id, last_add_confirmed)
 
     def append_garbage(self, numbers: Sequence[int]) -> None:
-        """Accept that sealed files are garbage, before they are deleted."""
+        """Accept a record that declares sealed files garbage, before they are deleted."""
         index = self._append_small(RecordType.GARBAGE, encode_garbage(numbers), None)
         index.deleted_files.extend(numbers)
         for number in numbers:
             del self._records_ends[number]
 
     def append_mark(self) -> None:
-        """Accept records that prove, once written, that all before them was durable.
+        """Accept records that prove, once written, that all records before them were durable.
 
-        They get a batch of their own: with the records before them in one batch they would prove
-        nothing.  The second one begins a sector: to lose one sector is not to lose the last entry
-        together with its proof.
+        They get a batch of their own: in one batch with the records before them they would prove
+        nothing.  The second one begins a sector, so that the loss of one sector does not lose the
+        last entry together with its proof.
         """
         end = self.unsealed.current.position.offset
         padding = bytes(-(end + RECORD_HEADER_BYTES) % _SECTOR_BYTES)
@@ -205,10 +207,10 @@ class EntryLog:
         self.is_marked = True
 
     def roll_from(self, number: int) -> None:
-        """Go on in a new file, if the current one is `number`.
+        """Continue in a new file, if the current file is `number`.
 
-        A file with a damaged record would not be opened again as the newest one, because that is
-        read whole; once it is sealed it is known by its footer.
+        The newest file is read whole at a start, so one with a damaged record could not be opened
+        again.  A sealed file is known by its footer.
         """
         is_current = number == self.unsealed.current.index.number != self._roll_number
         if is_current and not self.commits.has_failed:
@@ -258,7 +260,7 @@ class EntryLog:
         return current
 
     def _roll_if_full(self, size: int) -> None:
-        """Direct the next records to a new file; the writer makes it when it gets there."""
+        """Direct the next records to a new file, which the writer task creates later."""
         current = self.unsealed.current
         position = current.position
         is_full = (

@@ -1,10 +1,11 @@
-"""The read half of the entry log: finding entries and reading them, verified.
+"""The reading half of the entry log: finding entries and reading them, verified.
 
-Looking up does not wait, but for the footer of a sealed file that is not in memory; reading does.
+A lookup waits only for the footer of a sealed file that is not in memory.  Reading waits for the
+disk.
 
-An entry may be held twice: once compaction has copied it, or once its first copy was found damaged.
-The newest durable copy is the one that counts.  The file of an older one may be dropped at any
-time, so whoever finds its file gone looks again.
+An entry may be held twice: after compaction has copied it, or after its first copy was found
+damaged.  The newest durable copy is the valid one.  The file of an older copy may be dropped at any
+time; a reader that finds its file gone looks the entry up again.
 """
 
 from __future__ import annotations
@@ -46,22 +47,23 @@ if TYPE_CHECKING:
 _ENTRY_ID_MAX = 2**63 - 1
 _NO_IDS = np.array([], np.int64)
 _LISTED_COUNT = 16_384
-"""Entries of one file that one step of a list looks at, so that it delays nobody."""
+"""Entries of one file that one step of a listing examines, so that the step stays short."""
 _LOOKUP_COUNT = 256
-"""Entries looked up at a time while a chunk is filled, at most."""
+"""Most entries that are looked up at a time while a chunk is filled."""
 _LOOKUP_COUNT_FIRST = 4
 _LOOKUP_GROWTH = 4
 _FAR_BEHIND = 16
-"""Confirmed entries that a follower lacks, from which on it gets them as a reader of a range does:
-for few of them looking each up is quicker."""
+"""A follower that lacks at least this many confirmed entries gets them as a reader of a range does.
+For fewer entries single lookups are faster."""
 _FOUND_MAX = 64
-"""Places looked up and not yet read from, of readers who are expected to go on; 100 KB each."""
+"""Most runs that are looked up and not yet read, for readers that are expected to continue; up to
+100 KB each."""
 
 
 class LargerEntryError(Exception):
     """The next entry alone is larger than what may be read; nothing was read.
 
-    It never leaves the bookie: who has the room of `size_bytes` asks again.
+    It never leaves the bookie: the caller asks again once it may read `size_bytes`.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -81,8 +83,8 @@ class EntryReader:
     Args:
         log: the files not yet sealed.
         handles: all files, and the footers of sealed ones.
-        ledgers: which sealed files may hold what.
-        damage: told of every entry found damaged.
+        ledgers: the states that name the sealed files of each ledger.
+        damage: notes every entry that is found damaged.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class EntryReader:
         found: list[Location] = []
         for lowest, number, entries in self._sources(ledger_id, first_entry_id, last_entry_id):
             if len(found) >= count_max and lowest > found[count_max - 1].entry_id:
-                break  # sources come by their lowest entry: none of the rest can matter
+                # Sources come by their lowest entry, so none of the others has an entry of the
+                # result.
+                break
             found += (
                 Location(entry_id, number, offset, size, ledger_id)
                 for entry_id, offset, size in entries.between(
@@ -121,9 +125,10 @@ class EntryReader:
         return found[:count_max]
 
     def find_all(self, ledger_id: int, wanted: range, *, bytes_max: int) -> list[Location]:
-        """Return where the first `wanted` entries are, up to the first that is not held.
+        """Return the locations of the first `wanted` entries, up to the first that is not held.
 
-        At most `bytes_max` bytes of frames; durable or not.  Raises: LargerEntryError.
+        They have at most `bytes_max` bytes of frames, and may be not durable.  Raises:
+        LargerEntryError.
         """
         chunk: list[Location] = []
         size = 0
@@ -146,11 +151,12 @@ class EntryReader:
         return chunk
 
     def find_run(self, ledger_id: int, wanted: range, *, bytes_max: int) -> EntryRun | None:
-        """Return where the first `wanted` entries are, as far as they follow each other in a file.
+        """Return the first `wanted` entries as one run, if they follow each other in a file.
 
-        At most `bytes_max` bytes of frames; durable or not.  None: one by one they may be found
-        (`find_all`).  What else was found is kept for whoever goes on there; should a better copy
-        come, the one that is kept is the same or shows its damage.  Raises: LargerEntryError.
+        The run has at most `bytes_max` bytes of frames, and may be not durable.  None: `find_all`
+        may find the entries singly.  The rest of the lookup is kept for a reader that continues
+        there.  If a newer copy of an entry is written meanwhile, the kept one has the same bytes,
+        or its checksum shows the damage.  Raises: LargerEntryError.
         """
         run = self._found.pop((ledger_id, wanted.start, wanted.step), None)
         if run is None:
@@ -180,7 +186,7 @@ class EntryReader:
     async def read_next(self, ledger_id: int, wanted: range, *, bytes_max: int) -> FrameRun | None:
         """Return the verified frames of the first `wanted` entries, as `find_run` finds them.
 
-        None: one by one they may be had.  Raises: LargerEntryError.
+        None: they may be readable singly.  Raises: LargerEntryError.
         """
         run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
         if run is None:
@@ -192,10 +198,10 @@ class EntryReader:
     async def read_confirmed(
         self, ledger_id: int, first_entry_id: int, *, bytes_max: int
     ) -> FrameRun | None:
-        """Return many verified frames from an entry on that are durable and confirmed.
+        """Return many verified frames of durable and confirmed entries, from an entry on.
 
-        None: they are few, or some are not held here; `find_confirmed` finds the others.
-        Raises: LargerEntryError.
+        None: they are few, or some are not held here; `find_confirmed` finds them singly.  Raises:
+        LargerEntryError.
         """
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed - first_entry_id < _FAR_BEHIND:
@@ -210,8 +216,8 @@ class EntryReader:
     def read_newest(self, ledger_id: int, entry_id: int, *, bytes_max: int) -> memoryview | None:
         """Return the verified frame of an entry if it is the last confirmed one, and in memory.
 
-        None: it is not durable, or was stored long ago.  Mostly the ledger's next entry, which told
-        that this one is confirmed, is here too.  Raises: LargerEntryError.
+        None: it is not durable, or was stored long ago.  Mostly the ledger's next entry is held
+        too, because that one carried the LAC that confirms this one.  Raises: LargerEntryError.
         """
         state = self._ledgers.get(ledger_id)
         if state is None or state.last_add_confirmed != entry_id:
@@ -235,7 +241,7 @@ class EntryReader:
         return data if is_intact else None
 
     async def _read_all(self, ledger_id: int, run: EntryRun) -> FrameRun | None:
-        """Return the verified frames of a run that is durable; None if not all can be had."""
+        """Return the verified frames of a durable run; None if any of them cannot be read."""
         file = self._handles.file(run.file_number)
         if file is None:
             return None
@@ -253,10 +259,10 @@ class EntryReader:
     def find_confirmed(
         self, ledger_id: int, first_entry_id: int, *, bytes_max: int
     ) -> tuple[list[Location], int]:
-        """Return where durable entries from `first_entry_id` to the LAC are, and how far that is.
+        """Return locations of durable entries up to the LAC, and the last entry id covered.
 
-        It ends before the first entry that is not durable yet, and after `bytes_max` bytes.
-        Raises: LargerEntryError.
+        They begin at `first_entry_id`.  They end before the first entry that is not durable yet,
+        and after `bytes_max` bytes.  Raises: LargerEntryError.
         """
         state = self._ledgers.get(ledger_id)
         confirmed = INVALID_ENTRY_ID if state is None else state.last_add_confirmed
@@ -277,8 +283,9 @@ class EntryReader:
         return chunk, confirmed
 
     def durable_ranges(self, ledger_id: int, first_entry_id: int) -> RangePage:
-        """Return runs of durable entries from an entry on, as far as one step looks."""
-        end: int | None = None  # so far all that is held is known
+        """Return ranges of durable entries from an entry on, as far as one step examines."""
+        # The last entry id of this step; None: the step sees all held entries.
+        end: int | None = None
         found = [_NO_IDS]
         for lowest, number, entries in self._sources(ledger_id, first_entry_id, _ENTRY_ID_MAX):
             last = _ENTRY_ID_MAX if end is None else end
@@ -296,12 +303,12 @@ class EntryReader:
         return RangePage(firsts.tolist(), lasts.tolist(), None if end is None else end + 1)
 
     async def refuse_absent(self, ledger_id: int, entry_id: int) -> None:
-        """Raise the proven no; return if the entry can be found after all.
+        """Raise the error that proves absence; return if the entry is found after all.
 
         Raises:
-            NoSuchLedgerError, NoSuchEntryError: proven no.
-            BookieStorageError: the log failed, or where the entry would be found is damaged: then
-                nothing absent is proven.
+            NoSuchLedgerError, NoSuchEntryError: the absence is proven.
+            BookieStorageError: the log failed, or the place where the entry would be is damaged, so
+                that absence is not proven.
         """
         self._log.commits.check()
         await self.prove_absent(ledger_id, entry_id)
@@ -314,9 +321,9 @@ class EntryReader:
     async def prove_absent(self, ledger_id: int, entry_id: int) -> None:
         """Verify every footer that would name the entry, as it is on the disk now.
 
-        A footer in use may have rotted since it was read, and a rotted one hides entries.  An
-        unsealed file's index is in memory and needs no proof.  Files may be dropped meanwhile: if
-        the entry can be found afterwards, nothing was proven.
+        A footer on the disk may have become damaged since it was read, and a damaged footer hides
+        entries.  The index of an unsealed file is in memory and needs no proof.  Files may be
+        dropped meanwhile: if the entry is found afterwards, its absence is not proven.
 
         Raises:
             BookieStorageError: a footer is damaged, or does name the entry.
@@ -349,7 +356,8 @@ class EntryReader:
     async def stated_checksum(self, location: Location) -> int | None:
         """Return the checksum that the record of a damaged entry states, None if that is damaged.
 
-        It has a checksum of its own, so it tells what was stored even if that cannot be read.
+        The record's header has its own checksum, so it proves which bytes were stored even if these
+        cannot be read.
         """
         number = location.file_number
         file = self._handles.file(number)
@@ -358,7 +366,7 @@ class EntryReader:
         unsealed = self._log.unsealed.durable_part(number)
         if unsealed is None:
             place = self._handles.place(number)
-            assert place is not None  # else it was dropped, and not open
+            assert place is not None  # else the file was dropped, and is not open
             header = FileHeader(number, {}, 0, place.seed)
         else:
             header = unsealed[0]
@@ -381,7 +389,7 @@ class EntryReader:
         for location, found in zip(run, await read_run(file, run), strict=True):
             if isinstance(found, EntryFrame):
                 frames.append(memoryview(found.data))
-            elif self._handles.file(number) is not file:  # it was closed in the middle
+            elif self._handles.file(number) is not file:  # the file was closed during the read
                 return await self._read_run(run)
             else:
                 self.note_damaged(location)
@@ -389,7 +397,7 @@ class EntryReader:
         return frames
 
     async def _read_again(self, location: Location) -> memoryview:
-        """Read an entry whose file is gone from where it is now."""
+        """Look up an entry whose file was dropped, and read it from its new location."""
         found = self.find(location.ledger_id, location.entry_id)
         if found is None or not self._log.unsealed.is_durable(found):
             raise BookieStorageError(
@@ -400,18 +408,18 @@ class EntryReader:
         return frame
 
     def note_damaged(self, location: Location) -> bool:
-        """Remember damage to the copy that counts, and return True; an older one matters not."""
+        """Remember damage to the valid copy, and return True; ignore damage to an older copy."""
         try:
             counts = self.find(location.ledger_id, location.entry_id) == location
         except BookieStorageError:
-            counts = True  # a newer copy cannot be found, if there is one
+            counts = True  # if there is a newer copy, it cannot be found
         if counts:
             self._log.roll_from(location.file_number)
             self._damage.note_entry(location.ledger_id, location.entry_id, location.file_number)
         return counts
 
     def _newest_copies(self, found: list[Location]) -> list[Location]:
-        """Return the copies that count, sorted by entry."""
+        """Return the valid copy of each entry, sorted by entry."""
         found.sort()
         if len({location.entry_id for location in found}) == len(found):
             return found
@@ -425,7 +433,7 @@ class EntryReader:
         return kept
 
     def _unproven(self, ledger_id: int, entry_id: int, proven: set[int]) -> int | None:
-        """Return a file that may hold the entry, and is none of the proven ones."""
+        """Return a file that may hold the entry and is not in `proven`."""
         state = self._ledgers.get(ledger_id)
         files = [] if state is None else state.files_between(entry_id, entry_id)
         return next((number for _, number in files if number not in proven), None)
@@ -435,8 +443,8 @@ class EntryReader:
     ) -> Iterator[tuple[int, int, LedgerEntries]]:
         """Yield (lowest entry id, file, entries) of every file that may hold some of the range.
 
-        They come by their lowest entry.  A footer is looked at when its turn comes, so that a
-        ledger in many files does not hold the footers of all of them in memory.
+        The files come in the order of their lowest entries.  Each footer is read only when its file
+        is reached, so that a ledger in many files does not need all footers in memory.
         """
         sources: list[tuple[int, int, LedgerEntries | None]] = []
         for index in self._log.unsealed.indexes():

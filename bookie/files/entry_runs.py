@@ -1,6 +1,7 @@
-"""Entries that follow each other in one file: their frames out of its bytes, and in.
+"""Runs of entries in one file: their frames are cut out of its bytes, and put into them.
 
-Nothing here takes a step per entry, but for large frames and for small ones of different sizes.
+Numpy does the work of all entries at once.  Only large frames, and small ones of different sizes,
+take a Python step each.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COUNT_MAX = 4096
-"""Entries looked up at once: several chunks of 1 KB, and not long for large ones."""
+"""Most entries that are looked up at once: several chunks of 1 KB entries, and not too many large
+ones."""
 _GAP_BYTES_MAX = 1024
-"""Between two frames: the record header of the next one, and perhaps a small record."""
+"""Largest gap between two frames of a run: the next record's header, and perhaps a small record."""
 _COPIED_BYTES_MAX = 8 * 1024
-"""Of a frame on average: to copy one from its neighbours then costs less than a step for it."""
+"""Average frame size up to which copying a frame costs less than a Python step for it."""
 _GAP = memoryview(bytearray(_GAP_BYTES_MAX))
-"""Where bytes are read that nobody wants."""
+"""Buffer for bytes between frames, which are read and ignored."""
 
 
 class EntryRun(NamedTuple):
-    """Entries of one ledger, ascending in one file, close together; columns of equal length."""
+    """Entries of one ledger, ascending and close together in one file; columns of equal length."""
 
     file_number: int
     entry_ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
     sums: NDArray[np.int64]
-    """Of the sizes, up to and with each; they may start from any number."""
+    """Running sums of the sizes, each with its own; they may start from any number."""
 
     @property
     def last_offset(self) -> int:
-        """Where the last frame begins."""
+        """Offset of the last frame."""
         return int(self.offsets[-1])
 
     @property
@@ -51,14 +53,14 @@ class EntryRun(NamedTuple):
 
     @property
     def is_copied(self) -> bool:
-        """Whether the frames are best read with what lies between them, and copied from there."""
+        """Whether it is faster to read the whole span, and to copy the frames out of it."""
         return self.frames_bytes <= len(self.sizes) * _COPIED_BYTES_MAX
 
     def split(self, bytes_max: int, last_entry_id: int) -> tuple[EntryRun, EntryRun | None]:
-        """Return the first entries, and the rest, None if there is less of it than of the first.
+        """Return the first entries, and the rest if it is not smaller than these, else None.
 
-        The first ones have at most `bytes_max` bytes, or are one entry; none is above
-        `last_entry_id`, nor is the first one of the rest.
+        The first ones have at most `bytes_max` bytes, or are one entry.  Neither part begins above
+        `last_entry_id`, and no entry of the first part is above it.
         """
         sums = self.sums
         start = sums[0] - self.sizes[0]
@@ -85,16 +87,16 @@ def first_run(
     wanted: range,
     file_number: int,
 ) -> EntryRun | None:
-    """Return the first `wanted` entries of those in a file as far as they follow each other.
+    """Return the first `wanted` entries of a file as far as they follow each other.
 
-    None: the first one is not among them.
+    None: the file does not hold the first one.
 
     Args:
-        entry_ids: from `wanted.start` on, ascending.
+        entry_ids: ids of the file's entries from `wanted.start` on, ascending.
         offsets: of their frames in the file.
         sizes: of their frames.
-        wanted: which entries are.
-        file_number: which file it is.
+        wanted: ids of the entries to return.
+        file_number: the number of the file.
     """
     if wanted.step > 1:
         is_wanted = (entry_ids - wanted.start) % wanted.step == 0
@@ -109,7 +111,7 @@ def first_run(
 
 
 def interleaved(headers: NDArray[np.void], run: FrameRun) -> memoryview:
-    """Return each frame behind its header, in one buffer."""
+    """Return all frames in one buffer, each after its header."""
     sizes = run.sizes
     head_bytes = headers.itemsize
     if (sizes == sizes[0]).all():
@@ -126,7 +128,7 @@ def interleaved(headers: NDArray[np.void], run: FrameRun) -> memoryview:
 
 
 def joined(data: memoryview, run: EntryRun) -> FrameRun:
-    """Return the frames of a run without what lies between them.
+    """Return the frames of a run without the bytes between them.
 
     `data` is the file from the beginning of the first frame to the end of the last one.
     """
@@ -147,12 +149,12 @@ def joined(data: memoryview, run: EntryRun) -> FrameRun:
 
 
 def scattered(run: EntryRun) -> tuple[FrameRun, list[memoryview]]:
-    """Return frames to be read, and where the file's bytes go that they are read from.
+    """Return frames that are still to be read, and the buffers to read them into.
 
-    The buffers take the file from the beginning of the first frame to the end of the last one, so
-    that the frames lie one after the other without a copy.
+    The buffers take the file from the beginning of the first frame to the end of the last one.
+    They place the frames one after the other without a copy.
     """
-    # Not zeroed: it is handed out only once every byte was read.
+    # Not zeroed: the buffer is handed out only after every byte was read.
     payload = np.empty(run.frames_bytes, np.uint8).data
     frames = FrameRun.of_sizes(payload.toreadonly(), run.sizes)
     gaps = [0, *(run.offsets[1:] - run.offsets[:-1] - run.sizes[:-1]).tolist()]

@@ -1,8 +1,8 @@
-"""Bytes of an entry log file: its header, its records, and telling a torn record from damage.
+"""Bytes of an entry log file: its header, its records, and how torn records differ from damage.
 
 A file is a header, then records.  The header lists the sealed files that are alive when it is
-written, each with the place where its records end; so a missing file is noticed, and a damaged
-footer can be made again from the records.  All numbers outside the footer are big-endian.
+written, each with the offset where its records end.  Therefore a missing file is noticed, and a
+damaged footer can be made again from the records.  All numbers outside the footer are big-endian.
 
     header:  magic 8s | version u16 | reserved u16 | header bytes u32 | file number u64 | owner 16s
              | life 16s | live count u32 | per live file: number u64, records end u64 | crc32c u32
@@ -10,21 +10,21 @@ footer can be made again from the records.  All numbers outside the footer are b
              | file number u64 | offset u32 | batch offset u32 | payload crc32c u32
              | header crc32c u32, then the payload
 
-The record header's checksum starts from the file header's, so that a record of another file, of
-another bookie, or of an earlier life of this file is none here.  A file may be made of a recycled
-one, whose records lie behind the new ones, whole and at the same offsets: each file has a life of
-its own, a random number that its header states.
+The record header's checksum is seeded with the file header's, so a record of another file, of
+another bookie, or of an earlier life of this file has a wrong checksum here.  A file may be
+recycled from an older one.  Then the old records lie behind the new ones, intact and at the same
+offsets.  To tell them apart, each file has a life, a random number in its header.
 
 Behind the last record of a file that is being written come zeros, or bytes of an earlier life, or
 both.  A sealed file ends with its footer.
 
-An entry's frame carries a check of its own, which stands for the payload's CRC32C in its record; so
-the body is summed once.
+An entry's frame carries its own checksum.  Its record uses this as the payload's CRC32C, so that
+the body is summed only once.
 
 The batch offset is where the group-committed batch of the record begins.  A batch is written only
-when the one before it is durable.  So a record whose batch begins behind an unreadable place proves
-that the place was durable, and acknowledged: that is damage.  Without such proof it is the torn
-tail of the last, unacknowledged batch.
+when the one before it is durable.  Therefore a record whose batch begins behind an unreadable place
+proves that the place was durable and acknowledged: the place is damaged.  Without such a proof it
+is the torn tail of the last, unacknowledged batch.
 """
 
 from __future__ import annotations
@@ -71,22 +71,22 @@ _RECORDS = np.dtype(
         ("crc", ">u4"),
     ]
 )
-"""Record headers, for many of them at once."""
+"""Record headers, to encode many of them at once."""
 
 _FENCE = struct.Struct(">q")
 _LAC = struct.Struct(">qq")
 
 
 class RecordType(IntEnum):
-    """What a record says; the numbers are on disk."""
+    """Types of records; the numbers are stored on disk."""
 
     ENTRY = 1
     FENCE = 2
     LAC = 3
     GARBAGE = 4
-    """These files are no longer needed; logged before they are deleted."""
+    """These files are not needed any more; logged before they are deleted."""
     MARK = 5
-    """Nothing but proof that everything before it was durable; its payload fills a sector."""
+    """Proves that everything before it was durable; its payload fills a sector."""
     FOOTER = 6
     """The sorted index of the file, its last record."""
 
@@ -99,14 +99,14 @@ class FileHeader(NamedTuple):
 
     number: int
     live_files: dict[int, int]
-    """Number and records end of the sealed files alive at the time."""
+    """Number and records end of each sealed file that was alive at the time."""
     size: int
     seed: int
-    """Where the checksums of the file's records start."""
+    """Seed of the checksums of the file's records."""
 
 
 class Record(NamedTuple):
-    """A record header whose checksum holds; the payload is not looked at yet."""
+    """A record header with a valid checksum; the payload is not verified yet."""
 
     type: RecordType
     offset: int
@@ -117,17 +117,17 @@ class Record(NamedTuple):
 
     @property
     def payload_offset(self) -> int:
-        """Where the payload begins in the file."""
+        """Offset of the payload in the file."""
         return self.offset + RECORD_HEADER_BYTES
 
     @property
     def end(self) -> int:
-        """Where the next record begins."""
+        """Offset of the next record."""
         return self.offset + RECORD_HEADER_BYTES + self.payload_bytes
 
 
 def file_name(number: int) -> str:
-    """Return the name of the file of that number."""
+    """Return the name of the file with that number."""
     return f"{number:010d}{FILE_SUFFIX}"
 
 
@@ -140,12 +140,12 @@ def file_number(name: str) -> int | None:
 
 
 def owner_digest(owner: str) -> bytes:
-    """Return what a file header says about its owner."""
+    """Return the digest of its owner that a file header holds."""
     return hashlib.blake2b(owner.encode(), digest_size=16).digest()
 
 
 def file_header_bytes(live_count: int) -> int:
-    """Return the size of a file header that lists so many live files."""
+    """Return the size of a file header that lists `live_count` live files."""
     return _FILE_FIXED.size + _LIVE_FILE.size * live_count + _CRC.size
 
 
@@ -176,7 +176,7 @@ def encode_file_header(
 
 
 def stated_header_size(view: memoryview) -> int:
-    """Return how long the header says it is; nothing of it is verified."""
+    """Return the length that the header states, without verification."""
     if len(view) < _FILE_FIXED.size:
         return 0
     return int(_FILE_FIXED.unpack_from(view)[3])
@@ -249,9 +249,9 @@ def encode_entry_headers(
     """Return the headers of the records of entries one after the other, from `offset` on.
 
     Args:
-        sizes: of their frames.
-        checks: that the frames carry.
-        sequence: of the first record.
+        sizes: sizes of their frames.
+        checks: checksums that the frames carry.
+        sequence: sequence number of the first record.
     """
     ends = offset + np.cumsum(sizes + RECORD_HEADER_BYTES)
     headers = np.empty(len(sizes), _RECORDS)
@@ -275,7 +275,7 @@ def encode_entry_headers(
 def read_record_header(
     view: memoryview, offset: int, header: FileHeader, *, view_offset: int = 0
 ) -> Record | None:
-    """Return the record that begins at `offset` of the file, None if none does.
+    """Return the record that begins at `offset` of the file, None if there is none.
 
     `view` is the file from `view_offset` on.
 

@@ -1,14 +1,14 @@
-"""Group commit: records that were accepted become durable in batches, and full files are sealed.
+"""Group commit: accepted records become durable in batches, and full files are sealed.
 
-While one batch is written and synced, newcomers collect for the next; there is no timer.  A batch
-that the device takes at once is written in the next turn of the event loop, with all that the
-connections brought in this one; a task writes what has to wait for the device.  A file that is
-full is sealed with its footer, and only then is the next one made and written to; so a batch is
-durable only when everything accepted before it is.
+While one batch is written and synced, new records collect for the next; there is no timer.  A batch
+that the device takes at once is written in the next turn of the event loop, with everything that
+the connections received in this turn.  A task writes the batches that have to wait for the device.
+A full file is sealed with its footer before the next file is made and written.  Therefore a batch
+is durable only when everything accepted before it is durable.
 
-After any failed write or sync nothing is written any more: what the device holds is unknown.  A
-disk without room is no such failure: nothing was written, nothing after it is, and nobody is told
-anything, until the same bytes fit.
+After any failed write or sync nothing is written any more, because the state of the device is
+unknown.  A full disk is no such failure: neither this batch nor a later one is written, and no
+result is reported, until the same bytes fit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class GroupCommit:
-    """Batches in, durability out; one event loop, and one task that runs `run`."""
+    """Takes batches and makes them durable; one event loop, and one task that runs `run`."""
 
     def __init__(
         self, disk: Disk, config: StorageConfig, files: UnsealedFiles, events: EntryLogEvents
@@ -52,29 +52,29 @@ class GroupCommit:
         self._batches: deque[Batch] = deque()
         self._writing: Batch | None = None
         self._wakeup = asyncio.Event()
-        self._is_due = False  # the short way is taken in the next turn of the loop
-        self._is_waiting = False  # the task has something to do
+        self._is_due = False  # a batch is written in the next turn of the loop, without the task
+        self._is_waiting = False  # the task has work
         self._handovers = BackgroundTasks()
         self._failure: BookieError | None = None
         self._is_stalled = False
         self._ending = asyncio.Event()
         self.pending_bytes = 0
-        """Accepted and not yet durable."""
+        """Bytes that are accepted and not yet durable."""
         self.durable_bytes = 0
-        """Made durable since the log was opened, files' ends and beginnings among them."""
+        """Bytes made durable since the log was opened, with headers and footers of files."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Whether a failure forbids all further writes."""
         return self._failure is not None
 
     def check(self) -> None:
-        """Raise why nothing can be written any more, if that is so."""
+        """Raise the error that forbids further writes, if there was one."""
         if self._failure is not None:
             raise _again(self._failure)
 
     def wake(self) -> None:
-        """Write what waits now."""
+        """Write the batches that wait."""
         if self._is_waiting:
             self._wakeup.set()
         elif not self._is_due:
@@ -85,7 +85,7 @@ class GroupCommit:
         """Return a future that is done when everything accepted so far is durable.
 
         Raises:
-            BookieError: it will not be.
+            BookieError: it will never become durable.
         """
         self.check()
         if self._batches:
@@ -101,7 +101,7 @@ class GroupCommit:
         """Make everything accepted so far durable.
 
         Raises:
-            BookieError: it will not be.
+            BookieError: it will never become durable.
         """
         durable = self.watch()
         if not durable.done():
@@ -109,20 +109,21 @@ class GroupCommit:
             await durable
 
     async def make_durable(self, locations: Sequence[Location]) -> None:
-        """Return once the records at these places are durable, or raise as `flush` does."""
+        """Return once the records at these locations are durable, or raise as `flush` does."""
         if not all(self._files.is_durable(location) for location in locations):
             await self.flush()
 
     async def run(self) -> None:
-        """Write batches that take long, until cancelled or failed; the owner's task."""
+        """Write the batches that take long, until cancelled or failed; the owner's task."""
         try:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                for _ in range(len(self._batches)):  # a newcomer wakes again, unless it can wait
+                # A new batch sets the event again, unless it can wait.
+                for _ in range(len(self._batches)):
                     if not self._write_now(self._batches[0]):
                         await self._write_batch(self._batches.popleft())
-                    await asyncio.sleep(0)  # what waited is answered before anything else is done
+                    await asyncio.sleep(0)  # waiting requests are answered before the next batch
                 self._is_waiting = self._wakeup.is_set()
         except BookieStorageError as error:
             self._fail(error)
@@ -131,7 +132,7 @@ class GroupCommit:
             self._handovers.cancel()
 
     def end_waiting(self) -> None:
-        """Fail, rather than wait, when the disk has no room from now on."""
+        """From now on fail, instead of waiting, when the disk has no space."""
         self._ending.set()
 
     def batch_for(self, size: int, *, is_apart: bool) -> Batch:
@@ -153,7 +154,7 @@ class GroupCommit:
         return future
 
     def _write_due(self) -> None:
-        """Write what waits as long as that needs no waiting; the rest is for the task."""
+        """Write the batches that need no waiting; leave the rest to the task."""
         self._is_due = False
         try:
             for _ in range(len(self._batches)):
@@ -173,7 +174,7 @@ class GroupCommit:
         return target
 
     def _write_now(self, batch: Batch) -> bool:
-        """Write the first batch that waits, if the device takes it at once."""
+        """Write the first batch in the queue, if the device takes it at once."""
         target = self._target(batch)
         if target.file is None or not target.is_noted or self._is_stalled:
             return False
@@ -182,7 +183,7 @@ class GroupCommit:
             if not target.file.append_now(batch.buffers):
                 return False
         except DiskFullError:
-            return False  # there are ways to make room
+            return False  # the task can free space
         self._batches.popleft()
         self.durable_bytes += batch.size
         self._note_durable(batch)
@@ -205,11 +206,11 @@ class GroupCommit:
         for future in batch.futures:
             if not future.done():
                 future.set_result(None)
-        # Behind the answers of those who waited.
+        # After the callbacks of the futures above.
         self._loop.call_soon(self._events.on_durable, batch.ledger_ids)
 
     async def _prepare(self, target: UnsealedFile) -> DiskFile:
-        """Return the file, which exists and is known to exist; the one before it is sealed."""
+        """Return the file after it is created and noted as the newest; seal the one before it."""
         number = target.index.number
         if target.file is None:
             before = self._files.get(number - 1)
@@ -225,10 +226,10 @@ class GroupCommit:
         return target.file
 
     async def _persist(self, size: int, write: Callable[[], Awaitable[T]]) -> T:
-        """Do a write of `size` bytes, as soon as the disk has room for it.
+        """Do a write of `size` bytes, as soon as the disk has space for it.
 
         Raises:
-            BookieStorageError: it failed, or there is no room and `end_waiting` was called.
+            BookieStorageError: it failed, or there is no space and `end_waiting` was called.
         """
         while True:
             try:
@@ -250,7 +251,7 @@ class GroupCommit:
                     await self._ending.wait()
 
     async def _seal(self, full: UnsealedFile) -> None:
-        assert full.file is not None  # files are made in order
+        assert full.file is not None  # files are created in order
         position = full.position
         footer = await self._disk.compute(
             encode_footer_record,
@@ -266,7 +267,7 @@ class GroupCommit:
         self._handovers.start(self._hand_over(full, full.file), name=f"seal-{full.index.number}")
 
     async def _hand_over(self, full: UnsealedFile, file: DiskFile) -> None:
-        """Let the file be known as a sealed one; with very many ledgers no add waits for that."""
+        """Register the file as sealed; no add waits for this, even with very many ledgers."""
         await self._events.on_sealed(full.index, file, full.position)
         self._files.forget(full)
         file.close()
@@ -287,7 +288,7 @@ class GroupCommit:
 
 
 def _again(error: BookieError) -> BookieError:
-    """Return a copy to raise: an exception raised over and over collects every traceback."""
+    """Return a copy to raise: an exception that is raised repeatedly collects every traceback."""
     copy = type(error)(*error.args)
     copy.__cause__ = error
     return copy

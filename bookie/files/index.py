@@ -1,8 +1,8 @@
 """The index of entries: of the file being written, and the footer of a sealed one.
 
-Both answer the same question, `entries(ledger_id)`, with the same three columns, ascending by entry
-id.  The footer is little-endian and 8-byte aligned in the file, so that its columns are used as
-they lie in the mapped file:
+Both have the method `entries(ledger_id)`, which returns the same three columns, ascending by entry
+id.  The footer is little-endian and 8-byte aligned in the file, so that its columns are used
+directly in the mapped file:
 
     magic 4s | version u16 | reserved u16 | ledgers u32 | entries u32 | deleted files u32
     | reserved u32 | reserved u64
@@ -48,21 +48,22 @@ _LEDGER_ROW = np.dtype(
 )
 _ALIGNMENT_BYTES = 8
 ENTRY_FOOTER_BYTES = 16
-"""What an entry adds to its file's footer."""
+"""Bytes that an entry adds to its file's footer."""
 LEDGER_FOOTER_BYTES = 8 + _LEDGER_ROW.itemsize
-"""What a ledger adds to the footer of each file that says anything about it."""
+"""Bytes that a ledger adds to the footer of each file that has records of it."""
 _FILE_FOOTER_BYTES = 8
 
 _HEAD = struct.Struct("=q?")
 _ENTRY_BYTES = 16
 _PACKED_ENTRIES_MAX = 8
-"""With more entries than this a ledger's columns are arrays, which grow without being copied."""
+"""Most entries of a ledger that are packed.  Columns of more entries are arrays, which grow without
+a copy."""
 _NOTHING = _HEAD.pack(-1, False)
-"""A ledger of which nothing is known yet, packed."""
+"""The packed form of a ledger without any records."""
 
 
 class LedgerSummary(NamedTuple):
-    """What one file says about one ledger; first > last: it holds no entry of it."""
+    """Summary of one ledger in one file; first > last: the file holds no entry of it."""
 
     ledger_id: int
     first_entry_id: int
@@ -74,9 +75,9 @@ class LedgerSummary(NamedTuple):
 
 
 class LedgerEntries(NamedTuple):
-    """Entries of one ledger in one file: ids ascending, with the place and size of their frames.
+    """Entries of one ledger in one file: ascending ids, and offset and size of each frame.
 
-    An entry may be there twice, where its first copy was found damaged; the newer one follows.
+    An entry may occur twice, if its first copy was found damaged; the newer copy follows.
     """
 
     entry_ids: array[int] | NDArray[np.int64]
@@ -88,7 +89,7 @@ class LedgerEntries(NamedTuple):
     ) -> Iterator[tuple[int, int, int]]:
         """Return (entry id, offset, size) of the first `count_max` entries of the range.
 
-        All copies of the last one are among them.
+        All copies of the last one are included.
         """
         start = bisect.bisect_left(self.entry_ids, first_entry_id)
         end = bisect.bisect_right(self.entry_ids, last_entry_id, start)
@@ -107,7 +108,7 @@ class LedgerEntries(NamedTuple):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return ids, offsets and sizes of the first `count_max` entries of the range.
 
-        They are copies: an array of which there is a view cannot grow.
+        The columns are copied, because an array cannot grow while a view of it exists.
         """
         start = bisect.bisect_left(self.entry_ids, first_entry_id)
         end = bisect.bisect_right(self.entry_ids, last_entry_id, start)
@@ -120,7 +121,7 @@ class LedgerEntries(NamedTuple):
 
 
 class EntryColumns(NamedTuple):
-    """All entries of one sealed file; equal lengths, by ledger and entry."""
+    """All entries of one sealed file, in columns of equal length, by ledger and entry."""
 
     ledger_ids: NDArray[np.int64]
     entry_ids: NDArray[np.int64]
@@ -129,7 +130,7 @@ class EntryColumns(NamedTuple):
 
 
 class _Ledger:
-    """One ledger's part of the file being written, when it has many entries there."""
+    """The part of one ledger with many entries in the file that is being written."""
 
     __slots__ = ("entries", "fenced", "last_add_confirmed")
 
@@ -142,8 +143,8 @@ class _Ledger:
 class FileIndex:
     """The index of one file while it is written: append-only, 16 bytes per entry.
 
-    There may be very many ledgers, most of them with few entries in one file.  These are kept
-    packed, in one bytes object each: last add confirmed and fence, then the three columns.
+    There may be very many ledgers, and most of them have few entries in one file.  Such a ledger is
+    packed into one bytes object: last add confirmed and fence, then the three columns.
     """
 
     def __init__(self, number: int) -> None:
@@ -161,7 +162,7 @@ class FileIndex:
         size: int,
         last_add_confirmed: int,
     ) -> None:
-        """Note an entry; `offset` and `size` are its frame's."""
+        """Add an entry; `offset` and `size` are those of its frame."""
         stored = self._ledgers.get(ledger_id, _NOTHING)
         ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
         entry_ids, offsets, sizes = ledger.entries
@@ -187,7 +188,7 @@ class FileIndex:
         sizes: NDArray[np.int64],
         last_add_confirmed: int,
     ) -> None:
-        """Note consecutive entries, higher than all that the ledger has here."""
+        """Add consecutive entries, higher than all entries of the ledger in this file."""
         stored = self._ledgers.get(ledger_id, _NOTHING)
         ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
         count = len(offsets)
@@ -201,7 +202,7 @@ class FileIndex:
 
     @property
     def footer_bytes(self) -> int:
-        """Bytes that the file's FOOTER record would have now, at most."""
+        """Most bytes that the file's FOOTER record would have now."""
         return (
             RECORD_HEADER_BYTES
             + _ALIGNMENT_BYTES
@@ -220,7 +221,7 @@ class FileIndex:
             stored.fenced = True
 
     def note_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
-        """Note a last add confirmed; lower ones than known change nothing."""
+        """Note a last add confirmed; one that is not higher than the known one changes nothing."""
         stored = self._ledgers.setdefault(ledger_id, _NOTHING)
         known, fenced = _head(stored)
         if last_add_confirmed <= known:
@@ -231,14 +232,14 @@ class FileIndex:
             stored.last_add_confirmed = last_add_confirmed
 
     def entries(self, ledger_id: int) -> LedgerEntries | None:
-        """Return the ledger's entries in this file as they are now; None if it is not there."""
+        """Return the ledger's current entries in this file; None if it is not there."""
         stored = self._ledgers.get(ledger_id)
         if isinstance(stored, bytes):
             return _unpacked(stored).entries
         return None if stored is None else stored.entries
 
     def summaries(self) -> Iterator[LedgerSummary]:
-        """Return what the file says about each of its ledgers."""
+        """Return the summary of each ledger in the file."""
         for ledger_id, stored in self._ledgers.items():
             ledger = _unpacked(stored) if isinstance(stored, bytes) else stored
             ids, _, sizes = ledger.entries
@@ -260,11 +261,11 @@ class FileIndex:
         )
 
     def last_add_confirmed(self, ledger_id: int) -> int:
-        """Return the LAC that the file knows of the ledger, -1 for none."""
+        """Return the LAC of the ledger in this file, -1 for none."""
         return _head(self._ledgers.get(ledger_id, _NOTHING))[0]
 
     def is_fenced(self, ledger_id: int) -> bool:
-        """Return whether the file says that the ledger is fenced."""
+        """Return whether the file holds a fence of the ledger."""
         return _head(self._ledgers.get(ledger_id, _NOTHING))[1]
 
     def encode_footer(self) -> bytes:
@@ -300,7 +301,7 @@ class FileIndex:
 
 
 def _head(stored: bytes | _Ledger) -> tuple[int, bool]:
-    """Return last add confirmed, and whether the ledger is fenced."""
+    """Return the last add confirmed, and whether the ledger is fenced."""
     if isinstance(stored, bytes):
         last_add_confirmed, fenced = _HEAD.unpack_from(stored)
         return last_add_confirmed, fenced
@@ -347,7 +348,7 @@ def _column_of(stored: bytes | _Ledger, number: int) -> bytes | memoryview:
 
 
 class SealedIndex:
-    """The footer of a sealed file, used in place; whoever opens it verifies its checksum."""
+    """The footer of a sealed file, used in place; its checksum is verified before."""
 
     def __init__(self, payload: memoryview) -> None:
         if len(payload) < _FIXED.size:
@@ -370,7 +371,7 @@ class SealedIndex:
 
     def entries(self, ledger_id: int) -> LedgerEntries | None:
         """Return the ledger's entries in this file; None if it is not in the file."""
-        if ledger_id == self._asked_id:  # whoever reads a ledger asks for each chunk of it
+        if ledger_id == self._asked_id:  # A reader of a ledger asks for it at each chunk.
             return self._asked
         self._asked_id, self._asked = ledger_id, self._find_entries(ledger_id)
         return self._asked
@@ -385,7 +386,7 @@ class SealedIndex:
         return LedgerEntries(self._entry_ids[part], self._offsets[part], self._sizes[part])
 
     def summaries(self) -> Iterator[LedgerSummary]:
-        """Return what the file says about each of its ledgers."""
+        """Return the summary of each ledger in the file."""
         ends = np.concatenate(([0], np.cumsum(self._sizes, dtype=np.int64)))
         for ledger_id, (lac, start, count, fenced, _) in zip(
             self._ledger_ids.tolist(), self._rows.tolist(), strict=True
@@ -398,12 +399,12 @@ class SealedIndex:
             yield LedgerSummary(ledger_id, first, last, lac, bool(fenced), size)
 
     def ledger_ids(self) -> list[int]:
-        """Return the ledgers that the file says anything about."""
+        """Return the ledgers that have records in the file."""
         ids: list[int] = self._ledger_ids.tolist()
         return ids
 
     def ledger_rows(self) -> Iterator[tuple[int, slice]]:
-        """Return each ledger with its part of `columns`."""
+        """Return each ledger with its slice of `columns`."""
         for ledger_id, (_, start, count, _, _) in zip(
             self._ledger_ids.tolist(), self._rows.tolist(), strict=True
         ):

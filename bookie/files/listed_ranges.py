@@ -1,4 +1,4 @@
-"""The ranges of entries that a bookie holds of a ledger: made page by page, as they are read."""
+"""The ranges of entries that a bookie holds of a ledger, looked up page by page."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class RangePage(NamedTuple):
-    """What was found in one step; what is held beyond is looked up when the next is asked for."""
+    """Ranges found in one step; further ranges are looked up with the next page."""
 
     firsts: list[int]
     lasts: list[int]
     next_entry_id: int | None
-    """Where the next step begins; None: there is nothing more."""
+    """First entry of the next step; None: there are no more ranges."""
 
 
 class ListedRanges:
-    """Ranges, ascending; a striped ledger may have a million of them.
+    """Ascending ranges; a striped ledger may have a million of them.
 
     Args:
         look: returns the page that begins at an entry.
@@ -34,9 +34,10 @@ class ListedRanges:
         self._look = look
 
     def pages(self) -> Iterator[list[tuple[int, int]]]:
-        """Yield (first, last) of ranges, many per page, or none; each page is a bounded step."""
+        """Yield lists of (first, last); each list is the result of one bounded step, or empty."""
         next_entry_id: int | None = 0
-        last: tuple[int, int] | None = None  # of the page before: it may go on in the next
+        # Last range of the page before, which may continue in the next page.
+        last: tuple[int, int] | None = None
         while next_entry_id is not None:
             firsts, lasts, next_entry_id = self._look(next_entry_id)
             page = list(zip(firsts, lasts, strict=True))
@@ -57,7 +58,7 @@ class ListedRanges:
 def joined_ranges(
     firsts: NDArray[np.int64], lasts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return ranges, ascending by their first ids, with those joined that overlap or touch."""
+    """Return ascending ranges, after joining those that overlap or touch."""
     if not len(firsts):
         return firsts, lasts
     reach = np.maximum.accumulate(lasts)

@@ -1,4 +1,4 @@
-"""Entries at known places: neighbours are read together, and each is verified by itself."""
+"""Reads of entries at known locations: neighbours are read together, each frame is verified."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from bookie.files.unsealed import Location
 
 _GAP_BYTES_MAX = 16 * 1024
-"""Frames this close in a file are read together: copying a gap is cheaper than another call."""
+"""Largest gap between frames that are read together: to copy the gap is cheaper than another call.
+"""
 _RUN_BYTES_MAX = 4 * 1024 * 1024
 
 
 async def read_run(
     file: DiskFile, run: Sequence[Location]
 ) -> list[EntryFrame | BookieStorageError]:
-    """Return the verified frame at each place of a run, or what is wrong with it.
+    """Return the verified frame at each location of a run, or the error of that frame.
 
-    If they cannot be read in one go they are read one by one, to tell the bad from the good.
+    If the whole run cannot be read at once, the frames are read singly, to separate the damaged
+    ones from the intact ones.
     """
     start = run[0].offset
     try:
@@ -39,7 +41,7 @@ async def read_run(
 
 
 def decode_at(frame: memoryview, location: Location) -> EntryFrame | BookieStorageError:
-    """Return the frame verified as the entry at `location`, or what is wrong with it."""
+    """Return the frame verified as the entry at `location`, or its error."""
     try:
         return decode_frame(frame, ledger_id=location.ledger_id, entry_id=location.entry_id)
     except DigestMismatchError as error:
@@ -50,7 +52,7 @@ def decode_at(frame: memoryview, location: Location) -> EntryFrame | BookieStora
 
 
 def runs_of(locations: Sequence[Location]) -> Iterator[list[Location]]:
-    """Group neighbours in one file that are read in one go."""
+    """Group neighbours in one file into runs that are read together."""
     run: list[Location] = []
     for location in locations:
         if run and not _belongs(location, run):

@@ -31,10 +31,10 @@ class IntactRecord(NamedTuple):
     record: Record
     payload: memoryview
     entry: EntryFrame | None
-    """What its payload is, of the type ENTRY."""
+    """The decoded payload, for the type ENTRY."""
 
     def take_into(self, index: FileIndex) -> None:
-        """Take what it says into the index of its file."""
+        """Add the record to the index of its file."""
         if self.entry is not None:
             index.add_entry(
                 ledger_id=self.entry.ledger_id,
@@ -51,18 +51,17 @@ class IntactRecord(NamedTuple):
                 index.note_lac(ledger_id, last_add_confirmed)
             case RecordType.GARBAGE:
                 index.deleted_files.extend(decode_garbage(self.payload))
-            case _:  # entries have their place above; the others say nothing of ledgers
+            case _:  # entries are in the index already; the other types concern no ledger
                 pass
 
 
 class IntactRecords:
-    """Iterates over the whole and intact records of a view; says where they end, and why.
+    """Iterates over the intact records of a view, and knows where and why they end.
 
     Args:
-        view: some of the file, from `offset` on, which is where a record begins; it may end in the
-            middle of one.
-        header: of the file.
-        end: of all records.
+        view: bytes of the file from `offset` on, where a record begins; it may end within a record.
+        header: header of the file.
+        end: offset where all records end.
     """
 
     def __init__(self, view: memoryview, offset: int, header: FileHeader, *, end: int) -> None:
@@ -71,13 +70,13 @@ class IntactRecords:
         self._header = header
         self._end = end
         self.position = offset
-        """Where the next record begins: those before it were taken."""
+        """Offset of the next record; all records before it were yielded."""
         self.cut_bytes = 0
-        """So much of the next record, at least, has to be read to tell more; 0: it is damaged, or
+        """Bytes of the next record that are needed, at least, to decode it. 0: it is damaged, or
         there is none."""
 
     def __iter__(self) -> Iterator[IntactRecord]:
-        """Yield records; each counts as taken when the next is asked for.
+        """Yield records; a record counts as taken when the next is requested.
 
         Raises:
             BookieStorageError: an intact record of a type that this version does not know.

@@ -1,8 +1,8 @@
-"""Opening the entry log: the whole is taken, a never acknowledged tail is cut, all else refused.
+"""Opening the entry log: replay of all records, and removal of an unacknowledged tail.
 
-The newest file's header names every file that must exist; that the newest itself exists is noted in
-a small file of its own.  Sealed files are known by their footers; one whose footer is damaged is
-read from its records.  Only the newest file is always read whole.
+Any other damage makes the start fail.  The newest file's header names every file that must exist.
+A small separate file names the newest file.  Sealed files are known by their footers; a file with a
+damaged footer is read from its records.  Only the newest file is always read whole.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NEWEST_FILE = "newest"
-"""Holds the number of the newest file that may hold something acknowledged, as decimal text."""
+"""Name of the file with the number of the newest file that may hold acknowledged data, as decimal
+text."""
 _HEADER_BYTES = 4096
-"""Read first: most headers are shorter."""
+"""Bytes that are read first: most headers are shorter."""
 NOTE_BYTES = 4096
-"""Most that `note_newest` takes of the disk."""
+"""Most bytes of the disk that `note_newest` takes."""
 _WINDOW_BYTES = 4 * 1024 * 1024
-"""Read at once: a file is not taken into memory whole."""
+"""Bytes that are read at a time, so that no file is in memory whole."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WritePosition:
-    """Where the next record of a file goes."""
+    """Position of the next record of a file."""
 
     header: FileHeader
     offset: int
@@ -71,29 +72,29 @@ class SealedFile:
     size: int
     records_end: int
     seed: int
-    """Where the checksums of the file's records start."""
+    """Seed of the checksums of the file's records."""
     has_footer: bool = True
-    """False if its footer was damaged and there was no room to make it again."""
+    """False if its footer was damaged, and the disk had no space to make it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLog:
-    """Everything the directory holds, and the file to go on writing."""
+    """All files of the directory, and the file to continue writing."""
 
     sealed: list[SealedFile]
     file: DiskFile | None
-    """None if it is still to be made, when the disk has room again."""
+    """None if the disk has no space for it yet."""
     content: bytes
-    """What it is to be made with."""
+    """The bytes to create it with."""
     is_noted: bool
-    """Whether it is noted as the newest one."""
+    """Whether it is noted as the newest file."""
     index: FileIndex
     position: WritePosition
 
 
 @dataclass(slots=True)
 class _Replayed:
-    """What reading one file's records gave."""
+    """The result of reading one file's records."""
 
     header: FileHeader
     index: FileIndex
@@ -106,13 +107,14 @@ class _Replayed:
 async def open_entry_log(
     disk: Disk, *, owner: bytes, new_life: Callable[[], str], take_sealed: TakeSealed
 ) -> OpenedLog:
-    """Replay the directory, repair its end, and return it ready for writing.
+    """Replay the directory, repair its end, and return the log ready for writing.
 
-    What each sealed file says about its ledgers goes to `take_sealed`, oldest file first: all of it
-    at once would not fit into memory.
+    `take_sealed` gets the summaries of each sealed file, oldest file first: all of them at once
+    would not fit into memory.
 
     Raises:
-        BookieStorageError: a file is missing, foreign, or damaged where it was acknowledged.
+        BookieStorageError: a file is missing, belongs to another bookie, or has damage in
+            acknowledged data.
     """
     numbers = [number for name in disk.names() if (number := file_number(name)) is not None]
     newest = max(numbers, default=0)
@@ -123,7 +125,8 @@ async def open_entry_log(
         )
     if not numbers:
         opened = _new_file(1, owner=owner, life=new_life(), sealed=[])
-        file = await disk.create(file_name(1), [opened.content])  # a data folder holds data
+        # A data folder holds data from its first start on.
+        file = await disk.create(file_name(1), [opened.content])
         return await _prepare(disk, replace(opened, file=file), noted=0)
     file = disk.open(file_name(newest))
     try:
@@ -135,7 +138,7 @@ async def open_entry_log(
 
 
 async def _prepare(disk: Disk, opened: OpenedLog, *, noted: int) -> OpenedLog:
-    """Make the file to go on in, and note it; if there is no room, that is left to the writer."""
+    """Create the file to continue in, and note it; on a full disk the writer does this later."""
     number = opened.index.number
     try:
         if opened.file is None:
@@ -158,7 +161,7 @@ async def _open_with(
     new_life: Callable[[], str],
     take_sealed: TakeSealed,
 ) -> OpenedLog:
-    """Replay the directory by its newest file."""
+    """Replay the directory, starting from its newest file."""
     newest = max(numbers)
     replayed = await _replay_newest(disk, file, newest, owner)
     deleted = set(replayed.index.deleted_files)
@@ -207,7 +210,7 @@ async def _open_with(
 
 
 def _new_file(number: int, *, owner: bytes, life: str, sealed: list[SealedFile]) -> OpenedLog:
-    """Go on in a new file, which is made when there is something to write."""
+    """Return a log that continues in a new file, which is created at the first write."""
     live_files = {each.number: each.records_end for each in sealed}
     content = encode_file_header(number, owner=owner, life=life, live_files=live_files)
     header = decode_file_header(memoryview(content), number=number, owner=owner)
@@ -224,14 +227,14 @@ def _new_file(number: int, *, owner: bytes, life: str, sealed: list[SealedFile])
 async def note_newest(disk: Disk, number: int) -> None:
     """Note that file `number` exists, before anything in it is acknowledged.
 
-    Every other file is named by the header of a later one; the loss of the newest would go
-    unnoticed.
+    The header of a later file names every other file.  The loss of the newest file would be
+    unnoticed without this note.
     """
     await disk.write_file(_NEWEST_FILE, b"%d" % number)
 
 
 async def _read_newest(disk: Disk) -> int:
-    """Return the number noted last, 0 if there is none."""
+    """Return the number that was noted last, 0 if there is none."""
     text = await disk.read_file(_NEWEST_FILE)
     if text is None:
         return 0
@@ -241,7 +244,7 @@ async def _read_newest(disk: Disk) -> int:
 
 
 async def read_header(file: DiskFile) -> memoryview:
-    """Return the file's header, not verified, perhaps with more behind it.
+    """Return the file's header, not verified, perhaps with further bytes behind it.
 
     Raises:
         BookieStorageError: it cannot be read.
@@ -254,7 +257,7 @@ async def read_header(file: DiskFile) -> memoryview:
 async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
     """Finish deletions that a crash interrupted.
 
-    They were logged as garbage before; that record must be durable by now, not only readable.
+    The files were logged as garbage before.  That record must be durable now, not only readable.
     """
     if numbers:
         logger.info("deleting garbage left by a crash files=%s", numbers)
@@ -262,10 +265,11 @@ async def _delete_garbage(disk: Disk, numbers: list[int]) -> None:
 
 
 async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
-    """Cut what was never acknowledged, and make sure of the last batch.
+    """Cut the tail that was never acknowledged, and make the last batch durable.
 
-    With a torn batch goes what was allocated ahead: were a record of the batch left there, the next
-    ones could lead up to it.  The last batch may be in the page cache only, see `_write_again`.
+    The space allocated ahead is cut as well: otherwise records of a torn batch could remain there,
+    and new records could lead up to them.  The last batch may be in the page cache only, see
+    `_write_again`.
     """
     if file.size > replayed.records_end:
         logger.info(
@@ -280,10 +284,10 @@ async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
 
 
 async def _write_again(file: DiskFile, offset: int) -> None:
-    """Make the file durable from `offset` on, whatever a sync before said.
+    """Make the file durable from `offset` on, whatever an earlier sync reported.
 
-    A process that died after a failed sync leaves pages that look written and are not; another sync
-    would not write them.
+    After a failed sync and the end of the process, pages may look written that are not on the disk.
+    Another sync would not write them.
     """
     await file.rewrite(offset, await file.read(offset, file.size - offset))
 
@@ -314,7 +318,7 @@ async def _open_sealed(
 
 
 async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
-    """Write the footer that the records give; False if the disk has no room for it."""
+    """Write the footer that the records give; return False if the disk has no space for it."""
     end = replayed.records_end
     await file.truncate(end)
     footer = encode_footer_record(
@@ -332,7 +336,7 @@ async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
 async def _read_footer(
     disk: Disk, file: DiskFile, header: FileHeader, records_end: int
 ) -> SealedIndex | None:
-    """Return the file's footer, None if it is damaged."""
+    """Return the file's footer; None if it is damaged."""
     try:
         data = await file.read(records_end, max(0, file.size - records_end))
     except BookieStorageError as error:
@@ -357,7 +361,7 @@ async def _replay_sealed(
 
 
 async def _replay_newest(disk: Disk, file: DiskFile, number: int, owner: bytes) -> _Replayed:
-    """Read the newest file's records up to its torn tail, if it has one."""
+    """Read the newest file's records up to its torn tail, if there is one."""
     header = decode_file_header(await read_header(file), number=number, owner=owner)
     replayed = await _replay(disk, file, header, file.size)
     if replayed.footer is None and replayed.records_end < file.size:
@@ -371,7 +375,7 @@ async def _replay_newest(disk: Disk, file: DiskFile, number: int, owner: bytes) 
 
 
 async def _find_proof(disk: Disk, file: DiskFile, replayed: _Replayed) -> Record | None:
-    """Return a record which proves that the unreadable place was durable."""
+    """Return a record that proves that the unreadable place was durable."""
     start = replayed.records_end + 1
     while start < file.size:
         view = await file.read(start, min(_WINDOW_BYTES, file.size - start))
@@ -385,7 +389,7 @@ async def _find_proof(disk: Disk, file: DiskFile, replayed: _Replayed) -> Record
 
 
 async def _replay(disk: Disk, file: DiskFile, header: FileHeader, end: int) -> _Replayed:
-    """Read records up to `end`, to the footer, or to the first that is torn or damaged."""
+    """Read records up to `end`, to the footer, or to the first torn or damaged record."""
     replayed = _Replayed(header, FileIndex(header.number), records_end=header.size)
     size = _WINDOW_BYTES
     while size and replayed.records_end < end:
@@ -396,7 +400,7 @@ async def _replay(disk: Disk, file: DiskFile, header: FileHeader, end: int) -> _
 
 
 def _replay_window(replayed: _Replayed, view: memoryview, end: int) -> int:
-    """Take the records in `view`; return how much to read next, 0 for no more."""
+    """Take the records in `view`; return how many bytes to read next, 0 for no more."""
     records = IntactRecords(view, replayed.records_end, replayed.header, end=end)
     for each in records:
         if each.record.sequence != replayed.sequence:

@@ -1,8 +1,7 @@
-"""The sealed files of a bookie: what they weigh, who needs them, and how one is dropped.
+"""The sealed files of a bookie: their sizes, their live ledgers, and how a file is dropped.
 
-A file is dropped in an order that a crash may cut anywhere: what is still needed of it is durable
-elsewhere, then it is logged as garbage, then it is deleted.  Replay finishes a deletion that was
-logged.
+A crash may interrupt a drop at any step: first the needed content is durable elsewhere, then the
+file is logged as garbage, then it is deleted.  Replay finishes a deletion that was logged.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _LEDGERS_AT_A_TIME = 1000
-"""Looked at before others get their turn on the event loop."""
+"""Ledgers that are examined before the event loop gets a turn."""
 
 
 class _SealedFile(NamedTuple):
-    """What is known of a sealed file without reading it."""
+    """Sizes of a sealed file, known without reading it."""
 
     size: int
     footer_bytes: int
@@ -55,9 +54,9 @@ class SealedFiles:
         self._damage = damage
         self._files: dict[int, _SealedFile] = {}
         self.stored_bytes = 0
-        """Of all sealed files."""
+        """Bytes of all sealed files."""
         self._undeleted: set[int] = set()
-        """Dropped, and perhaps still on the disk."""
+        """Files that were dropped and may still be on the disk."""
 
     def __contains__(self, number: int) -> bool:
         return number in self._files
@@ -67,18 +66,18 @@ class SealedFiles:
         return sorted(self._files)
 
     def take(self, number: int, *, size: int, records_end: int, seed: int) -> None:
-        """Take a file that was sealed now or before; `seed` is that of its header.
+        """Add a file that was sealed now or before; `seed` is that of its header.
 
-        The states of its ledgers know of it already: see `note_sealed`.
+        The states of its ledgers include it already: see `note_sealed`.
         """
         self._handles.add(number, footer_offset=records_end, seed=seed)
         self._files[number] = _SealedFile(size, size - records_end)
         self.stored_bytes += size
 
     async def take_over(self, index: FileIndex, *, size: int, records_end: int, seed: int) -> None:
-        """Take a file that was sealed now, once the states of its ledgers know of it.
+        """Add a file that was sealed now, once the states of its ledgers include it.
 
-        Until this is over its index must be in use, and others may be at work meanwhile.
+        Its index must stay in use until this returns.  Other requests may run meanwhile.
         """
         number = index.number
         self._handles.add(number, footer_offset=records_end, seed=seed)
@@ -89,9 +88,9 @@ class SealedFiles:
         self.take(number, size=size, records_end=records_end, seed=seed)
 
     async def loads(self) -> list[FileLoad]:
-        """Return what each file holds for ledgers that are not proven deleted.
+        """Return the load of each file: its records of ledgers that are not proven deleted.
 
-        An entry that is held twice counts in both files: a load is never too small.
+        An entry that is held twice counts in both files, so a load is never too small.
         """
         live_bytes = dict.fromkeys(self._files, 0)
         ledgers = dict.fromkeys(self._files, 0)
@@ -101,7 +100,7 @@ class SealedFiles:
             if state.is_deleted:
                 continue
             for number, size in state.file_bytes():
-                if number in live_bytes:  # it was sealed before this began
+                if number in live_bytes:  # the file was sealed before this began
                     live_bytes[number] += size
                     ledgers[number] += 1
         return [
@@ -118,7 +117,7 @@ class SealedFiles:
         ]
 
     async def drop_dead(self) -> dict[int, int]:
-        """Drop the files that only deleted ledgers need; return their sizes."""
+        """Drop the files that hold only deleted ledgers; return their sizes."""
         dead = set(self._files)
         deleted: list[int] = []
         for position, (ledger_id, state) in enumerate(list(self._ledgers.items()), 1):
@@ -135,14 +134,14 @@ class SealedFiles:
         return await self.drop(dead & self._files.keys(), deleted)
 
     async def drop(self, numbers: Collection[int], ledger_ids: Iterable[int]) -> dict[int, int]:
-        """Drop files of which nothing is needed; return their sizes.
+        """Drop files that hold nothing needed; return their sizes.
 
-        `ledger_ids` are all ledgers that the files say anything about.  The files are forgotten
-        before anything is waited for, so that the caller's reasons hold; that ledgers had something
-        in them is forgotten little by little.
+        `ledger_ids` are all ledgers with records in the files.  The files are forgotten before the
+        first wait, so that the caller's reasons still hold.  The states of the ledgers forget the
+        files step by step.
 
         Files that were dropped before and not deleted, because the caller was cancelled or the disk
-        refused, are deleted, too.
+        refused, are deleted as well.
 
         Raises:
             BookieError: the log failed; after a restart the files may be there again.
@@ -169,7 +168,7 @@ class SealedFiles:
         return dropped
 
     async def _forget_spans(self, ledger_ids: Iterable[int]) -> None:
-        """Forget what ledgers had in files that are gone, and ledgers that are gone."""
+        """Remove dropped files from the states of ledgers, and the states of deleted ledgers."""
         for position, ledger_id in enumerate(ledger_ids, 1):
             self._forget_spans_of(ledger_id)
             if position % _LEDGERS_AT_A_TIME == 0:

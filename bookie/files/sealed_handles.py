@@ -1,8 +1,8 @@
 """The open files of a log, and the footers that are kept in memory.
 
-Sealed files are opened when needed, and the most recently used ones stay open with their footers,
-because a big disk holds more files than a process may have descriptors, and more footers than it
-has memory.
+Sealed files are opened when needed.  The most recently used ones stay open with their footers.  The
+number is limited because a big disk holds more files than a process may have descriptors, and more
+footers than fit into memory.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 class FooterPlace(NamedTuple):
-    """Where a sealed file's footer is, and what its checksum starts from."""
+    """Offset of a sealed file's footer, and the seed of its checksum."""
 
     offset: int
     seed: int
 
 
 class _Footer(NamedTuple):
-    """A footer in memory, and its bytes there."""
+    """A footer in memory, and its size there."""
 
     entries: SealedIndex
     size: int
 
 
 class SealedHandles:
-    """Opens files, and reads footers of sealed ones; a dropped file is none.
+    """Opens files, and reads footers of sealed files; a dropped file does not exist for it.
 
     Args:
-        disk: where the files are.
-        log: the files not yet sealed, which it has open.
-        damage: told of every footer found damaged.
-        open_files_max: sealed files kept open.
-        footer_bytes_max: of footers kept in memory (the last one used always is).
+        disk: holds the files.
+        log: has the files open that are not sealed yet.
+        damage: notes every footer that is found damaged.
+        open_files_max: most sealed files that are kept open.
+        footer_bytes_max: most bytes of footers in memory; the footer used last always stays.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class SealedHandles:
         self._footer_bytes = 0
 
     def add(self, number: int, *, footer_offset: int, seed: int) -> None:
-        """Take note of a sealed file; `seed` is that of its header."""
+        """Add a sealed file; `seed` is that of its header."""
         self._places[number] = FooterPlace(footer_offset, seed)
 
     def place(self, number: int) -> FooterPlace | None:
-        """Return where the footer of a sealed file is; None if there is no such file (any more)."""
+        """Return the place of a sealed file's footer; None if there is no such file any more."""
         return self._places.get(number)
 
     def forget(self, number: int) -> None:
-        """Let go of a file that is about to be deleted."""
+        """Forget a file that is about to be deleted."""
         del self._places[number]
         self.let_go(number)
 
     def let_go(self, number: int) -> None:
-        """Close a sealed file, and take its footer from the disk at the next use."""
+        """Close a sealed file, and read its footer from the disk at the next use."""
         file = self._open.pop(number, None)
         if file is not None:
             file.close()
@@ -119,7 +119,7 @@ class SealedHandles:
             return cached.entries
         place = self._places[number]
         file = self.file(number)
-        assert file is not None  # it is one of _places
+        assert file is not None  # the file is in _places
         size = max(0, file.size - place.offset)
         try:
             data = file.read_now(place.offset, size)

@@ -1,5 +1,7 @@
-"""The unsealed part of an entry log: files without a footer, up to where they are durable, batches
-on their way to them, and those who are told what becomes of them."""
+"""The unsealed part of an entry log: files without a footer, and the batches for them.
+
+It also knows up to which offset the files are durable, and the callbacks for events of the log.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _OFFSET_MAX = 2**32
 
 
 class Location(NamedTuple):
-    """Where an entry's frame is."""
+    """Position of an entry's frame."""
 
     entry_id: int
     file_number: int
@@ -51,21 +53,21 @@ class Batch:
 
 
 class EntryLogEvents(NamedTuple):
-    """Whom the log tells, on the event loop."""
+    """Callbacks of the log, called on the event loop."""
 
     on_durable: Callable[[set[int]], None]
-    """A batch with records of these ledgers is durable."""
+    """A batch with records of these ledgers became durable."""
     on_sealed: Callable[[FileIndex, DiskFile, WritePosition], Awaitable[None]]
-    """A file got its footer at that position; once this is over it is a sealed one.  Meanwhile the
-    log goes on."""
+    """A file got its footer at that position.  The file counts as sealed once the callback returns;
+    the log continues meanwhile."""
     on_failed: Callable[[BookieError], None]
-    """Nothing will become durable any more."""
+    """No further record will become durable."""
     on_stalled: Callable[[bool], None]
-    """The disk has no room for the next write, or has it again."""
+    """The disk has no space for the next write (True), or has it again (False)."""
 
 
 class UnsealedFile:
-    """A file that takes records, or took them and waits for its footer."""
+    """A file that accepts records, or is full and waits for its footer."""
 
     __slots__ = ("content", "file", "index", "is_noted", "position")
 
@@ -75,20 +77,20 @@ class UnsealedFile:
         self.content = content
         self.file: DiskFile | None = None
         self.is_noted = False
-        """That it exists: before that nothing in it may be acknowledged."""
+        """Whether the file is noted as existing; before that nothing in it may be acknowledged."""
 
 
 class UnsealedFiles:
-    """The files of the log that are not sealed yet, oldest first: the last one takes records."""
+    """The files of the log that are not sealed yet, oldest first; the last one accepts records."""
 
     def __init__(self, first: UnsealedFile) -> None:
         self._files = {first.index.number: first}
         self.current = first
-        """The file that takes records."""
+        """The file that accepts records."""
         self.durable = (first.index.number, first.position.offset)
-        """The file, and the offset in it, before which everything is durable."""
+        """A file and an offset in it; everything before this position is durable."""
         self.owed_footer_bytes = 0
-        """Of the files that are full and not sealed yet."""
+        """Bytes of the footers of files that are full and not sealed yet."""
 
     def __len__(self) -> int:
         return len(self._files)
@@ -103,7 +105,7 @@ class UnsealedFiles:
         return self._files.get(number)
 
     def handle(self, number: int) -> DiskFile | None:
-        """Return the handle of a file, None if it is sealed or not made yet."""
+        """Return the handle of a file; None if the file is sealed or not created yet."""
         unsealed = self._files.get(number)
         return None if unsealed is None else unsealed.file
 
@@ -129,20 +131,20 @@ class UnsealedFiles:
         return (number, offset) < self.durable
 
     def durable_offset(self, number: int) -> int:
-        """Return the offset in file `number` below which everything is durable."""
+        """Return the offset in file `number` up to which everything is durable."""
         durable_number, offset = self.durable
         if number == durable_number:
             return offset
         return 0 if number > durable_number else _OFFSET_MAX
 
     def roll(self, following: UnsealedFile) -> None:
-        """Let the next records go to another file."""
+        """Direct the next records to another file."""
         self.owed_footer_bytes += self.current.index.footer_bytes
         self.current = following
         self._files[following.index.number] = following
 
     def forget(self, sealed: UnsealedFile) -> None:
-        """Leave out a file that is known as a sealed one."""
+        """Remove a file that is registered as sealed."""
         del self._files[sealed.index.number]
 
     def close(self) -> None:
