@@ -1,12 +1,14 @@
-"""The ledger ids that were ever given to anybody: a bookie takes nothing of any other.
+"""The ledger ids that were allocated: a bookie stores nothing for any other id.
 
-Ids only rise, and the metadata holds the next one (the end of the last range that was taken).  So
-an id below the value read last is known to be given, at no cost.  One above it makes the bookie
-read the value anew, and not from a server that is behind: a ledger made a moment ago is never
-refused.  An id that is still above was made up, or the metadata was restored from an old backup;
-without an answer nothing is known, which is no "no".
+Ids only rise, and the metadata store holds the next one (the end of the last allocated range).
+Therefore an id below the value read last is known to be allocated, without another read.  For a
+higher id the bookie reads the value again, and not from a server that may be behind, so that a
+ledger created just now is never refused.  If the id is still too high, it was made up, or the
+metadata store was restored from an old backup.  Without an answer of the store nothing is known:
+the request is not refused as invalid, but fails as unavailable.
 
-One read serves all who asked before it began, and reads have a pause between them, whoever asks.
+One read serves all requests that came before it began.  Reads have a pause between them, however
+many requests come.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 _READ_PAUSE_S = 0.05
-"""Between two reads: what anybody who makes ids up can cost the metadata."""
+"""Pause between two reads; it bounds the load that made-up ids can put on the metadata store."""
 _READ_TIMEOUT_S = 5.0
 _REFUSED_AT_ONCE = 100
-"""Refusals that come at once, before others have their turn on the event loop."""
+"""Refusals that are sent before the event loop gets a turn."""
 
 
 class GivenIds:
-    """The ids that were given, as one bookie knows them; used on one event loop.
+    """The allocated ids, as far as one bookie knows them; used on one event loop.
 
     Args:
-        read_next_id: reads the lowest id that was not given; misses none given before the call.
-            None: every id counts as given.
+        read_next_id: reads the lowest id that is not allocated; its result covers all ids allocated
+            before the call. None: every id counts as allocated.
     """
 
     def __init__(self, read_next_id: Callable[[], Awaitable[int]] | None) -> None:
@@ -45,32 +47,35 @@ class GivenIds:
         self._next_read_s = 0.0
 
     def covers(self, ledger_id: int) -> bool:
-        """Return whether the id is known to be given."""
+        """Return whether the id is known to be allocated."""
         return ledger_id < self._next_id or self._read_next_id is None
 
     def once_given(
         self, ledger_id: int, write: Callable[[], asyncio.Future[None]]
     ) -> asyncio.Future[None]:
-        """Call `write` when the id is known to be given; writes go on in the order they came.
+        """Call `write` when the id is known to be allocated; writes keep their order.
 
-        Callbacks, and no task: whoever makes ids up has many of these wait.
+        Callbacks instead of tasks, because a client with made-up ids makes many requests wait.
         """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ask(ledger_id).add_done_callback(partial(_go_on, write, answer))
         return answer
 
     async def check(self, ledger_id: int) -> None:
-        """Return once the id is known to be given; those who wait go on in the order they came.
+        """Return once the id is known to be allocated; waiting callers keep their order.
 
         Raises:
-            BadRequestError: it was given to nobody.
-            BookieUnavailableError: the metadata did not tell.
+            BadRequestError: the id is not allocated.
+            BookieUnavailableError: the metadata store did not answer.
         """
         if not self.covers(ledger_id):
             await self.ask(ledger_id)
 
     def ask(self, ledger_id: int) -> asyncio.Future[None]:
-        """Read anew; the future is done once the id is known to be given, or fails as `check`."""
+        """Read again; the future is done once the id is known to be allocated.
+
+        It fails as `check` does.
+        """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((ledger_id, answer))
         if not self._is_reading:
@@ -79,13 +84,13 @@ class GivenIds:
         return answer
 
     async def aclose(self) -> None:
-        """Read no more; whoever waits is told that nothing is known."""
+        """Stop reading; waiting requests fail as unavailable."""
         await self._reads.aclose()
         self._settle(self._waiting, "the bookie is closing")
         self._waiting = []
 
     async def _read_while_asked(self) -> None:
-        assert self._read_next_id is not None  # else all are covered
+        assert self._read_next_id is not None  # else all ids are covered
         loop = asyncio.get_running_loop()
         asked: list[tuple[int, asyncio.Future[None]]] = []
         try:
@@ -101,11 +106,11 @@ class GivenIds:
                 except DLError as error:
                     problem = str(error)
                 self._next_read_s = loop.time() + _READ_PAUSE_S
-                # What goes on goes on at once, in the order in which it came.
+                # First all requests that succeed, at once and in their order.
                 self._settle([each for each in asked if self.covers(each[0])], problem)
                 for at in range(0, len(asked), _REFUSED_AT_ONCE):
                     self._settle(asked[at : at + _REFUSED_AT_ONCE], problem)
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # the event loop gets a turn
         finally:
             self._settle(asked, "the bookie is closing")
             self._is_reading = False
@@ -135,7 +140,7 @@ def _go_on(
     answer: asyncio.Future[None],
     asked: asyncio.Future[None],
 ) -> None:
-    """Begin a write whose id is given; `answer` ends as the write does."""
+    """Start a write whose id is allocated; `answer` ends as the write does."""
     error = asked.exception()
     if error is None and not answer.done():
         try:

@@ -1,19 +1,21 @@
 """The identity of a bookie: its cookie and its registration.
 
-The cookie binds a data folder to a name, an incarnation and a cluster; it lies in the folder and in
-the metadata store, and says "the data of this identity is complete here".  A bookie starts only if
-both agree, or if both are missing and the folder is empty: then it makes them.  The folder gets a
-provisional cookie first, so that an interrupted first start can be finished by the next one.
+The cookie binds a data folder to a name, an incarnation and a cluster.  It is stored in the folder
+and in the metadata store, and states that the folder holds all data of this identity.  A bookie
+starts only if both cookies agree, or if both are missing and the folder is empty: then it creates
+them.  The folder gets a provisional cookie first, so that the next start can finish an interrupted
+first start.
 
-Each start is a life, which the folder's cookie counts, and then the cluster's.  So a folder that
-was copied before the last start is known by its older life, and one whose life another copy began
-by the name of that start: what was acknowledged since is not in it, and it would prove that it
-never was.  Such a folder is refused, and so is one beside a process that answers as this bookie.
+Each start is a life.  It is counted in the folder's cookie, and then in the cluster's.  A folder
+that was copied before the last start is recognized by its older life.  If another copy began the
+same life, it is recognized by the name of that start.  Data that was acknowledged since is missing
+in such a folder, and the bookie would prove that it never existed.  Therefore such a folder is
+refused, and so is a folder if another process answers as this bookie.
 
-The registration is an ephemeral node with the address, the rack and the disk's space.  It is
-discovery only: safety never rests on it.  `Registrar` keeps it true through lost sessions and
-changes between writable and read-only.  A change of space is set in the node's place, so that the
-bookie is registered all the while.  A bookie whose cookie was deleted is not registered again.
+The registration is an ephemeral node with the address, the rack and the disk's space.  It serves
+discovery only; safety never depends on it.  `Registrar` keeps it correct through lost sessions and
+changes between writable and read-only.  A change of space overwrites the node, so that the bookie
+stays registered meanwhile.  A bookie whose cookie was deleted is not registered again.
 """
 
 from __future__ import annotations
@@ -71,13 +73,15 @@ async def establish_identity(
     is_answered: Callable[[str], Awaitable[bool]] | None = None,
     patience_s: float = 0.0,
 ) -> BookieCookie:
-    """Return who the data folder says this bookie is, after checking it against the cluster.
+    """Return the identity in the data folder, after checking it against the cluster.
 
-    `is_answered` tells whether anybody takes connections at an address.  Something may do so for a
-    process that is gone: its registration gets `patience_s` to vanish with its session.
+    `is_answered` returns whether a process accepts connections at an address.  The process at the
+    registered address may be another one than the bookie's.  Therefore an old registration gets
+    `patience_s` to vanish with its session.
 
     Raises:
-        ConfigurationError: folder and cluster contradict each other; it says how and what to do.
+        ConfigurationError: folder and cluster contradict each other; the message says how, and what
+            to do.
     """
     node = paths.cookie(name)
     remote = await _read_remote_cookie(store, node)
@@ -116,9 +120,10 @@ async def establish_identity(
 async def begin_life(
     disk: Disk, store: MetadataStore, paths: NamespacePaths, cookie: BookieCookie, *, clock: Clock
 ) -> None:
-    """Count this start in the folder, then in the cluster; before it nothing may be served.
+    """Count this start in the folder, then in the cluster; nothing may be served before.
 
-    It finishes a first start, too, now that the folder holds data: a cookie without data is a loss.
+    It also finishes a first start, since the folder holds data now.  A cookie without data would
+    count as a loss.
 
     Raises:
         ConfigurationError: another copy of the folder was started meanwhile.
@@ -134,7 +139,7 @@ async def begin_life(
         found = await store.get(node, fresh=True)
         remote = None if found is None else decode(BookieCookie, found.value, source=node)
         if remote == begun:
-            return  # the reply was lost
+            return  # the reply of an earlier attempt was lost
         _check_remote(begun, remote, node)
         assert found is not None
         try:
@@ -147,11 +152,12 @@ async def begin_life(
 
 
 async def _write_cookie(disk: Disk, data: bytes) -> None:
-    """Replace the folder's cookie; a full disk gives of what is held back, and gets it again."""
+    """Replace the folder's cookie; on a full disk take held-back space, and hold it back again."""
     held_bytes = disk.held_bytes
     await write_with_room(disk, len(data), lambda: disk.write_file(COOKIE_FILE, data))
     if disk.held_bytes < held_bytes:
-        # The old cookie has left its room.  A bookie on a full disk may start many times.
+        # The space of the old cookie is free again.  Without this, many starts on a full disk would
+        # use up the space that is held back.
         with contextlib.suppress(DiskFullError):
             await disk.hold(min(held_bytes, disk.space().free_bytes))
 
@@ -164,7 +170,7 @@ async def _wait_alone(
     is_answered: Callable[[str], Awaitable[bool]],
     patience_s: float,
 ) -> None:
-    """Raise if a process that lives is registered as this bookie: it has what it acknowledged."""
+    """Raise if a live process is registered as this bookie: that one has the newest data."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + patience_s
     while True:
@@ -247,7 +253,7 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
             "start as a new one"
         )
     if local.life > remote.life and local.start == remote.start != "":
-        # Each start has a name of its own.
+        # Each start has a unique name.
         raise ConfigurationError(
             f"the cookie in the data folder of bookie {local.name!r} is damaged: it counts start "
             f"{local.start} as life {local.life}, the cluster counts it as life {remote.life} "
@@ -258,11 +264,12 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
 async def _create_remote_cookie(
     store: MetadataStore, node: str, cookie: BookieCookie
 ) -> BookieCookie:
-    """Create the cluster's cookie; return what is there in the end."""
+    """Create the cluster's cookie; return the cookie that is stored in the end."""
     try:
         await store.create(node, encode(cookie))
     except (NodeExistsError, MetadataConnectionError):
-        # Another start was faster, or the reply of our own create was lost: what is there decides.
+        # Another start was faster, or the reply to our own create was lost: the stored cookie
+        # decides.
         found = await _read_remote_cookie(store, node)
         if found is None:
             raise
@@ -288,10 +295,10 @@ class Registrar:
     """Keeps one bookie registered.
 
     Args:
-        store: the session whose ephemeral nodes are used.
-        rack: where the bookie stands.
-        on_conflict: called once if another process took this bookie's registration over, or if it
-            was decommissioned.
+        store: the session that owns the ephemeral nodes.
+        rack: the bookie's failure domain.
+        on_conflict: called once if another process took over this bookie's registration, or if the
+            bookie was decommissioned.
     """
 
     def __init__(
@@ -317,7 +324,7 @@ class Registrar:
         self._cookie = paths.cookie(bookie.name)
         self._held = paths.bookie_held(bookie.name)
         self._is_read_only = False
-        self._session_token: str | None = None  # of the session in which the node was made
+        self._session_token: str | None = None  # of the session that created the node
         self._may_differ = asyncio.Event()
         self._unsubscribe: list[Unsubscribe] = []
         self._tasks = BackgroundTasks(self._on_defect)
@@ -326,7 +333,7 @@ class Registrar:
     async def register(self, *, is_read_only: bool, patience_s: float) -> None:
         """Register for the first time, and keep the registration from then on.
 
-        A node that another incarnation left behind gets `patience_s` to vanish with its session.
+        The node of another incarnation gets `patience_s` to vanish with its session.
         """
         self._is_read_only = is_read_only
         await self._register_within(patience_s)
@@ -352,15 +359,12 @@ class Registrar:
             await asyncio.sleep(_RETRY_S)
 
     def set_read_only(self, *, is_read_only: bool) -> None:
-        """Move the registration soon."""
+        """Schedule a move of the registration to the writable or the read-only bookies."""
         self._is_read_only = is_read_only
         self._may_differ.set()
 
     def set_space(self, space: DiskSpace) -> None:
-        """Tell of the disk's space soon.
-
-        Each call that changes it is a write to the metadata store: call it seldom.
-        """
+        """Schedule an update of the registered disk space."""
         self._space = space
         self._may_differ.set()
 
@@ -395,9 +399,9 @@ class Registrar:
                 return
 
     async def _reconcile(self) -> None:
-        """Make the nodes say what is true."""
+        """Bring the nodes into the wanted state."""
         session_token = self._store.session_token
-        # Held by an operator it takes no new ledgers; its storage still takes what it is given.
+        # A bookie that an operator holds gets no new ledgers; its storage still accepts adds.
         is_held = await self._store.get(self._held) is not None
         is_read_only = self._is_read_only or is_held
         wanted = self._readonly if is_read_only else self._available
@@ -424,7 +428,8 @@ class Registrar:
             if node.value == value:
                 return
             if decode(BookieRegistration, node.value, source=wanted).session == session_token:
-                # What our node says may change while it stays; another session's would vanish.
+                # A node of our session may be overwritten; the node of another session would
+                # vanish.
                 await self._store.put(wanted, value, version=node.version)
                 return
         ops: list[Op] = [Check(self._cookie, ANY_VERSION)]
@@ -445,9 +450,9 @@ class Registrar:
 
     async def _check_cookie(self) -> None:
         is_missing = await self._store.get(self._cookie, fresh=True) is None
-        # A store without any cookie lost its data: then it is waited for.
+        # A store without any cookie has lost its data: wait until it is restored.
         if is_missing and await self._store.get_children(self._cookie.rpartition("/")[0]):
-            # New entries would be lost with the next start, which is refused.
+            # The next start would be refused, and entries added now would be lost.
             raise ConfigurationError(
                 f"bookie {self._bookie} has no cookie {self._cookie} in the cluster: it was "
                 "decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
@@ -455,7 +460,7 @@ class Registrar:
             )
 
     def _check_own(self, path: str, node: Versioned) -> None:
-        """Accept only a node of this incarnation: a previous session's or process's, or our own."""
+        """Accept only nodes of this incarnation, and of this session only our own."""
         other = decode(BookieRegistration, node.value, source=path)
         if other.incarnation != self._bookie.incarnation:
             raise ConfigurationError(
@@ -477,5 +482,5 @@ class Registrar:
                         self._check_own(path, node)
                         await self._store.delete(path, version=node.version)
         except (MetadataError, ConfigurationError, TimeoutError) as error:
-            # The node dies with the session in any case.
+            # The node is removed with the session in any case.
             logger.warning("not unregistered bookie=%s: %s", self._bookie, error)

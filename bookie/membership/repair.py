@@ -1,8 +1,8 @@
-"""Repair: a damaged entry is fetched from another bookie that should hold it, and written again.
+"""Repair: a damaged entry is fetched from another bookie and written again.
 
-The metadata of its ledger says which bookies these are.  They are asked without fencing, what they
-send is verified, and the storage takes it only in place of a copy that really is damaged.  What
-cannot be repaired now is tried again, later and later.
+The metadata of the ledger names the other bookies that should hold it.  They are read without
+fencing, and their frames are verified.  The storage accepts a frame only in place of a copy that is
+really damaged.  A failed repair is tried again, with growing pauses.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 1.0
 _PAUSE_MAX_S = 600.0
 _AT_ONCE = 8
-"""Entries in memory while they are fetched; a holder that does not answer delays few others."""
+"""Entries that are fetched at once; the number lets a holder that does not answer delay few others.
+"""
 
 
 class Repairer:
     """Repairs the damaged entries of one storage for as long as `run` runs.
 
     Args:
-        bookie: whose storage it is; it is not asked for its own entries.
-        ledgers: where the other holders are looked up; stays the caller's.
-        client: how they are asked; stays the caller's.
+        bookie: owner of the storage; it is not asked for its own entries.
+        ledgers: metadata of ledgers, which names the other holders; stays the caller's.
+        client: reads from the other bookies; stays the caller's.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class Repairer:
         self._ledgers = ledgers
         self._client = client
         self._retries: dict[tuple[int, int], Backoff] = {}
-        self._tried: set[tuple[int, int]] = set()  # at this moment
+        self._tried: set[tuple[int, int]] = set()  # entries whose repair is in progress
         self._has_news = asyncio.Event()
         self._damage.on_entry(self._has_news.set)
 
     async def run(self) -> None:
-        """Repair until cancelled; what is newly found damaged is tried at once."""
+        """Repair until cancelled; newly found damage is repaired at once."""
         async with asyncio.TaskGroup() as tries:
             while True:
                 self._has_news.clear()
@@ -69,7 +70,7 @@ class Repairer:
                         await self._has_news.wait()
 
     def _start_due(self, tries: asyncio.TaskGroup) -> float | None:
-        """Try entries whose time has come, some at once; return the seconds to the next time."""
+        """Start repairs that are due; return the seconds until the next one is due."""
         damaged = self._damage.entries()
         known = set(damaged)
         self._retries = {key: each for key, each in self._retries.items() if key in known}
@@ -77,14 +78,14 @@ class Repairer:
         later = {key: each.due_s for key, each in self._retries.items() if each.due_s > now_s}
         for key in damaged:
             if len(self._tried) == _AT_ONCE:
-                break  # the end of each of them is news
+                break  # the end of each of them sets the event
             if key not in later and key not in self._tried:
                 self._tried.add(key)
                 tries.create_task(self._try(key), name=f"repair-{key[0]}:{key[1]}")
         return min(later.values()) - now_s if later else None
 
     async def _try(self, key: tuple[int, int]) -> None:
-        """Repair an entry, or say when it is tried again."""
+        """Repair an entry, or set the time of the next try."""
         try:
             await self._repair(*key)
         except DLError as error:
@@ -100,10 +101,10 @@ class Repairer:
             self._has_news.set()
 
     async def _repair(self, ledger_id: int, entry_id: int) -> None:
-        """Repair one entry, or find that nobody needs it.
+        """Repair one entry, or find that it is not needed.
 
         Raises:
-            DLError: neither.
+            DLError: neither of the two.
         """
         try:
             metadata = (await self._ledgers.read(ledger_id, fresh=True)).metadata
@@ -111,7 +112,7 @@ class Repairer:
             self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
             return
         if metadata.state is LedgerState.CLOSED and entry_id > metadata.last_entry_id:
-            # It never became part of the ledger.
+            # The entry never became part of the ledger.
             self._damage.forget_entry(ledger_id, entry_id, is_repaired=False)
             return
         bookies = metadata.ensemble_of(entry_id).bookies

@@ -1,1 +1,1 @@
-"""Connections of clients: entries on the framed protocol, control by gRPC."""
+"""Connections of clients: entries over the framed protocol, control over gRPC."""

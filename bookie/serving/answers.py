@@ -1,4 +1,4 @@
-"""Answers to what writes, until they are sent: many in one message."""
+"""Answers to adds, fences and LACs, collected until they are sent: many in one message."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class Answers:
-    """What was settled and is not told yet, of one connection."""
+    """Settled requests of one connection that are not answered yet."""
 
     def __init__(self) -> None:
         self._durable: list[int] = []
         self._others: list[Failed | Pong] = []
 
     def note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
-        """Settle requests: they are durable, or failed alike."""
+        """Settle requests: all of them are durable, or all failed with `error`."""
         if error is None:
             self._durable += request_ids
         else:
@@ -33,11 +33,11 @@ class Answers:
             self._others += (Failed(request_id, *status) for request_id in request_ids)
 
     def note_alive(self, token: int) -> None:
-        """Answer a sign of life."""
+        """Answer a keep-alive."""
         self._others.append(Pong(token))
 
     def take(self) -> list[Buffer]:
-        """Return the messages to send now."""
+        """Return the messages to send, and clear them."""
         durable, self._durable = self._durable, []
         others, self._others = self._others, []
         buffers: list[Buffer] = [

@@ -1,6 +1,6 @@
-"""The bookie's control service over gRPC: what it is, and which entries it holds.
+"""The bookie's control service over gRPC: its identity and figures, and which entries it holds.
 
-Few messages, from operators and auto-recovery; entries travel on the wire (service.py).
+Operators and auto-recovery send few messages here.  Entries use the framed protocol (service.py).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 LISTED_RANGES_MAX = 4096
-"""Ranges of entries in one page of a list: small enough that making it delays nobody."""
+"""Ranges of entries in one page of a list; few enough that a page delays no other request."""
 _STOP_GRACE_S = 0.5
 _OPTIONS = [
-    # Two processes on one port would share its clients between them.
+    # With it, two processes on one port would share the clients between them.
     ("grpc.so_reuseport", 0),
 ]
 
 
 class BookieControl(BookieControlServicer):
-    """Tells about one storage.
+    """Answers questions about one storage.
 
     Args:
-        storage: what to tell about; stays its opener's.
-        bookie: who this is; requests meant for another incarnation are refused.
+        storage: the storage; the caller closes it.
+        bookie: this bookie; requests for another incarnation are refused.
     """
 
     def __init__(self, storage: LedgerStorage, *, bookie: BookieId) -> None:
@@ -54,10 +54,10 @@ class BookieControl(BookieControlServicer):
     ) -> int:
         """Listen on host:port; return the port.
 
-        With `tls` and `asks_clients` only clients with a certificate are let in.
+        With `tls` and `asks_clients` only clients with a certificate can connect.
 
         Raises:
-            ConfigurationError: the port is taken, or the host is none of this machine.
+            ConfigurationError: the port is in use, or the host is no address of this machine.
         """
         try:
             if tls is None:
@@ -91,8 +91,8 @@ class BookieControl(BookieControlServicer):
             for ranges in self._reads.list_entries(request.ledger_id).pages():
                 for start in range(0, len(ranges), LISTED_RANGES_MAX):
                     yield _page(ranges[start : start + LISTED_RANGES_MAX])
-                await asyncio.sleep(0)  # others' turn
-            yield _page(())  # one that holds nothing has a page, too
+                await asyncio.sleep(0)  # the event loop gets a turn
+            yield _page(())  # a list without ranges has one page, too
         except DLError as error:
             status, detail = status_of(error)
             yield pb.ListEntriesResponse(status=status, detail=detail)

@@ -1,7 +1,7 @@
-"""Starts a coroutine at once; only one that has to wait becomes a task.
+"""Start of a coroutine without a task; it becomes a task only if it has to wait.
 
-Most reads of new entries wait for nothing, and a task costs them a turn of the event loop.  Eager
-tasks of Python 3.12 save the turn but not the task, and Python 3.11 has none, so all versions share
+Most reads of new entries wait for nothing, and a task costs a turn of the event loop.  Eager tasks
+of Python 3.12 save the turn but not the task, and Python 3.11 has none.  Therefore all versions use
 this form.
 """
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-    """Run `coroutine` until it waits; return the task that goes on, None if there is nothing left.
+    """Run `coroutine` until it waits; return the task of the rest, None if it has ended.
 
-    Up to there it is in no task, so `asyncio.timeout` and the like are not for it.
+    Before the first wait it runs in no task, so it must not use `asyncio.timeout` and the like
+    there.
 
     Raises:
         What the coroutine raised before it waited.
@@ -30,15 +31,15 @@ def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
 
 
 async def _go_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-    """Wait for what the coroutine waits for, in its place."""
+    """Wait in place of the coroutine for its first awaitable, and run the rest."""
     await _Rest(coroutine, awaited)
 
 
 class _Rest:
-    """The rest of a coroutine that has begun, as an awaitable of its own.
+    """The rest of a coroutine that has begun, as an awaitable.
 
-    `create_task` takes a coroutine only, and one that has begun cannot be awaited from its first
-    wait on.
+    `create_task` accepts only a coroutine, and a coroutine that has begun cannot be awaited from
+    its first wait on.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:

@@ -1,7 +1,7 @@
-"""One budget for all bytes of a bookie that are on their way to readers.
+"""One budget for all bytes of a bookie that are in transit to readers.
 
-Whatever is read for a client is taken from the budget before it is read, and given back once the
-network has taken it or never will.  What is free is never less than nothing.
+Bytes are taken from the budget before they are read for a client.  They are given back once the
+network has taken them, or never will.  The free part is never negative.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _T = TypeVar("_T")
 class ReadBudget:
     """Bytes read from disk and not yet taken by the network, over all readers.
 
-    A chunk gets at most a share of what is free, so that many readers who do not read leave room
-    for one who does.  A single entry that is larger than its chunk gets what it needs in turn.
+    A chunk gets at most a share of the free bytes.  Therefore many clients that do not receive
+    their data leave enough for one that does.  A single entry that is larger than its chunk waits
+    in the queue for the bytes that it needs.
 
-    `on_wait` is called when somebody begins to wait.
+    `on_wait` is called when a reader begins to wait.
     """
 
     def __init__(self, bytes_max: int, *, on_wait: Callable[[], None]) -> None:
@@ -41,18 +42,19 @@ class ReadBudget:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def chunk_bytes(self, wanted: int) -> int:
-        """Return how large the next chunk of somebody may be."""
+        """Return the largest allowed size of a reader's next chunk."""
         return min(wanted, max(_CHUNK_BYTES_MIN, self.free // _SHARE), self.bytes_max)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a reader waits."""
         return bool(self._waiters)
 
     async def within(self, wanted: int, read: Callable[[int], Awaitable[_T]]) -> tuple[_T, int]:
-        """Return what `read` gives, and how many bytes the caller gives back for it.
+        """Return the result of `read`, and how many bytes the caller must give back for it.
 
-        It is told how many bytes it may read: at most `wanted`, or what one entry needs.
+        `read` gets the number of bytes that it may read: at most `wanted`, or the size of a larger
+        entry.
 
         Raises:
             BookieOverloadedError: one entry alone is larger than the budget.
@@ -75,7 +77,7 @@ class ReadBudget:
             size = needed
 
     async def take(self, size: int) -> None:
-        """Wait for `size` bytes, behind those who waited before."""
+        """Wait for `size` bytes, behind the readers that waited before."""
         if not self._waiters and size <= self.free:
             self.free -= size
             return
@@ -90,7 +92,7 @@ class ReadBudget:
             raise
 
     def give(self, size: int) -> None:
-        """Return bytes.  Raises: ValueError: so many were not taken."""
+        """Give bytes back.  Raises: ValueError: fewer were taken."""
         if not 0 <= size <= self.bytes_max - self.free:
             raise ValueError(f"{size} bytes given back of {self.bytes_max - self.free} taken")
         self.free += size
@@ -105,11 +107,11 @@ class ReadBudget:
 
 
 class ReadShare:
-    """What is read for one connection.
+    """Reads of one connection.
 
     Args:
-        budget: of all connections.
-        write: hands a message to the network; returns whether the network is behind now.
+        budget: the budget of all connections.
+        write: passes a message to the network; returns whether the network is behind now.
     """
 
     def __init__(self, budget: ReadBudget, write: Callable[[Chunk | Update], bool]) -> None:
@@ -120,7 +122,10 @@ class ReadShare:
     async def send(
         self, wanted: int, read: Callable[[int], Awaitable[Chunk | Update | None]]
     ) -> None:
-        """Send what `read` gives, None for nothing; it is told how many bytes it may read."""
+        """Send the message that `read` returns, if any.
+
+        `read` gets the number of bytes that it may read.
+        """
         message, held = await self._budget.within(wanted, read)
         try:
             if message is not None:
@@ -134,6 +139,6 @@ class ReadShare:
             self._budget.give(held)
 
     def release(self) -> None:
-        """Give back what the network has taken, or will never take."""
+        """Give back the bytes that the network has taken, or will never take."""
         unsent, self._unsent_bytes = self._unsent_bytes, 0
         self._budget.give(unsent)

@@ -1,4 +1,4 @@
-"""Reads that take many messages: what comes next for a reader, when it has room for it."""
+"""Streams of reads that take many messages: each returns its next message when it has credit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class ReadStream(Protocol):
-    """One reader's stream; nothing of it is in memory while it waits."""
+    """The stream of one reader; no entry of it stays in memory while it waits."""
 
     request_id: int
     chunk_bytes: int
-    """Size of a message that is wanted."""
+    """Wanted size of a message."""
     is_queued: bool
-    """Whether its next message is being made."""
+    """Whether the next message is being made."""
     has_news: bool
-    """Whether there may be something to send."""
+    """Whether there may be a new message."""
 
     async def advance(self, bytes_max: int) -> Chunk | Update | None:
         """Return the next message of at most `bytes_max` bytes of frames, None if nothing is new.
@@ -35,7 +35,7 @@ class ReadStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         ...
 
 
@@ -66,7 +66,7 @@ class RangeStream:
         return Chunk(self.request_id, frames, is_last)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a range holds no resources."""
 
 
 class FollowStream:
@@ -99,7 +99,7 @@ class FollowStream:
         self._on_news(self)
 
     async def advance(self, bytes_max: int) -> Update | None:
-        """Return what is new."""
+        """Return the new entries and the new LAC, None if there are none."""
         self.has_news = False
         update = await self._reads.follow_chunk(
             self._ledger_id,
@@ -112,9 +112,10 @@ class FollowStream:
         self.has_news = self.has_news or self._reads.may_tell_more(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
         frames, confirmed, fenced = update
-        self._told = FollowUpdate((), confirmed, fenced)  # not to keep them for one who waits
+        # Without the frames, which would stay in memory while the reader waits.
+        self._told = FollowUpdate((), confirmed, fenced)
         return Update(self.request_id, frames, confirmed, fenced)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching the ledger."""
         self._end_watch()

@@ -1,4 +1,4 @@
-"""One budget for large payloads that a bookie has begun to receive."""
+"""One budget for large payloads that a bookie is receiving."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
 
 
 class ReceiveBudget:
-    """Bytes of payloads that are not whole yet, over all connections.
+    """Bytes of incomplete payloads, over all connections.
 
-    A payload gets memory for all of it at once, in turn, and gives it back when it is whole: who
-    holds some waits for nobody but its client.  If nobody holds any, one gets what it wants.
+    A payload gets memory for all its bytes at once, in the order of the requests, and gives it back
+    when it is complete.  A connection that has memory therefore waits only for its client.  If no
+    connection has memory, the first request is granted whatever its size is.
 
-    `on_wait` is called when somebody begins to wait.
+    `on_wait` is called when a connection begins to wait.
     """
 
     def __init__(self, bytes_max: int, *, on_wait: Callable[[], None]) -> None:
@@ -27,16 +28,16 @@ class ReceiveBudget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether somebody waits."""
+        """Whether a connection waits."""
         return bool(self._waiters)
 
     def room(self, on_granted: Callable[[], None]) -> ReceiveRoom:
-        """Return that of a connection; `on_granted` is called when it gets what it waited for."""
+        """Return the room of a connection; `on_granted` is called when its wait ends."""
         loop = asyncio.get_running_loop()
         return ReceiveRoom(self, loop.time, partial(loop.call_soon, on_granted))
 
     def take(self, room: ReceiveRoom, size: int) -> None:
-        """Give `room` so many bytes, behind those who waited before."""
+        """Give `room` memory for `size` bytes, behind the connections that waited before."""
         if not self._waiters and self._fits(size):
             self._grant(room, size)
         else:
@@ -44,7 +45,7 @@ class ReceiveBudget:
             self._on_wait()
 
     def give(self, room: ReceiveRoom) -> None:
-        """Take back what `room` holds, or wants."""
+        """Take back the memory that `room` has, and remove it from the queue."""
         self._waiters.pop(room, None)
         self._held_bytes -= room.held_bytes
         room.hold(0)
@@ -71,7 +72,7 @@ class ReceiveBudget:
 
 
 class ReceiveRoom:
-    """What one connection has of the budget: memory for one payload at a time."""
+    """The part of the budget that one connection has: memory for one payload at a time."""
 
     def __init__(
         self, budget: ReceiveBudget, now_s: Callable[[], float], on_granted: Callable[[], object]
@@ -84,24 +85,24 @@ class ReceiveRoom:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it wants more than it has."""
+        """Whether the connection waits for memory."""
         return self._budget.wants(self)
 
     def take(self, size: int) -> bool:
-        """Return whether a payload of `size` bytes may have its memory; if not, ask again."""
+        """Return whether a payload of `size` bytes has its memory; if not, call again later."""
         if not self.held_bytes and not self.is_waiting:
             self._budget.take(self, size)
         return bool(self.held_bytes)
 
     def hold(self, size: int) -> None:
-        """Take note of what it has now."""
+        """Note the memory that was granted, and the time."""
         self.held_bytes = size
         self._since_s = self._now_s()
 
     def held_s(self) -> float:
-        """Return for how long a payload has had its memory without being whole."""
+        """Return for how long an incomplete payload has had its memory."""
         return self._now_s() - self._since_s if self.held_bytes else 0.0
 
     def give(self) -> None:
-        """The payload is whole, or will never be."""
+        """Give the memory back: the payload is complete, or its connection has ended."""
         self._budget.give(self)

@@ -1,1 +1,1 @@
-"""The rules by which a disk that is nearly full is written to."""
+"""The rules for writes to a disk that is nearly full."""

@@ -1,6 +1,7 @@
-"""The budget of a disk's last space: for whom it is kept, and when the cluster is told.
+"""The budget of a disk's last space: its order of priority, and when it is reported to the cluster.
 
-Whatever is written has its place in one order, and none may use what is kept for those after it:
+Writes have an order of priority.  Each kind must leave the space that is reserved for the kinds
+after it:
 
     adds, while the disk is not read-only         leave `minimum_bytes`
     recovery adds, repairs, LACs                  leave `minimum_bytes`
@@ -8,10 +9,10 @@ Whatever is written has its place in one order, and none may use what is kept fo
     fences                                        leave `fence_floor_bytes`
     marks, garbage records, footers, new files    the rest
 
-The last are what makes room again, or what follows from what was taken already; that is never
-counted as free (`EntryLog.claimed_bytes`).  Other programs on the same file system keep no order:
-against them some of the rest is held back on the disk.  A log that finds no room all the same waits
-for it.
+The last kind frees space, or follows from records that were accepted before.  Its bytes are never
+counted as free (`EntryLog.claimed_bytes`).  Other programs on the same file system do not keep this
+order.  Therefore some of the rest is held back on the disk.  If a log finds no space in spite of
+this, it waits for space.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Claim(Enum):
-    """For what somebody wants to write."""
+    """The purpose of a write."""
 
     ADD = "an ordinary add"
     RECOVERY = "a recovery add, a repair or a LAC"
@@ -32,14 +33,14 @@ class Claim(Enum):
 
 
 class SpaceGuard:
-    """Read-only with hysteresis; pure, the free space is passed in."""
+    """Decides on writes, read-only with hysteresis; pure, the free space is a parameter."""
 
     def __init__(self, config: SpaceConfig, *, free_bytes: int, claimed_bytes: int) -> None:
         self._config = config
         self._free_bytes = free_bytes
         self._is_low = free_bytes - claimed_bytes < config.read_only_below_bytes
         self.is_stalled = False
-        """A write found no room and waits for it, whatever the free space is said to be."""
+        """Whether a write found no space and waits for it, whatever the reported free space is."""
 
     @property
     def is_read_only(self) -> bool:
@@ -47,7 +48,7 @@ class SpaceGuard:
         return self._is_low or self.is_stalled
 
     def observe(self, free_bytes: int, *, claimed_bytes: int) -> None:
-        """Take note of the free space; of it `claimed_bytes` wait to be written or are owed."""
+        """Note the free space; `claimed_bytes` of it wait to be written or are reserved."""
         self._free_bytes = free_bytes
         left_bytes = free_bytes - claimed_bytes
         if left_bytes < self._config.read_only_below_bytes:
@@ -56,13 +57,13 @@ class SpaceGuard:
             self._is_low = False
 
     def writable_bytes(self, *, claimed_bytes: int) -> int:
-        """Return how much may be written before the disk is low; 0 if it is."""
+        """Return how many bytes may be written until the disk is low; 0 if it is low now."""
         if self._is_low:
             return 0
         return max(0, self._free_bytes - claimed_bytes - self._config.read_only_below_bytes)
 
     def allows(self, size: int, *, claimed_bytes: int, claim: Claim) -> bool:
-        """Return whether `size` more bytes may be written; `claimed_bytes` wait or are owed."""
+        """Return whether `size` more bytes may be written, beside `claimed_bytes`."""
         if self.is_stalled or (self._is_low and claim is Claim.ADD):
             return False
         is_fence = claim is Claim.FENCE
@@ -70,18 +71,18 @@ class SpaceGuard:
         return self._free_bytes - claimed_bytes - size >= floor
 
     def missing_reserve(self, *, held_bytes: int, claimed_bytes: int) -> bool:
-        """Return whether less is held back than should be, and the disk has room for the rest."""
+        """Return whether the held-back space is too small, and the disk has space for the rest."""
         wanted = self._config.held_bytes
         room_bytes = self._free_bytes - claimed_bytes - wanted
         return held_bytes < wanted and room_bytes >= self._config.minimum_bytes
 
 
 class SpaceReport:
-    """Whether the registration still says well enough how much room there is; pure.
+    """Decides when the registered disk space is too old; pure.
 
-    A report is due when the free space moved by `_MOVED_SHARE` of the disk, or by anything at all
-    after `_AGE_S_MAX`.  So a busy bookie writes to the metadata store some times per filling of its
-    disk, and an idle one never.
+    A report is due when the free space changed by `_MOVED_SHARE` of the disk, or by any amount
+    after `_AGE_S_MAX`.  Therefore a busy bookie writes to the metadata store only a few times until
+    its disk is full, and an idle one never.
     """
 
     _MOVED_SHARE = 0.02
@@ -92,7 +93,7 @@ class SpaceReport:
         self._reported_at = 0.0
 
     def is_due(self, *, free_bytes: int, total_bytes: int, now: float) -> bool:
-        """Return whether to report this space now; True counts as reported."""
+        """Return whether this space is to be reported now; after True it counts as reported."""
         space = (free_bytes, total_bytes)
         if self._reported is not None:
             has_moved = abs(free_bytes - self._reported[0]) >= self._MOVED_SHARE * total_bytes

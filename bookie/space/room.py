@@ -1,4 +1,4 @@
-"""Room on the disk and on the way to it: who may write how much now, and what is held back."""
+"""Admission of writes by disk space and by bytes in flight, and the space that is held back."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _EXTRA_BYTES = LEDGER_BYTES_MAX + RECORD_HEADER_BYTES + ENTRY_FOOTER_BYTES + LEDGER_FOOTER_BYTES
-"""What a request may take of the disk beside its frame: headers, its part of a footer, and the
-records of a ledger that is in use again."""
+"""Bytes that a request may take on the disk beside its frame: headers, its part of a footer, and
+the records of a ledger that is in use again."""
 LOOK_DELAY_S = 0.1
-"""So much after a write the disk is looked at, at the latest: others may have filled it."""
+"""The disk is checked at the latest this long after a write: other programs may have filled it."""
 _LOOK_BYTES = MIB
-"""After so many bytes were written the disk is looked at again, earlier if it is nearly full."""
+"""The disk is checked again after this many written bytes, and earlier if it is nearly full."""
 _FENCES_SHARE = 8
-"""Fences may exceed the limit of bytes in flight by one part in so many."""
+"""Fences may exceed the limit of bytes in flight by this fraction (one part in 8)."""
 
 
 class Room:
-    """The room of one storage.
+    """Admission of writes to one storage.
 
-    Between two looks at the disk, what was written counts as taken; so no more is accepted than if
-    it was looked at after each write, which costs as much as a small one.
+    Between two checks of the disk, written bytes count as used.  Therefore the result is as strict
+    as a check after each write, which would cost as much as a small write.
     """
 
     def __init__(self, disk: Disk, log: EntryLog, config: StorageConfig) -> None:
@@ -54,7 +54,7 @@ class Room:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much was written since the last look that the disk should be looked at."""
+        """Whether enough bytes were written since the last check of the disk for another one."""
         return self._log.commits.durable_bytes >= self._due_bytes
 
     @property
@@ -63,10 +63,11 @@ class Room:
         return self._guard.is_read_only
 
     def check(self, size: int, claim: Claim) -> None:
-        """Refuse what a frame of `size` bytes, a LAC or a fence (0) would take, if it is too much.
+        """Refuse a write of `size` bytes (0 for a LAC or a fence) if there is no space for it.
 
         Raises:
-            BookieReadOnlyError, BookieOverloadedError: it is.
+            BookieReadOnlyError, BookieOverloadedError: there is no space, or too many bytes are in
+                flight.
         """
         pending = self._log.commits.pending_bytes
         claimed = self._log.claimed_bytes + self._log.commits.durable_bytes - self._seen_bytes
@@ -74,20 +75,20 @@ class Room:
             raise BookieReadOnlyError(f"the bookie's disk is full: no room for {claim.value}")
         limit = self._config.in_flight_bytes_max
         if claim is Claim.FENCE:
-            limit += limit // _FENCES_SHARE  # a flood of adds must not keep fences out
+            limit += limit // _FENCES_SHARE  # many adds must not prevent fences
         if pending and pending + size > limit:
             raise BookieOverloadedError(
                 f"{pending} bytes are not durable yet, the limit is {limit}"
             )
 
     def note_stalled(self, *, is_stalled: bool) -> None:
-        """Take note that a write waits for room, or that the log goes on."""
+        """Note that a write waits for space, or that the log continues."""
         if is_stalled:
             logger.error("the disk is full: what was accepted waits for room")
         self._guard.is_stalled = is_stalled
 
     def look(self) -> None:
-        """Look at the disk, and hold back what is missing of the reserve if there is plenty."""
+        """Check the disk's free space, and complete the held-back space if there is enough."""
         held, claimed = self._disk.held_bytes, self._log.claimed_bytes
         self._guard.observe(self._disk.space().free_bytes, claimed_bytes=claimed)
         self._seen_bytes = self._log.commits.durable_bytes
@@ -98,7 +99,7 @@ class Room:
             self._holding.start(self._hold(), name="holding back space")
 
     async def aclose(self) -> None:
-        """Return when nothing is under way; `look` is not called any more."""
+        """Return when no hold is in progress; `look` must not be called any more."""
         await self._holding.finish()
 
     async def _hold(self) -> None:
@@ -109,5 +110,5 @@ class Room:
 
 
 def run_room_bytes(run: FrameRun) -> int:
-    """Return what frames that are added together count as, to one check of the room."""
+    """Return the bytes of frames that are added together, for one check of the room."""
     return len(run.payload) + (len(run) - 1) * _EXTRA_BYTES

@@ -1,1 +1,1 @@
-"""One bookie's entries: what it takes (`writes`), what it answers (`reads`), and how it is kept."""
+"""One bookie's entries: `writes`, `reads`, and the objects that these share."""

@@ -1,4 +1,4 @@
-"""The followers of each ledger, who wait for news of it."""
+"""The followers of each ledger, which wait for its new entries."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class Followers:
-    """Callbacks that are told of changes of a ledger; nothing is queued for anybody."""
+    """Callbacks for changes of a ledger; nothing is queued for a follower."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, dict[Callable[[], None], None]] = {}
 
     def watch(self, ledger_id: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` at every change of the ledger, until what is returned is called."""
+        """Call `callback` at every change of the ledger, until the returned function is called."""
         callbacks = self._callbacks.setdefault(ledger_id, {})
         callbacks[callback] = None
 
@@ -31,11 +31,11 @@ class Followers:
         return self._callbacks.keys()
 
     def wake(self, ledger_id: int) -> None:
-        """Tell the ledger's followers."""
+        """Call the callbacks of the ledger's followers."""
         for callback in tuple(self._callbacks.get(ledger_id, ())):
             callback()
 
     def wake_all(self) -> None:
-        """Tell every follower."""
+        """Call the callbacks of all followers."""
         for ledger_id in tuple(self._callbacks):
             self.wake(ledger_id)

@@ -1,9 +1,9 @@
-"""Adding what is held already: the same bytes are taken, others refused, damaged ones replaced.
+"""Adds of entries that are held already: equal bytes are accepted, a damaged copy is replaced.
 
-An entry whose held copy is damaged is unknown, so writing it again takes nothing back that was ever
-said of it.  If the damaged record still states the checksum of what it held, only that is taken.
-The new record is the newest copy, which is the one that counts from then on, at
-lookups, in listings and after replay.
+An add with other bytes is refused.  If the held copy is damaged, the entry's content is unknown, so
+the bookie contradicts no earlier answer when it accepts the entry again.  If the damaged record
+still states its checksum, only bytes with this checksum are accepted.  The new record is the newest
+copy, which is the valid one from then on: at lookups, in listings and after replay.
 """
 
 from __future__ import annotations
@@ -24,29 +24,25 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import EntryFrame
 
     class CheckRoom(Protocol):
-        """Raises if so many more bytes may not be written."""
+        """Raises if `size` more bytes may not be written."""
 
         def __call__(self, size: int, claim: Claim) -> None:
             """Raise BookieReadOnlyError or BookieOverloadedError."""
 
 
 class HeldEntries:
-    """Compares entries that are added with those that are held."""
+    """Compares entries that are added with entries that are held."""
 
     def __init__(self, core: StorageCore, check_room: CheckRoom) -> None:
         self._core = core
         self._check_room = check_room
         self.comparisons = BackgroundTasks(told_to_callers)
-        """Those under way."""
+        """Comparisons in progress."""
         self._replacements: dict[tuple[int, int], asyncio.Future[None]] = {}
-        """Written and not durable yet: until they are, the damaged copies are those found."""
+        """Replacements that are not durable yet; until then the damaged copies are found."""
 
     def add_again(self, entry: EntryFrame, *, is_recovery: bool) -> asyncio.Future[None]:
-        """Take an entry that is held; the future is done when it is held durably and intact.
-
-        The future may hold BadRequestError (other bytes are held), LedgerFencedError,
-        BookieReadOnlyError, BookieOverloadedError or BookieStorageError.
-        """
+        """Compare an entry with the held one; the future is done when it is durable and intact."""
         return self.comparisons.start(self._add_again(entry, is_recovery=is_recovery))
 
     async def _add_again(self, entry: EntryFrame, *, is_recovery: bool) -> None:
@@ -79,7 +75,7 @@ class HeldEntries:
             )
 
     async def _read(self, held: Location) -> memoryview | None:
-        """Return the held frame, None if it is damaged: one failure to read it proves nothing."""
+        """Return the held frame; None if it is damaged, which one failed read does not prove."""
         for _ in range(2):
             try:
                 (frame,) = await self._core.reader.read([held])
@@ -89,7 +85,7 @@ class HeldEntries:
         return None
 
     async def _replace(self, entry: EntryFrame, *, is_recovery: bool) -> None:
-        """Write the entry again; nothing was waited for since it was found damaged."""
+        """Write the entry again; there must be no wait between finding the damage and this call."""
         core = self._core
         core.log.commits.check()
         state = core.ledgers[entry.ledger_id]
@@ -102,7 +98,7 @@ class HeldEntries:
 
         def on_done(done: asyncio.Future[None]) -> None:
             self._replacements.pop(key, None)
-            done.exception()  # retrieved, also when whoever asked was cancelled
+            done.exception()  # retrieve the error, also if the caller was cancelled
 
         durable.add_done_callback(on_done)
         await outcome_of(durable)

@@ -1,4 +1,4 @@
-"""A bookie's storage from its opening to its end, and what is to be done when its log got on."""
+"""A bookie's storage from opening to closing, and its reactions to events of the log."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerStorage:
-    """Every entry this bookie holds: the parts that do the work, opened and closed together."""
+    """All entries of this bookie: the objects that work on them, opened and closed together."""
 
     writes: Writes
-    """What it takes."""
+    """Adds, LACs, fences and repairs."""
     reads: Reads
-    """What it answers."""
+    """Reads of entries and LACs."""
     followers: Followers
-    """Who is told when there may be news to read."""
+    """Callbacks for new entries of ledgers."""
     upkeep: Upkeep
-    """The passes that keep it in order."""
+    """Garbage collection, compaction and scrubbing."""
     status: StorageStatus
-    """Whether it takes anything now, and its figures."""
+    """State and figures."""
     core: StorageCore
-    """What all of these work with."""
+    """Objects that all of these share."""
 
     @classmethod
     async def open(
@@ -64,9 +64,9 @@ class LedgerStorage:
     ) -> LedgerStorage:
         """Replay `disk` and start the writer task.
 
-        `owner` (cluster and incarnation) is bound into every file; files of another are refused.
-        `given_ids`, which is closed with the storage, says of which new ledgers it takes anything;
-        None: of all.
+        `owner` (cluster and incarnation) is bound into every file; files of another owner are
+        refused.  `given_ids` knows which new ledgers are accepted, and is closed with the storage;
+        None: all ledgers are accepted.
 
         Raises:
             BookieStorageError: data that was acknowledged may be damaged or missing.
@@ -132,14 +132,14 @@ class LedgerStorage:
         return f"<LedgerStorage {self.status.state.value} ledgers={len(self.core.ledgers)}>"
 
     async def aclose(self) -> None:
-        """Take no more, make what was accepted durable, and stop; the disk stays open."""
+        """Refuse new requests, make accepted records durable, and stop; the disk stays open."""
         if self.status.is_closed:
             await asyncio.wait([self._writer])
             return
         self._log.commits.end_waiting()
         try:
             await self.status.aclose()
-            # Among the writes that wait for an id are LACs, which only their timer makes durable.
+            # Writes that wait for an id may be LACs, which only their timer makes durable.
             await self._given_ids.aclose()
             self._timers.close()
             if self.status.state is not StorageState.FAILED:
@@ -158,7 +158,7 @@ class LedgerStorage:
         if not self._writer.cancelled():
             self._writer.result()
 
-    # What happens to the log
+    # Events of the log
 
     def _on_durable(self, ledger_ids: set[int]) -> None:
         for ledger_id in self.followers.ledgers() & ledger_ids:
@@ -183,13 +183,13 @@ class LedgerStorage:
             self._timers.call_later(self._settle_interval_s, self._settle)
 
     def _settle(self) -> None:
-        """Log proof that the last flush was durable."""
+        """Log a record that proves that the last flush was durable."""
         if self.status.state is not StorageState.FAILED and not self._log.is_marked:
             self._log.append_mark()
 
 
 def _take_opened(opened: OpenedLog, core: StorageCore) -> None:
-    """Take over what replay found."""
+    """Take over the result of the replay."""
     for sealed in opened.sealed:
         core.files.take(
             sealed.number, size=sealed.size, records_end=sealed.records_end, seed=sealed.seed

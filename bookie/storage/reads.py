@@ -1,7 +1,8 @@
-"""Reads of a storage: entries, last adds confirmed, and lists of what it holds.
+"""Reads of a storage: entries, last adds confirmed, and lists of held entries.
 
-An answer is yes, a proven no, or an error that means unknown.  Reading that fences is answered when
-the fence is durable, whatever the answer is.
+The answer to a read is an entry, a proof that the entry is absent, or an error: then it is unknown
+whether the entry is held.  A read with fencing is answered only when the fence is durable, whatever
+the answer is.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
 
 
 _FRAME_BYTES_MAX = 2**32 - 1
-"""Of any frame: the wire and the files tell its size in 32 bits."""
+"""Largest frame: the protocol and the files state its size in 32 bits."""
 _ABSENT_MAX = 64
-"""Entries that are proved absent for one answer about what is held, which ends before the rest."""
+"""Most entries whose absence is proven for one answer of `read_held`; the answer ends before the
+next."""
 
 
 class Reads:
-    """Answers what is asked of ledgers; used on one event loop only.
+    """Reads of ledgers; used on one event loop only.
 
-    All requests raise `BookieUnavailableError` once the storage is closed.  What needs the disk's
-    writing half, a fence or a proven no, raises `BookieStorageError` once a write or sync failed.
+    All methods raise `BookieUnavailableError` once the storage is closed.  After a failed write or
+    sync, methods that have to write a fence or to prove absence raise `BookieStorageError`.
     """
 
     def __init__(self, core: StorageCore, *, status: StorageStatus, writes: Writes) -> None:
@@ -45,22 +47,23 @@ class Reads:
         self._writes = writes
 
     async def read_lac(self, ledger_id: int, *, fence: bool) -> int:
-        """Return the highest LAC known, -1 for none; with `fence`, fence first and durably.
+        """Return the highest known LAC, -1 for none; with `fence`, fence durably first.
 
         Raises:
-            NoSuchLedgerError: without `fence`, for a ledger it knows nothing of.
-            BadRequestError: the ledger was never made; BookieUnavailableError: that is not known.
-            BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
+            NoSuchLedgerError: the ledger is unknown here; not with `fence`.
+            BadRequestError: the ledger was never created; BookieUnavailableError: this is not
+                known.
+            BookieReadOnlyError, BookieOverloadedError: there is no space for the fence now.
         """
         await self._prepare(ledger_id, fence=fence)
         return self._known_ledger(ledger_id).last_add_confirmed
 
     async def read_held(self, ledger_id: int) -> HeldEntries:
-        """Return the highest LAC known, and which entries above it are durable.
+        """Return the highest known LAC, and the durable entries above it.
 
         Raises:
-            NoSuchLedgerError: it knows nothing of the ledger.
-            BookieStorageError: what is absent cannot be proved to be.
+            NoSuchLedgerError: the ledger is unknown here.
+            BookieStorageError: absence of entries cannot be proven.
         """
         check_id("ledger", ledger_id)
         self._status.check_open()
@@ -79,13 +82,13 @@ class Reads:
     async def _prove_absent(
         self, ledger_id: int, lac: int, ranges: Sequence[tuple[int, int]]
     ) -> int | None:
-        """Prove that nothing is held beside `ranges`; return how far, None if something came.
+        """Prove that no entry beside `ranges` is held; return how far, None if one was added.
 
-        What was accepted and is not durable yet is not held, and needs no proof.
+        An entry that is accepted and not durable yet is not held, and needs no proof.
         """
         reader = self._core.reader
         self._core.log.commits.check()
-        end = max(self._known_ledger(ledger_id).last_entry_id, lac)  # nothing above was accepted
+        end = max(self._known_ledger(ledger_id).last_entry_id, lac)  # no higher entry was accepted
         starts = [lac + 1, *(last + 1 for _, last in ranges)]
         ends = [*(first for first, _ in ranges), max(end + 1, starts[-1] + 1)]
         absent = chain.from_iterable(map(range, starts, ends))
@@ -104,9 +107,9 @@ class Reads:
 
         Raises:
             LargerEntryError: it has more than `bytes_max` bytes.
-            NoSuchLedgerError, NoSuchEntryError: proven no.
+            NoSuchLedgerError, NoSuchEntryError: the absence is proven.
             BookieStorageError: the entry cannot be read or is damaged.
-            BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
+            BookieReadOnlyError, BookieOverloadedError: there is no space for the fence now.
         """
         check_id("entry", entry_id)
         await self._prepare(ledger_id, fence=fence)
@@ -128,7 +131,7 @@ class Reads:
     ) -> Sequence[memoryview]:
         """Return the verified frames of entries first, first + stride, … ≤ last, as many as fit.
 
-        They have at most `bytes_max` bytes; they end before the first entry that is not held.
+        The frames have at most `bytes_max` bytes, and end before the first entry that is not held.
 
         Raises:
             LargerEntryError: the first frame alone has more.
@@ -150,15 +153,15 @@ class Reads:
     async def follow_chunk(
         self, ledger_id: int, *, first_entry_id: int, told: FollowUpdate | None, bytes_max: int
     ) -> FollowUpdate | None:
-        """Return what is new for a follower that was told `told`, or None.
+        """Return the news for a follower that has received `told`, None if there are none.
 
-        It is complete up to its own `last_add_confirmed`: an entry at or below it, from
+        The update is complete up to its own `last_add_confirmed`: an entry at or below it, from
         `first_entry_id` on, that is not among its frames is not held here.  A follower that is far
         behind gets the LAC in steps of `bytes_max` bytes of frames.
 
         Raises:
             LargerEntryError: the first frame alone has more.
-            BookieStorageError: the storage failed, and all that could be read was delivered.
+            BookieStorageError: the storage failed, and every readable entry was delivered.
         """
         check_id("ledger", ledger_id)
         check_id("entry", first_entry_id)
@@ -181,7 +184,7 @@ class Reads:
         return FollowUpdate(frames=frames, last_add_confirmed=confirmed, fenced=fenced)
 
     def may_tell_more(self, ledger_id: int, told: FollowUpdate) -> bool:
-        """Return whether a follower who was told `told` just now may find more, or an error."""
+        """Return whether a follower that has received `told` may find more, or an error."""
         state = self._core.ledgers.get(ledger_id)
         if state is None or self._status.is_over:
             return True
@@ -216,13 +219,13 @@ class Reads:
 
 
 def _told(lac: int, told_to: int, ranges: Sequence[tuple[int, int]]) -> HeldEntries:
-    """Return what is said of entries up to `told_to`."""
+    """Return the answer about entries up to `told_to`."""
     told = [(first, min(last, told_to)) for first, last in ranges if first <= told_to]
     return HeldEntries(lac, told_to, told)
 
 
 def check_range(first_entry_id: int, last_entry_id: int, *, stride: int, bytes_max: int) -> range:
-    """Return the entries that a read of a range asks for, or raise `BadRequestError`."""
+    """Return the entries of a range to read, or raise `BadRequestError`."""
     check_id("entry", first_entry_id)
     check_id("entry", last_entry_id)
     if stride < 1 or bytes_max < 1 or last_entry_id < first_entry_id:

@@ -1,7 +1,7 @@
-"""The status of a storage: whether it takes anything, what keeps ledgers safe, or nothing.
+"""The status of a storage: writable, read-only, failed or closed.
 
-It is read-only while the disk is full, until there is room again; it has failed once a write or
-sync did, and it is closed in the end.
+It is read-only while the disk is full, failed after a write or sync has failed, and closed in the
+end.  A read-only storage still accepts recovery adds, LACs and fences.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class StorageState(Enum):
-    """What the storage accepts."""
+    """The kinds of requests that the storage accepts."""
 
     WRITABLE = "writable"
     READ_ONLY = "read-only"
@@ -36,7 +36,7 @@ class StorageState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStats:
-    """A snapshot of the storage, for people and for the service's info request."""
+    """A snapshot of the storage, for operators and for the info request of the control service."""
 
     ledger_count: int
     stored_bytes: int
@@ -45,13 +45,13 @@ class StorageStats:
     is_read_only: bool
     failed: bool
     damaged_entry_count: int
-    """Known to be damaged, and not repaired yet."""
+    """Entries that are known to be damaged, and not repaired yet."""
     repaired_entry_count: int
-    """Since the start."""
+    """Entries repaired since the start."""
 
 
 class StorageStatus:
-    """The state of one storage, and who is told of its changes."""
+    """The state of one storage, and the callbacks for its changes."""
 
     def __init__(self, core: StorageCore, config: StorageConfig, timers: Timers) -> None:
         self._core = core
@@ -61,17 +61,17 @@ class StorageStatus:
         self._callbacks: list[Callable[[StorageState], None]] = []
         self._has_failed = False
         self.is_closed = False
-        """Whether its end has begun."""
+        """Whether the storage is closing or closed."""
         self._state = self._current_state()
 
     @property
     def state(self) -> StorageState:
-        """What the storage accepts now."""
+        """The current state."""
         return self._state
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is taken any more, whatever becomes of the disk."""
+        """Whether nothing is accepted any more, whatever happens to the disk."""
         return self._has_failed or self.is_closed
 
     @property
@@ -99,15 +99,16 @@ class StorageStatus:
         )
 
     def check_open(self) -> None:
-        """Raise `BookieUnavailableError` once the end has begun."""
+        """Raise `BookieUnavailableError` if the storage is closing or closed."""
         if self.is_closed:
             raise BookieUnavailableError("the bookie's storage is closed")
 
     def check_room(self, size: int, claim: Claim) -> None:
-        """Refuse what a frame of `size` bytes, a LAC or a fence (0) would take, if it is too much.
+        """Refuse a write of `size` bytes (0 for a LAC or a fence) if there is no space for it.
 
         Raises:
-            BookieReadOnlyError, BookieOverloadedError: it is.
+            BookieReadOnlyError, BookieOverloadedError: there is no space, or too many bytes are in
+                flight.
         """
         try:
             self._room.check(size, claim)
@@ -116,7 +117,7 @@ class StorageStatus:
             raise
 
     def look(self) -> None:
-        """Look at the disk, and while it is full or does not tell again and again."""
+        """Check the disk, and check again and again while it is full or does not answer."""
         if self.is_closed:
             return
         try:
@@ -129,19 +130,19 @@ class StorageStatus:
         self._update_state()
 
     def note_written(self) -> None:
-        """Look at the disk soon, for something was written."""
+        """Schedule a check of the disk, because something was written."""
         if self._room.is_due:
             self.look()
         else:
             self._timers.call_later(LOOK_DELAY_S, self.look)
 
     def note_stalled(self, is_stalled: bool) -> None:
-        """Take note that a write waits for room, or that the log goes on."""
+        """Note that a write waits for space, or that the log continues."""
         self._room.note_stalled(is_stalled=is_stalled)
         self.look()
 
     def note_failed(self, error: BookieError) -> None:
-        """Take note that nothing will be written any more."""
+        """Note that nothing will be written any more."""
         if self.is_closed:
             return
         self._has_failed = True
@@ -149,7 +150,7 @@ class StorageStatus:
         self._update_state()
 
     async def aclose(self) -> None:
-        """Begin the end: from now on everything is refused, and nothing is looked at."""
+        """Begin to close: from now on every request is refused, and the disk is not checked."""
         self.is_closed = True
         await self._room.aclose()
 

@@ -1,4 +1,4 @@
-"""The common ground of a storage's parts: the disk, the log, and the states of its ledgers."""
+"""The objects that all parts of a storage share: the disk, the log, and the states of ledgers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StorageCore(NamedTuple):
-    """What everything else in a storage works with; used on one event loop."""
+    """The shared objects of a storage; used on one event loop."""
 
     disk: Disk
     log: EntryLog
@@ -25,9 +25,9 @@ class StorageCore(NamedTuple):
     reader: EntryReader
     files: SealedFiles
     ledgers: dict[int, LedgerState]
-    """By id; all that are known, those proven deleted too."""
+    """All known ledgers by id, with those that are proven deleted."""
     damage: DamageLog
-    """Entries known to be damaged and needed."""
+    """Entries that are known to be damaged and are needed."""
 
     def is_live(self, ledger_id: int) -> bool:
         """Return whether the ledger is known, and not proven deleted."""
@@ -35,13 +35,14 @@ class StorageCore(NamedTuple):
         return state is not None and not state.is_deleted
 
     def live_ledgers(self) -> list[int]:
-        """Return the ledgers it knows, ascending, without those proven deleted."""
+        """Return the known ledgers, ascending, without those that are proven deleted."""
         return sorted(each for each, state in self.ledgers.items() if not state.is_deleted)
 
     def ledger_for_change(self, ledger_id: int) -> LedgerState:
-        """Return the ledger's state for a change to it; one thought deleted is in use again.
+        """Return the ledger's state for a change; a ledger thought deleted is in use again.
 
-        What the files say of the latter may be dropped already, so it is logged again.
+        The files with such a ledger's fence and LAC may be dropped already, so these are logged
+        again.
         """
         state = self.ledgers.get(ledger_id)
         if state is None:

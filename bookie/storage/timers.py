@@ -1,4 +1,4 @@
-"""Actions that are due some time later, each at most once at a time."""
+"""Actions that are due some time later; an action is scheduled at most once at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Timers:
         self._is_closed = False
 
     def call_later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` once after `delay_s`, unless that is already due or `close` was called."""
+        """Call `action` once after `delay_s`, unless it is scheduled or `close` was called."""
         if action in self._handles or self._is_closed:
             return
 
@@ -28,7 +28,7 @@ class Timers:
         self._handles[action] = asyncio.get_running_loop().call_later(delay_s, run)
 
     def close(self) -> None:
-        """Call nothing any more."""
+        """Cancel all timers, and schedule no more."""
         self._is_closed = True
         for handle in self._handles.values():
             handle.cancel()

@@ -1,7 +1,7 @@
 """Writes to a storage: adds, last adds confirmed, fences, and repairs of what is damaged.
 
-An add is decided when it is called, in one step with giving it its place in the log; so an add
-called before a fence is in the log before the fence, and one called after it is refused.
+The call of an add decides on it and gives it its position in the log, in one step.  Therefore an
+add called before a fence is in the log before the fence, and an add called after it is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Writes:
-    """Takes or refuses what changes a ledger; used on one event loop only.
+    """Accepts or refuses changes of ledgers; used on one event loop only.
 
     All requests raise `BookieUnavailableError` once the storage is closed, and
     `BookieStorageError` once a write or sync has failed.
@@ -60,12 +60,12 @@ class Writes:
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Accept or refuse `frame` now; the future is done when it is durable or was refused.
 
-        Of a ledger that is new here it may be decided later, once the id is known to be given.
-        Adding identical bytes again succeeds; if the held ones are damaged, these replace them.
-        Nothing is raised here: the future may hold
-        LedgerFencedError, BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError,
-        DigestMismatchError, BadRequestError (other bytes for a held entry, or a ledger that was
-        never made), BookieStorageError or BookieUnavailableError.
+        If the ledger is new here, the decision may come later, once the id is known to be
+        allocated.  Adding identical bytes again succeeds.  If the held bytes are damaged, the new
+        ones replace them.  Nothing is raised here: the future may hold LedgerFencedError,
+        BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError, DigestMismatchError,
+        BadRequestError (other bytes for a held entry, or a ledger that was never created),
+        BookieStorageError or BookieUnavailableError.
         """
         try:
             return self._add_entry(frame, is_recovery=is_recovery)
@@ -77,7 +77,7 @@ class Writes:
     def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
         """Accept new entries of a ledger all together; the future is done when all are durable.
 
-        None: each has to be looked at by itself; nothing was accepted or refused.
+        None: nothing was accepted or refused; the entries have to be added singly.
         """
         what = following_frames(run)
         state = None if what is None else self._core.ledgers.get(what.ledger_id)
@@ -97,15 +97,15 @@ class Writes:
         return durable
 
     def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
-        """Remember the LAC and wake followers now; the future is done when it is durable.
+        """Note the LAC and wake followers now; the future is done when the LAC is durable.
 
-        Of a ledger that is new here it may be taken later, as adds are.  The next add may still
-        carry it to disk: for that it waits up to `lac_delay_s`.
+        If the ledger is new here, the LAC may be accepted later, as adds are.  To share the flush
+        of the next add, the LAC waits up to `lac_delay_s`.
 
         Raises:
             BadRequestError: an id out of range.
-            BookieReadOnlyError, BookieOverloadedError: there is no room for it now.
-            BookieStorageError: the storage failed; the future may hold any of these, too.
+            BookieReadOnlyError, BookieOverloadedError: there is no space for it now.
+            BookieStorageError: the storage failed; the future may also hold any of these.
         """
         self._check_log()
         check_id("ledger", ledger_id)
@@ -125,17 +125,18 @@ class Writes:
         self._timers.call_later(self._config.lac_delay_s, core.log.commits.wake)
         if has_moved:
             return core.log.append_lac(ledger_id, last_add_confirmed)
-        return core.log.commits.watch()  # known already, but perhaps from a record on its way
+        return core.log.commits.watch()  # the LAC is known, but its record may be not durable yet
 
     async def fence(self, ledger_id: int) -> None:
-        """Take no more adds of the ledger but by recovery.
+        """Accept no more adds of the ledger, except by recovery.
 
-        Returns when the fence and everything accepted before it are durable: no entry that is
-        called absent from then on can appear any more, but by recovery.
+        Returns when the fence and everything accepted before it are durable.  An entry that a read
+        finds absent from then on can be added only by recovery.
 
         Raises:
-            BadRequestError: the ledger was never made; BookieUnavailableError: that is not known.
-            BookieReadOnlyError, BookieOverloadedError: no room for the fence now.
+            BadRequestError: the ledger was never created; BookieUnavailableError: this is not
+                known.
+            BookieReadOnlyError, BookieOverloadedError: there is no space for the fence now.
         """
         self._check_log()
         if not self._is_given(ledger_id):
@@ -155,14 +156,14 @@ class Writes:
             self._followers.wake(ledger_id)
 
     async def repair_entry(self, frame: BytesLike) -> None:
-        """Write a good frame again in place of a held copy that is damaged; durable at the end.
+        """Write an intact frame again in place of a damaged copy; durable at the end.
 
-        An intact copy with the same bytes is left as it is.
+        An intact copy with the same bytes is kept.
 
         Raises:
             DigestMismatchError: the frame is damaged.
             BadRequestError: the entry is not held, or held intact with other bytes.
-            BookieReadOnlyError, BookieOverloadedError: no room now.
+            BookieReadOnlyError, BookieOverloadedError: there is no space now.
             BookieStorageError, BookieUnavailableError: as for adds.
         """
         self._check_log()
@@ -175,7 +176,7 @@ class Writes:
         await self._held.add_again(entry, is_recovery=True)
 
     async def finish(self) -> None:
-        """Return when no entry is compared any more with one that is held."""
+        """Return when no comparison with a held entry is in progress."""
         await self._held.comparisons.finish()
 
     def _add_entry(self, frame: BytesLike, *, is_recovery: bool) -> asyncio.Future[None]:
@@ -205,7 +206,8 @@ class Writes:
         if state is None or state.is_deleted:
             state = core.ledger_for_change(entry.ledger_id)
         if state.note_entry(entry.entry_id, entry.last_add_confirmed):
-            # Before the entry is written, which they would wait for: it is not what they get.
+            # Followers may read the entries up to the LAC now.  They need not wait for the write of
+            # this entry, which they do not get yet.
             self._followers.wake(entry.ledger_id)
         return durable
 
@@ -218,7 +220,7 @@ class Writes:
 
 
 def check_ids(entry: EntryFrame) -> None:
-    """Raise `BadRequestError` for a frame whose ids make no sense."""
+    """Raise `BadRequestError` for a frame whose ids are invalid."""
     if entry.ledger_id < 0 or entry.entry_id < 0:
         check_id("ledger", entry.ledger_id)
         check_id("entry", entry.entry_id)
@@ -232,9 +234,10 @@ def check_ids(entry: EntryFrame) -> None:
 def may_add(
     run: FrameRun, what: FollowingFrames, state: LedgerState, config: StorageConfig
 ) -> bool:
-    """Return whether frames of a ledger that is known may be taken all together.
+    """Return whether frames of a known ledger may be accepted all together.
 
-    Each must make sense and be of an entry that cannot be held, and nothing may be against them.
+    Each frame must be valid, its entry must be above all held ones, and the ledger must accept
+    adds.
     """
     entry_ids = np.arange(what.first_entry_id, what.first_entry_id + len(run))
     return bool(

@@ -1,1 +1,1 @@
-"""The work that a bookie does by itself: garbage, compaction, scrubbing."""
+"""The background work of a bookie: garbage collection, compaction, scrubbing."""

@@ -1,7 +1,7 @@
-"""Compaction: moving what is still needed out of a mostly dead file, so that the file can go.
+"""Compaction: live records of a mostly dead file are copied, so that the file can be dropped.
 
-What is needed of a file are the newest copies of the entries of ledgers that are not proven
-deleted, and the fences and LACs of these ledgers.  One file goes through these steps:
+Needed are the newest copies of the entries of ledgers that are not proven deleted, and the fences
+and LACs of these ledgers.  One file goes through these steps:
 
 1. Its footer is read from the disk and verified; it says what the file holds.
 2. Every needed entry is read, verified and added to the log as any new record is.  From when it is
@@ -11,16 +11,16 @@ deleted, and the fences and LACs of these ledgers.  One file goes through these 
 4. Once all of that is durable, and if no ledger left out is in use again, the file is logged as
    garbage, forgotten, and, once that record is durable, deleted.
 
-The log keeps the order: the garbage record is never durable before the copies.  So after a crash at
-any step either both copies exist, and the pass is repeated without copying anything twice, or the
-file is garbage, and replay deletes it.  Adds and fences do not wait for a pass, and need not be
-waited for: what they log comes after, and they are checked against the newest copy.  A read that
-found a place in a file that was dropped since looks again.
+The log keeps the order: the garbage record is never durable before the copies.  There are two cases
+after a crash at any step.  Either both copies exist, and the pass is repeated without copying
+anything twice, or the file is garbage, and replay deletes it.  Adds, fences and a pass do not wait
+for each other: the records of adds and fences come later in the log, and adds are compared with the
+newest copy.  A read whose location is in a dropped file looks the entry up again.
 
-One bad file stops nothing.  If an entry or the footer is damaged, that is remembered, nothing more
-is copied out of the file (the rest is still read, to know all of the damage), the file stays, and
-the next one is taken.  When its entries were repaired, the newest copies are elsewhere, and the
-next pass takes the file after all.
+A damaged file does not end the pass.  If an entry or the footer is damaged, the damage is
+remembered, and nothing more is copied out of the file.  The rest is still read, to find all damage.
+The file stays, and the pass continues with the next one.  After a repair of the entries the newest
+copies are in other files, and the next pass compacts the file.
 """
 
 from __future__ import annotations
@@ -53,40 +53,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 256 * 1024
 _CHUNK_ENTRIES = 500
-"""Copied before others get their turn on the event loop."""
+"""Entries that are copied before the event loop gets a turn."""
 _LEDGERS_AT_A_TIME = 500
 
 
 @dataclass(slots=True, kw_only=True)
 class CompactionReport:
-    """What one pass did."""
+    """The result of one pass."""
 
     files_compacted: int = 0
     bytes_copied: int = 0
-    """Records written again."""
+    """Bytes of records that were written again."""
     bytes_freed: int = 0
-    """Of the files deleted; the copies are not taken off."""
+    """Bytes of the deleted files; the copies are not subtracted."""
     files_left_alone: list[int] = field(default_factory=list)
-    """Worth compacting, but damaged."""
+    """Files that are worth compacting, but damaged."""
     files_without_room: int = 0
-    """Worth compacting, but what they hold would not fit the disk."""
+    """Files that are worth compacting, but whose copies would not fit on the disk."""
 
 
 class _Abandoned(Exception):
-    """The file cannot be dropped in this pass, but in another; the message says why."""
+    """The file cannot be dropped in this pass, perhaps in a later one; the message says why."""
 
 
 class _Needed(NamedTuple):
-    """What must be kept of a file; row numbers are those of its columns."""
+    """The needed records of a file; row numbers refer to its columns."""
 
     columns: EntryColumns
     rows: NDArray[np.int64]
-    """Entries without a newer copy, in the order of the file."""
+    """Rows of entries without a newer copy, in the order of the file."""
     superseded_rows: NDArray[np.int64]
-    """Entries with a newer copy."""
+    """Rows of entries with a newer copy."""
     left_out: set[int]
-    """Ledgers of which something is not copied, because they are proven deleted; more of them may
-    be found so while the pass goes on."""
+    """Ledgers whose records are not all copied, because they are proven deleted; the pass may add
+    more."""
 
 
 class Compactor:
@@ -134,7 +134,7 @@ class Compactor:
     async def _choose(
         self, newest: int, tried: set[int], report: CompactionReport
     ) -> FileLoad | None:
-        """Return the next file, and note why others are not taken."""
+        """Return the next file to compact, and note why others are not compacted."""
         share = self.config.below_live_share
         if self._is_full():
             share = max(share, self.config.full_below_live_share)
@@ -163,7 +163,7 @@ class Compactor:
         footer = await self._core.handles.read_footer(number)
         if footer is None:
             raise _Abandoned("it was dropped meanwhile")
-        await self._core.log.commits.flush()  # what is newer and counts must be durable
+        await self._core.log.commits.flush()  # newer copies must be durable to be the valid ones
         needed = await self._needed(number, footer)
         await self._copy_entries(load, needed, report)
         await self._copy_states(footer, needed)
@@ -176,7 +176,7 @@ class Compactor:
         report.files_compacted += 1
         report.bytes_freed += sum(dropped.values())
 
-    # What is needed
+    # Needed records
 
     async def _needed(self, number: int, footer: SealedIndex) -> _Needed:
         columns = footer.columns()
@@ -195,7 +195,7 @@ class Compactor:
             if not len(entry_ids):
                 continue
             is_needed[rows] = True
-            is_needed[rows][:-1] = entry_ids[:-1] != entry_ids[1:]  # the last copy counts
+            is_needed[rows][:-1] = entry_ids[:-1] != entry_ids[1:]  # the last copy is the valid one
             for entries in self._unsealed_copies(ledger_id, entry_ids):
                 is_superseded[rows] |= np.isin(entry_ids, np.array(entries.entry_ids))
             state = self._core.ledgers[ledger_id]
@@ -216,7 +216,7 @@ class Compactor:
     def _unsealed_copies(
         self, ledger_id: int, entry_ids: NDArray[np.int64]
     ) -> Iterator[LedgerEntries]:
-        """Return what the files being written hold of the ledger, if it may be `entry_ids`."""
+        """Return the ledger's entries in files being written, if the ids overlap `entry_ids`."""
         for index in self._core.log.unsealed.indexes():
             entries = index.entries(ledger_id)
             if entries is None or not len(entries.entry_ids):
@@ -231,11 +231,11 @@ class Compactor:
         columns: EntryColumns,
         is_superseded: NDArray[np.bool_],
     ) -> None:
-        """Note which of the entries of `ledgers`, each with its rows, a newer file holds, too."""
+        """Mark the entries of `ledgers`, each with its rows, that a newer file holds as well."""
         try:
             footer = await self._core.handles.read_footer(newer)
         except BookieStorageError:
-            return  # a copy that cannot be found counts for nothing
+            return  # copies that cannot be found are ignored
         if footer is None:
             return
         for position, (ledger_id, rows) in enumerate(ledgers, 1):
@@ -250,11 +250,11 @@ class Compactor:
     async def _copy_entries(
         self, load: FileLoad, needed: _Needed, report: CompactionReport
     ) -> None:
-        """Copy what is needed.
+        """Copy the needed entries.
 
         Raises:
-            BookieStorageError: some of it is damaged.
-            _Abandoned: there is no room any more, or no file.
+            BookieStorageError: some of them are damaged.
+            _Abandoned: the disk is full, or the file was dropped meanwhile.
         """
         file = self._core.disk.open(file_name(load.number))
         try:
@@ -279,7 +279,7 @@ class Compactor:
     async def _read_chunk(
         self, file: DiskFile, chunk: list[Location]
     ) -> tuple[list[EntryFrame], int]:
-        """Return the intact entries of a chunk, and how many are damaged."""
+        """Return the intact entries of a chunk, and the number of damaged ones."""
         damaged = 0
         good: list[EntryFrame] = []
         for run in runs_of(chunk):
@@ -293,7 +293,7 @@ class Compactor:
     async def _write_chunk(
         self, frames: list[EntryFrame], needed: _Needed, report: CompactionReport
     ) -> None:
-        """Make copies, durably."""
+        """Write copies, durably."""
         for frame in frames:
             if self._core.is_live(frame.ledger_id):
                 self._core.log.copy_entry(frame)
@@ -304,7 +304,7 @@ class Compactor:
         self._core.damage.forget_copied((frame.ledger_id, frame.entry_id) for frame in frames)
 
     async def _lost_copies(self, number: int, needed: _Needed) -> NDArray[np.int64]:
-        """Return the rows whose newer copies cannot be read: these are needed after all."""
+        """Return the rows whose newer copies cannot be read: these rows are needed after all."""
         lost = []
         rows = needed.superseded_rows
         for start in range(0, len(rows), _CHUNK_ENTRIES):
@@ -323,7 +323,7 @@ class Compactor:
         return np.array(lost, np.int64)
 
     async def _copy_states(self, footer: SealedIndex, needed: _Needed) -> None:
-        """Log again the fences and LACs that the files being written do not know."""
+        """Log again the fences and LACs that are missing in the files being written."""
         count = len(footer.ledger_ids())
         for position, summary in enumerate(footer.summaries()):
             if position % _LEDGERS_AT_A_TIME == 0:
@@ -357,7 +357,7 @@ def _locations(number: int, columns: EntryColumns, rows: NDArray[np.int64]) -> I
 def _chunks(
     number: int, columns: EntryColumns, rows: NDArray[np.int64]
 ) -> Iterator[list[Location]]:
-    """Return the places of `rows`, so many at a time as may be copied in one go."""
+    """Return the locations of `rows` in chunks that are copied at once."""
     for start in range(0, len(rows), _CHUNK_ENTRIES):
         chunk: list[Location] = []
         size = 0

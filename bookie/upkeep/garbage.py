@@ -1,9 +1,10 @@
-"""The proof that ledgers are deleted: twice, some time apart, longer if many are at once.
+"""The proof that ledgers are deleted: they look deleted twice, with enough time between.
 
 Absence alone proves nothing: a metadata store that lost its data, or a bug in listing it, would
-make every ledger look deleted.  So when too many look so, a brake holds them: for a day an operator
-can find out why, and restore what is missing.  Who then still looks deleted, in every pass between,
-is; and so is at once what an operator has released.
+make every ledger look deleted.  If too many look deleted at once, a brake holds them back for a
+day.  In this time an operator can find the cause, and can restore the missing metadata.  A ledger
+that looks deleted in every pass of this time is deleted.  After an operator has released the brake,
+the normal time is enough.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageVerdict:
-    """What one pass proved."""
+    """The result of one pass."""
 
     deleted: frozenset[int]
     held: str
-    """What the brake holds back, and for how long; empty if it holds nothing."""
+    """Description of the ledgers that the brake holds back, and for how long; empty if none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageReport:
-    """What one garbage collection did."""
+    """The result of one garbage collection."""
 
     ledgers_seen: int
     ledgers_deleted: int
     files_deleted: int
     bytes_freed: int
     held: str
-    """What the brake holds back, and for how long; empty if it holds nothing."""
+    """Description of the ledgers that the brake holds back, and for how long; empty if none."""
 
 
 class _Suspicion(NamedTuple):
@@ -46,7 +47,7 @@ class _Suspicion(NamedTuple):
 
 
 class GarbageJudge:
-    """Remembers since when each ledger looks deleted; pure, the time is passed in."""
+    """Knows since when each ledger looks deleted; pure, the time is a parameter."""
 
     def __init__(self, config: GarbageConfig) -> None:
         self.config = config
@@ -60,15 +61,16 @@ class GarbageJudge:
         now_ms: int,
         is_released: bool = False,
     ) -> GarbageVerdict:
-        """Take one pass over the ledgers `seen`, and return those that are now proven deleted.
+        """Evaluate one pass over the ledgers `seen`, and return those that are now proven deleted.
 
-        With `is_released` the brake holds nothing back: an operator says that all is well.
+        With `is_released` the brake holds nothing back, because an operator has confirmed the
+        deletions.
         """
         config = self.config
         count, total = len(looks_deleted), len(seen)
         is_braked = count > config.brake_count and count > config.brake_share * total
         before = self._suspicions
-        # A clock that went backwards starts the age anew: it must not confirm anything early.
+        # A clock that went backwards starts the age again, so that nothing is confirmed too early.
         now = _Suspicion(now_ms, is_braked)
         self._suspicions = {
             ledger_id: _Suspicion(min(known.since_ms, now_ms), known.is_braked or is_braked)

@@ -1,23 +1,25 @@
-"""Garbage collection of one bookie: which ledgers it holds and the metadata store does not want.
+"""Garbage collection of one bookie: it finds ledgers that the metadata store does not need here.
 
-A ledger is unneeded here when its metadata is gone, or when it is closed and no ensemble names this
-bookie: it was away, and others made its copies again, or it got a copy from a repair that another
-one overtook.  Either is believed only of the bookie's own cluster, by metadata that is not older
-than the data, and only when two reads agree; how long it must stay so the storage decides.
+A ledger is unneeded here in two cases: its metadata is gone, or it is closed and no ensemble names
+this bookie.  The latter happens if the bookie was away and its copies were made again elsewhere, or
+if it got a copy from a repair that another repair overtook.  Three conditions guard this decision:
+the metadata must belong to the bookie's own cluster, it must not be older than the data, and two
+reads must agree.  The storage decides how long this must remain so.
 
-Why a copy that the metadata does not name is needed by nobody:
+This is why no client needs a copy that the metadata does not name:
 
 - While a ledger is open or in recovery, its writer or recoverer may be about to name this bookie
-  for entries that it holds already.  So only closed ledgers count, and closed is for ever.
-- The ensembles of a closed ledger are changed by repairs alone, and these ask, copy from and repair
-  only whom the metadata names.  The one exception is whoever a repair chose as the new member: it
-  copies there first, has the bookie prove that it holds all, and then stores the change.  All of
-  this happens under the ledger's repair lock.  So the last look is taken under that lock, too, and
-  a ledger that waits for repair is left alone.
-- A repair that lost its lock with its session cannot store its change any more: it stores it
-  together with a check that the lock is as a repair makes it, and this one is not.
-- After the last look the storage calls the ledger unknown: the next repair finds nothing proven
-  here, and copies anew.
+  for entries that it holds already.  Therefore only closed ledgers count, and closed is final.
+- Only repairs change the ensembles of a closed ledger, and they read, copy from and repair only the
+  bookies that the metadata names.  The one exception is the new member that a repair has chosen:
+  the repair copies entries there first, has the bookie prove that it holds all of them, and then
+  stores the change.  All of this happens under the ledger's repair lock.  Therefore the last check
+  is made under this lock, too, and a ledger that waits for repair is kept.
+- A repair that lost its lock with its session cannot store its change any more: it stores the
+  change together with a check that the lock is in the state that a repair creates.  The lock of a
+  garbage collection has another state.
+- After the last check the storage reports the ledger as unknown.  The next repair therefore finds
+  nothing proven here, and copies again.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ class GarbageCollector:
     """Collects the garbage of one storage.
 
     Args:
-        bookie: whose storage it is.
-        store: the session to read by; stays its opener's.
+        bookie: owner of the storage.
+        store: the session for reads; the caller closes it.
         cluster_id: the cluster that the storage belongs to.
     """
 
@@ -93,13 +95,13 @@ class GarbageCollector:
             confirm=self._confirm,
             is_released=release is not None and release.value == self._bookie.incarnation.encode(),
         )
-        if release is not None and not report.held:  # it is for this time only
+        if release is not None and not report.held:  # a release is valid once
             with contextlib.suppress(NoNodeError):
                 await self._store.delete(path, version=release.version)
         return report
 
     async def _check_identity(self) -> None:
-        """Look afresh whether this is the metadata of the bookie's own cluster, and knows it."""
+        """Verify that the metadata belongs to the bookie's own cluster, and knows the bookie."""
         binding = await read_binding(self._store, self._paths, fresh=True)
         if binding.cluster_id != self._cluster_id:
             raise CorruptMetadataError(
@@ -114,15 +116,16 @@ class GarbageCollector:
             )
 
     async def _check_metadata_is_not_older(self) -> None:
-        """Refuse to collect by metadata that knows less than this bookie: a restored backup.
+        """Refuse metadata that knows fewer ledgers than this bookie: a restored backup.
 
-        Every ledger made after the backup would look deleted.  Ids only rise, and the storage takes
-        nothing of one that was never given, so holding one gives the backup away.
+        Every ledger created after the backup would look deleted.  Ids only rise, and the storage
+        accepts no ledger whose id is not allocated.  Therefore a held ledger with a higher id
+        proves that the metadata is a backup.
 
         Raises:
             CorruptMetadataError: the next ledger id is missing, or not above every id held here.
         """
-        # Looked at first: ids rise meanwhile.
+        # Read this before the next id, because ids rise meanwhile.
         highest = max(self._storage.core.live_ledgers(), default=-1)
         try:
             next_id = await self._ledgers.next_ledger_id()
@@ -136,7 +139,10 @@ class GarbageCollector:
             )
 
     async def _is_unneeded(self, ledger_id: int) -> bool:
-        """Return whether nobody needs the ledger here, by two reads: the second afresh."""
+        """Return whether two reads agree that the ledger is not needed here.
+
+        The second read misses no earlier write.
+        """
         if await self._is_needed(ledger_id):
             return False
         return not await self._is_needed(ledger_id, fresh=True)
@@ -156,9 +162,9 @@ class GarbageCollector:
 
     @contextlib.asynccontextmanager
     async def _confirm(self, ledger_id: int) -> AsyncIterator[bool]:
-        """Give the last word, and keep repairs away until the context ends."""
+        """Make the last check, and keep repairs away until the context ends."""
         if await self._store.get(self._paths.ledger(ledger_id), fresh=True) is None:
-            yield True  # gone for good
+            yield True  # its metadata is gone
             return
         lock = self._paths.repair_lock(ledger_id)
         if not await self._take(lock):
@@ -171,18 +177,18 @@ class GarbageCollector:
                 await self._store.delete(lock)
 
     async def _take(self, lock: str) -> bool:
-        """Take a repair lock, marked so that no repair takes it for its own."""
+        """Take a repair lock, in a state that no repair creates."""
         mine = f"garbage collection of {self._bookie}".encode()
         try:
             await self._store.create(lock, mine, ephemeral=True)
         except NoNodeError:
-            # No repair was ever made: the next pass goes on.
+            # No repair was ever made: the next pass tries again.
             with contextlib.suppress(NodeExistsError):
                 await self._store.create(lock.rpartition("/")[0], make_parents=True)
             return False
         except (NodeExistsError, MetadataConnectionError):
             node = await self._store.get(lock)
-            if node is None or node.value != mine:  # else it is ours: a reply was lost
+            if node is None or node.value != mine:  # else the lock is ours, and a reply was lost
                 return False
         await self._store.put(lock, mine, version=ANY_VERSION)  # repairs check for version 0
         return True

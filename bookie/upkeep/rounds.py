@@ -1,7 +1,7 @@
-"""Rounds of upkeep that keep a storage in order: garbage collection, compaction, scrubbing.
+"""Passes of background work on a storage: garbage collection, compaction, scrubbing.
 
-Each is a pass that its owner starts now and then; passes of different kinds may overlap, those of
-one kind wait for each other.
+The owner starts a pass now and then.  Passes of different kinds may overlap; passes of one kind
+wait for each other.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Upkeep:
         self._scrub_lock = asyncio.Lock()
 
     def configure(self, config: StorageConfig) -> None:
-        """Go on as another configuration says: rounds that are under way, too."""
+        """Apply another configuration, also to passes in progress."""
         self._config = config
         self._judge.config = config.garbage
         self._compactor.config = config.compact
@@ -74,10 +74,11 @@ class Upkeep:
         confirm: Callable[[int], AbstractAsyncContextManager[bool]] = lambda _: nullcontext(True),
         is_released: bool = False,
     ) -> GarbageReport:
-        """Ask about every ledger, and drop files whose ledgers are all proven unneeded.
+        """Check every ledger, and drop files that hold only ledgers that are proven unneeded.
 
-        `confirm` has the last word on each; its context keeps others from coming to need it.  With
-        `is_released` many at once are believed: an operator says that all is well.
+        `confirm` makes the last check of each ledger.  Its context prevents new users of the ledger
+        until it ends.  With `is_released` many deletions at once are accepted, because an operator
+        has confirmed them.
         """
         self._status.check_open()
         async with self._garbage_lock:
@@ -110,8 +111,8 @@ class Upkeep:
     async def compact(self) -> CompactionReport:
         """Compact every file that is worth it and fits, each at most once.
 
-        Footers known to be damaged are mended first: their files could not be compacted, and the
-        entries in them are found no more.  It may be cancelled at any time.
+        Damaged footers are made again first: without a footer a file cannot be compacted, and its
+        entries cannot be found.  The pass may be cancelled at any time.
 
         Raises:
             BookieUnavailableError: the storage is closed.
@@ -122,16 +123,16 @@ class Upkeep:
             self._core.log.commits.check()
             await self._scrubber.mend_footers()
             report = await self._compactor.run()
-        self._status.look()  # there may be room again
+        self._status.look()  # the pass may have freed space
         return report
 
     async def scrub(self) -> ScrubReport:
-        """Read and verify everything stored, once."""
+        """Read and verify all stored data once."""
         self._status.check_open()
         async with self._scrub_lock:
             return await self._scrubber.run()
 
     def _room_for_copies(self) -> int:
-        """Return the bytes that compaction may write now: the reserve's, down to its floor."""
+        """Return the bytes that compaction may write now: the free space above its floor."""
         free_bytes = self._core.disk.space().free_bytes - self._core.log.claimed_bytes
         return free_bytes - self._config.compact.floor_bytes

@@ -1,15 +1,15 @@
-"""Scrubbing: reading everything that is stored, before somebody needs it and it is too late.
+"""Scrubbing: all stored data is read, to find damage while other copies are still intact.
 
 A pass reads each sealed file (header, every record, footer) and the durable part of the files being
-written, and verifies every checksum, slowly.  Damaged entries that count are remembered for repair.
-A damaged footer is made again from the records, if these are intact: then it is the very same
-bytes, and a crash in the middle leaves it as damaged as it was.  A damaged header is remembered:
-nothing reads it before the next start, which it would spoil, so compaction moves what the file
-holds.  One bad file does not end the pass.
+written, and verifies every checksum, slowly.  Damage to the valid copy of an entry is remembered
+for repair.  A damaged footer is made again from the records, if these are intact.  It then has
+exactly the original bytes, and a crash during the write leaves it as damaged as before.  A damaged
+header is remembered.  Only the next start reads it, and would fail.  Therefore compaction moves the
+content of the file.  A damaged file does not end the pass.
 
-Files are read through the page cache.  What the kernel has in memory is not asked of the device
-again: damage below a cached page is seen only when the page has been dropped.  Nor can scrubbing
-know what should be stored and is not; that is the replica check's work.
+Files are read through the page cache.  The kernel does not read a cached page from the device
+again, so damage below it is found only after the page was dropped.  Scrubbing cannot find entries
+that should be stored and are not; the replica check does this.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _CHUNK_BYTES = 256 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class ScrubReport:
-    """What one pass found."""
+    """The result of one pass."""
 
     files_scrubbed: int = 0
     bytes_read: int = 0
     damaged_records: int = 0
-    """Entries and others, needed or not."""
+    """Damaged entries and other records, needed or not."""
     damaged_files: list[int] = field(default_factory=list)
     """Files with any damage, mended or not, as far as they could be read."""
     footers_made_again: int = 0
@@ -64,16 +64,16 @@ class ScrubReport:
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """The records of one file that are read."""
+    """The part of a file whose records are read."""
 
     header: FileHeader
-    """As far as reading records needs it."""
+    """Header with the fields that reading records needs."""
     start: int
     end: int
     columns: Callable[[], EntryColumns | None]
-    """What should be there, asked for only once something is not."""
+    """The expected entries; called only after a record was found damaged."""
     index: FileIndex | None = None
-    """What is there, if its footer has to be made again."""
+    """Index of the records found, if the footer has to be made again."""
     record_count: int = 0
 
 
@@ -95,15 +95,16 @@ class Scrubber:
         self.config = config
         self._owner = owner
         self._footer_lock = asyncio.Lock()
-        """Held by the one pass that makes a footer again; the other one must not."""
+        """Held by the pass that makes a footer again, so that no other pass does so at the same
+        time."""
 
     async def mend_footers(self) -> None:
-        """Make footers again that are known to be damaged, as far as their records are intact."""
+        """Make damaged footers again, as far as the records of their files are intact."""
         for number in sorted(self._core.damage.footers):
             await self._scrub_file(number, ScrubReport(), self._scrub_sealed)
 
     async def run(self) -> ScrubReport:
-        """Read every file there is now, once."""
+        """Read every existing file once."""
         report = ScrubReport()
         for number in self._core.files.numbers():
             await self._scrub_file(number, report, self._scrub_sealed)
@@ -137,7 +138,7 @@ class Scrubber:
             report.damaged_files.append(number)
 
     async def _scrub_sealed(self, number: int, file: DiskFile, report: ScrubReport) -> bool:
-        """Return whether header and footer are whole (or the file is gone)."""
+        """Return whether header and footer are intact, or the file is gone."""
         place = self._core.handles.place(number)
         if place is None:
             return True
@@ -193,7 +194,7 @@ class Scrubber:
     # Records
 
     async def _scrub_records(self, file: DiskFile, part: _Part, report: ScrubReport) -> None:
-        """Verify every record, going on behind a damaged one at the next entry."""
+        """Verify every record; after a damaged one continue at the next known entry."""
         position = part.start
         chunk_bytes = _CHUNK_BYTES
         while position < part.end:
@@ -209,14 +210,14 @@ class Scrubber:
             if not cut_bytes and stop < part.end:
                 report.damaged_records += 1
                 stop = self._note_damaged_record(part, stop)
-            chunk_bytes = max(_CHUNK_BYTES, cut_bytes)  # of a big record
+            chunk_bytes = max(_CHUNK_BYTES, cut_bytes)  # for a large record
             position = stop
             await asyncio.sleep(size / self.config.bytes_per_second)
 
     async def _scrub_unreadable(
         self, file: DiskFile, part: _Part, position: int, size: int, report: ScrubReport
     ) -> int:
-        """Read the entries of a part one by one; return where to go on."""
+        """Read the entries of an unreadable part singly; return the offset to continue at."""
         report.damaged_records += 1
         columns = part.columns()
         if columns is None:
@@ -231,7 +232,7 @@ class Scrubber:
         return int(min(starts[starts >= position + size], default=part.end))
 
     def _note_damaged_record(self, part: _Part, position: int) -> int:
-        """Note the damaged record at `position`; return where the next known one begins."""
+        """Note the damaged record at `position`; return the offset of the next known one."""
         number = part.header.number
         logger.error("the record at offset %d of %s is damaged", position, file_name(number))
         self._core.log.roll_from(number)
@@ -252,7 +253,7 @@ class Scrubber:
     async def _make_footer_again(
         self, file: DiskFile, part: _Part, index: FileIndex, report: ScrubReport
     ) -> None:
-        """Write the footer that the records give, which are all intact."""
+        """Write the footer that the records give; all of them are intact."""
         number = part.header.number
         try:
             buffers = await self._core.disk.compute(
@@ -280,10 +281,10 @@ class Scrubber:
 
 
 def _walk(part: _Part, view: memoryview, offset: int) -> tuple[int, int]:
-    """Go over the intact records in `view`, which begins at `offset`.
+    """Verify the intact records in `view`, which begins at `offset`.
 
-    Returns where they end, and how much of the next one has to be read to tell more: 0 if it is
-    damaged, or there is none.
+    Returns the offset where they end, and how many bytes of the next record are needed to decode
+    it; 0 if it is damaged, or if there is none.
     """
     records = IntactRecords(view, offset, part.header, end=part.end)
     try:
@@ -292,7 +293,7 @@ def _walk(part: _Part, view: memoryview, offset: int) -> tuple[int, int]:
             if part.index is not None:
                 each.take_into(part.index)
     except BookieStorageError as error:
-        logger.warning("scrubbing: %s", error)  # of a type that was never written here
+        logger.warning("scrubbing: %s", error)  # a record of a type that this version never writes
     return records.position, records.cut_bytes
 
 
@@ -302,7 +303,7 @@ def _location(number: int, columns: EntryColumns, row: int) -> Location:
 
 
 def _first_record(columns: EntryColumns | None, end: int) -> int:
-    """Return where the first entry's record begins; what is before it cannot be told."""
+    """Return the offset of the first entry's record; records before it are unknown."""
     if columns is None or not len(columns.offsets):
         return end
     return int(columns.offsets.min()) - RECORD_HEADER_BYTES
