@@ -1,7 +1,7 @@
 """dlog for Spark: a data source over replicated logs.
 
 With dlog installed, ``format("dlog")`` works without any code, because Spark finds the module
-`pyspark_dlog`.  `register` does the same by hand, where Spark does not find it.
+`pyspark_dlog`.  `register` does the same explicitly, if Spark does not find the module.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def register(spark: SparkSession) -> None:
     """Make ``format("dlog")`` known to a session, and the session the active one of this thread.
 
     Spark finds the format by itself unless the session started before dlog was installed, or the
-    path of its Python has a blank.  A thread that the program started can read logs without this
-    call; to write them, whether by batch or stream, the call has to be made in the thread itself,
-    for Spark looks the format of a write up in the thread's active session.
+    path of its Python contains a blank.  A thread that the program started can read logs without
+    this call.  To write logs, by batch or stream, the thread itself has to make this call, because
+    Spark looks up the format of a write in the thread's active session.
 
-    A warning tells where streams will not work, because Spark ships dlog to tasks only.
+    A warning is logged if streams will not work because Spark ships dlog to tasks only.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     shipped = Path(__file__).parents[1]
@@ -66,18 +66,18 @@ def register(spark: SparkSession) -> None:
 def in_batch(
     function: Callable[_Arguments, _Result], session: SparkSession
 ) -> Callable[_Arguments, _Result]:
-    """Return `function` for another thread, where it works as it would here.
+    """Return `function` for another thread, where it works as in the current thread.
 
-    Called in a function that ``foreachBatch`` calls, with ``batch.sparkSession``, it lets threads
-    write parts of the micro-batch at the same time: to different logs, because writes to one log
-    need an order, and calls have none, whichever comes first.  In a thread that Spark was told
-    nothing of there is neither a session, and with it no ``format("dlog")``, nor the micro-batch,
-    without which a write is not exactly-once.
+    Call it with ``batch.sparkSession`` in a function that ``foreachBatch`` calls.  Threads can then
+    write parts of the micro-batch at the same time, to different logs.  Writes to one log need an
+    order, and concurrent calls have none.  A thread without this has no active session, and
+    therefore no ``format("dlog")``.  It also does not know the micro-batch, so its writes would not
+    be exactly-once.
 
     Raises:
-        ConfigurationError: the session is one of Spark Connect.  Threads need nothing there: every
-            write within a micro-batch has a ``txnAppId`` of its own, and the batch id as
-            ``txnVersion``.
+        ConfigurationError: the session is one of Spark Connect. There, give each write within a
+            micro-batch its own ``txnAppId``, and the batch id as ``txnVersion``; then threads need
+            nothing else.
     """
     jvm: Any = getattr(session, "_jvm", None)
     if jvm is None:

@@ -1,7 +1,7 @@
-"""The words in which a version of Spark lets a stream reader tell limits and AvailableNow.
+"""Spark's interface for read limits and Trigger.AvailableNow, as far as its version has one.
 
-PySpark 4.1 has neither: it asks for the latest offset without saying how much it wants, and makes
-one batch of `Trigger.AvailableNow` and `Trigger.Once`, which limits leave incomplete.
+PySpark 4.1 has neither.  It asks for the latest offset without a limit, and makes one batch of
+`Trigger.AvailableNow` and `Trigger.Once`, which limits leave incomplete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ else:
     except ImportError:  # PySpark 4.1
 
         class SupportsTriggerAvailableNow:
-            """Stands for what this version of Spark does not have."""
+            """Replaces the class that this version of Spark does not have."""
 
 
 __all__ = [
@@ -46,12 +46,12 @@ ADVICE_WITHOUT_LAG = (
 
 
 def has_admission_control() -> bool:
-    """Whether Spark tells a stream reader of limits, and of Trigger.AvailableNow."""
+    """Whether Spark passes limits to a stream reader, and announces Trigger.AvailableNow."""
     return hasattr(SupportsTriggerAvailableNow, "prepareForTriggerAvailableNow")
 
 
 def default_read_limit(limits: Limits) -> ReadLimit:
-    """Return what tells Spark whether batches are limited; how, the reader knows by itself."""
+    """Return the read limit for Spark; the reader itself applies the details."""
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadMaxBytes,
@@ -69,5 +69,5 @@ def default_read_limit(limits: Limits) -> ReadLimit:
 
 
 def is_unlimited(limit: Any) -> bool:
-    """Whether Spark asks for all there is, as it does for Trigger.Once."""
+    """Whether Spark asks for all available records, as it does for Trigger.Once."""
     return type(limit).__name__ == "ReadAllAvailable"

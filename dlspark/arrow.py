@@ -1,4 +1,4 @@
-"""Between Arrow batches of a log and of Spark: whole columns at a time, never a record.
+"""Conversion between Arrow batches of a log and of Spark, by whole columns.
 
 Small entries are joined into batches of some 64 thousand rows, because Spark's cost of a batch does
 not depend on its size; the values of a large entry are handed on as they came, without a copy.
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROWS_PER_BATCH = 64 * 1024
 COUNTED_ROWS_PER_BATCH = 1024 * 1024
-"""Rows of some bytes each, which nobody has to wait for."""
+"""Rows per batch if only numbers are returned: a row has few bytes, and no read delays it."""
 BYTES_PER_BATCH = 8 * 1024 * 1024
 _INT64 = pa.int64()
 ROW_SCHEMA = byte_row_schema()
-"""`dlspark.schema.READ_SCHEMA` in Arrow."""
+"""The Arrow schema of `dlspark.schema.READ_SCHEMA`."""
 _TIMESTAMP = ROW_SCHEMA.field("timestamp").type
 _DLSN = ROW_SCHEMA.field("dlsn").type
 
@@ -37,14 +37,14 @@ WRITE_SCHEMA_WITH_TXID = pa.schema([("txid", pa.int64()), ("value", pa.binary())
 
 
 _KNOWN = tuple(name for name in ROW_SCHEMA.names if name != "value")
-"""What is known of each record beside what it holds."""
+"""Columns with the metadata of each record."""
 _COUNTED = frozenset({"log", "sequence_id"})
-"""What of this is known of records that nobody reads."""
+"""Columns of this metadata that are known without reading records."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """Rows as Spark expects them, and for each column what of `_KNOWN` it shows, or what data."""
+    """The rows that Spark expects; each column shows an item of `_KNOWN`, or data of the record."""
 
     schema: pa.Schema
     known: tuple[str | None, ...]
@@ -52,31 +52,31 @@ class RowShape:
 
     @classmethod
     def of_bytes(cls, columns: Sequence[str]) -> RowShape:
-        """Return rows of logs of bytes."""
+        """Return the shape of rows of byte logs."""
         schema = pa.schema([ROW_SCHEMA.field(column) for column in columns])
         known = tuple(column if column in _KNOWN else None for column in columns)
         return cls(schema, known, ("value",) * len(known))
 
     @classmethod
     def of_typed(cls, schema: pa.Schema) -> RowShape:
-        """Return rows of typed logs."""
+        """Return the shape of rows of typed logs."""
         names = {f"_{name}": name for name in _KNOWN}
         return cls(schema, tuple(names.get(name) for name in schema.names), tuple(schema.names))
 
     @property
     def log_columns(self) -> frozenset[str]:
-        """The columns that are of the log itself."""
+        """The columns that the log itself has."""
         columns = zip(self.data, self.known, strict=True)
         return frozenset(name for name, known in columns if known is None)
 
     @property
     def is_counted(self) -> bool:
-        """Whether rows follow from their numbers, and no record needs to be read."""
+        """Whether the rows follow from their numbers, so that no record needs to be read."""
         return _COUNTED.issuperset(self.known)
 
 
 class RowBuilder:
-    """Turns scanned batches of one log into batches of rows for Spark, with the columns wanted."""
+    """Turns scanned batches of one log into batches of rows for Spark, with the wanted columns."""
 
     def __init__(self, log: str, shape: RowShape) -> None:
         self._shape = shape
@@ -106,7 +106,7 @@ class RowBuilder:
             yield self._join(waiting)
 
     def count(self, first_sequence_id: int, records: int) -> Iterator[pa.RecordBatch]:
-        """Yield rows of which only their log and number are wanted, without looking at records."""
+        """Yield rows that show only their log and number, without reading records."""
         for start in range(0, records, COUNTED_ROWS_PER_BATCH):
             row = self._row_numbers(min(COUNTED_ROWS_PER_BATCH, records - start))
             numbers = _over(row + (first_sequence_id + start))
@@ -151,14 +151,14 @@ class RowBuilder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _data(self, parts: list[ScanBatch], name: str, field: pa.Field) -> pa.Array:
-        """Return a column of the records, as Spark's type; nulls where the log has none."""
+        """Return a column of the records in Spark's type; nulls if the log does not have it."""
         kind = field.type
         if parts[0].batch.schema.get_field_index(name) < 0:
             array = pa.nulls(sum(part.batch.num_rows for part in parts), kind)
         else:
             array = _joined([part.batch.column(name) for part in parts])
         if array.null_count and not field.nullable:
-            # Spark would compute with what lies in the memory of a null.
+            # Spark would compute with the memory behind a null.
             raise SchemaMismatchError(
                 f"log {self._name!r}: column {name!r} is read as one that cannot be null, and has "
                 f"{array.null_count} nulls. Where the log's schema has changed since, start the "
@@ -181,8 +181,8 @@ class RowBuilder:
         return self._ramp[:count]
 
     def _repeated_name(self, count: int) -> pa.StringArray:
-        # Spark's schema allows no dictionary encoding, so the name is there once per row; all
-        # batches share one array of it.
+        # Spark's schema allows no dictionary encoding, so each row repeats the name.  All batches
+        # share one array of it.
         if len(self._names) < count:
             ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(self._log))
             self._names = pa.StringArray.from_buffers(
@@ -192,7 +192,7 @@ class RowBuilder:
 
 
 def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType = _INT64) -> pa.Array:
-    # Over the memory that is there: Arrow's own conversion would load pandas, in each worker.
+    # A view of the existing memory: Arrow's own conversion would load pandas, in each worker.
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -205,8 +205,8 @@ def batches_by_log(
 ) -> list[tuple[str, pa.RecordBatch]]:
     """Return what to write to which log: the columns ``value`` and, if rows have one, ``txid``.
 
-    All of it goes to `log` if that is given, else each row where its ``log`` says, in order.  Of
-    rows for typed logs all columns are written, and ``_log`` says where.
+    All rows go to `log` if that is given, else each row to the log that its column ``log`` names,
+    in order.  For typed logs all columns are written, and ``_log`` names the log.
 
     Raises:
         ConfigurationError: a value, txid or log is null.
@@ -220,7 +220,7 @@ def batches_by_log(
             _required(batch, "_txid")
         return _by_log(batch, batch, log, "_log")
     arrays = [_required(batch, "value").cast(pa.binary())]
-    # SQL's INSERT fills columns that it does not name with nulls: then none of the rows has one.
+    # SQL's INSERT fills columns that it does not name with nulls: then no row has a txid.
     has_txid = columns.has_txid and batch.column("txid").null_count < batch.num_rows
     if has_txid:
         arrays.insert(0, _required(batch, "txid"))

@@ -62,10 +62,10 @@ class DlogReader(DataSourceReader):
         self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
-        """Take what the logs hold now, and divide what can be wanted of it.
+        """Take a snapshot of the logs, and divide the records that can be wanted.
 
         Raises:
-            LogNotFoundError: one of them does not exist.
+            LogNotFoundError: one of the logs does not exist.
         """
         address, options = self._options.address, self._options
         logs = list_selected(address, options.logs)
@@ -102,13 +102,13 @@ class DlogReader(DataSourceReader):
 
 
 class FilteringDlogReader(DlogReader):
-    """Reads what filters leave; for where Spark hands filters over.
+    """Reads the records that pass pushed filters, if Spark pushes filters down.
 
-    Elsewhere Spark refuses to read by a class that has `pushFilters`.
+    Otherwise Spark refuses to read with a class that has `pushFilters`.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Note what can be wanted; Spark evaluates every filter again, so all are returned."""
+        """Note which records can be wanted; return all filters, for Spark to evaluate again."""
         comparisons = map(comparison_of, filters)
         if self._options.shape is not None:
             comparisons = map(Comparison.of_typed, comparisons)
@@ -117,7 +117,7 @@ class FilteringDlogReader(DlogReader):
 
 
 def comparison_of(each: Filter) -> Comparison:
-    """Return one of Spark's filters as a value."""
+    """Convert one of Spark's filters to a value."""
     child = each.child if isinstance(each, Not) else each
     return Comparison(
         kind=type(child).__name__,
@@ -128,9 +128,9 @@ def comparison_of(each: Filter) -> Comparison:
 
 
 def batch_reader(options: ReadOptions) -> DlogReader:
-    """Return a reader that takes filters where Spark offers them, as its settings say.
+    """Return a reader that accepts filters if Spark offers them, as its settings say.
 
-    Only the worker that offers them imports that module of its own.
+    Only the worker that offers filters imports Spark's module for them.
     """
     if "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules:
         return FilteringDlogReader(options)
@@ -140,10 +140,10 @@ def batch_reader(options: ReadOptions) -> DlogReader:
 class DlogWriter(DataSourceArrowWriter):
     """Appends a DataFrame to one or more logs in one transaction.
 
-    Spark pickles this very object to the tasks and back to the driver's commit, so `token` is the
-    same in all of them, and no two writes share one.  It is made, and commits, on the driver's
-    machine, as soon as the write begins.  Which log a transaction is of is found out then, and
-    is the same in all tasks and their attempts.
+    Spark pickles this object to the tasks and back to the driver's commit.  Therefore `token` is
+    the same in all of them, and no two writes share one.  The object is created when the write
+    begins, on the driver's machine, and commits there.  The log of a transaction is looked up then,
+    so that it is the same in all tasks and their attempts.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class DlogWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Append what all tasks staged, in place of what was before if it overwrites."""
+        """Append all staged rows; with overwrite, they replace the earlier content."""
         commit_staged(
             messages,
             options=self._options,
@@ -184,6 +184,6 @@ class DlogWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what the tasks staged."""
+        """Drop the staged rows."""
         append = self._identity({})
         abort_staged(messages, address=self._options.address, append=append)

@@ -1,21 +1,23 @@
 """Exactly-once writes: the identity of an append, and the messages that tasks send back.
 
-A streaming sink, and a write inside ``foreachBatch``, append under (query id, target, batch id),
-where the target is a log, by its id, or the column of the rows that names it.  So a log that was
-renamed is the target that it was, and one that was created again is another.  In ``foreachBatch``
-a batch may write several times to one target: the writes of a run are counted, in their order, and
-a run that repeats the batch counts again.  A run of a batch is known by the SQL execution that all
-of it happens in, which Spark numbers, and which no user sets.
+A streaming sink, and a write inside ``foreachBatch``, append under (query id, target, batch id).
+The target is the id of the log, or, if a column of the rows names the log, the name of this column.
+Therefore a renamed log stays the same target, and a log that was created again is another target.
+In ``foreachBatch`` a batch may write several times to one target.  The writes of a run are counted
+in their order, and a run that repeats the batch counts again from the start.  A run of a batch is
+identified by the SQL execution that contains all of it.  Spark numbers these executions, and no
+user sets the number.
 
-A batch write appends under the user's ``txnAppId``, target and ``txnVersion`` where given, else
-under a token of its own.  The target is the same as of a stream: of one log the id, which the
-driver looks up before the first task begins; what is staged for another log of the same name is
-refused.
+A batch write appends under the user's ``txnAppId``, target and ``txnVersion`` if these are given,
+else under its own token.  The target is the same as for a stream.  If it is one log, the driver
+looks up its id before the first task begins; rows that were staged for another log of the same name
+are refused.
 
-Over Spark Connect the function of ``foreachBatch`` is a client of the server's, and its writes know
-nothing of the micro-batch.  Without a ``txnAppId`` they are refused, as far as they can be told
-from others: by the session that PySpark 4.3 copies for it, by the written plan before, of which
-Spark shows the first part; where that may hide such rows, the write is refused too.
+Over Spark Connect the function of ``foreachBatch`` is a client of the server, and its writes do not
+know the micro-batch.  Without a ``txnAppId`` they are refused, as far as they can be recognized.
+From PySpark 4.3 on they are recognized by the session that Spark copies.  Before, they are
+recognized by the plan of the write.  Spark shows only its first part; if the rest may contain such
+rows, the write is refused too.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ if TYPE_CHECKING:
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 EXECUTION_PROPERTY = "spark.sql.execution.root.id"
-"""The outermost SQL execution: of all that happens in a micro-batch, one; a number of its JVM's."""
+"""The outermost SQL execution, one for all work in a micro-batch; its number is unique in a JVM."""
 APPLICATION_PROPERTIES = ("spark.app.id", "spark.app.startTime")
-"""Together these are of one JVM."""
+"""Together these identify a JVM."""
 THREAD_PROPERTY = "dlog.thread"
-"""In a thread that runs `dlspark.in_batch`: which call of it this is."""
+"""Set in a thread that runs `dlspark.in_batch`; identifies the call."""
 STREAM_SESSION_PROPERTY = "spark.sql.streaming.internal.stateStore.partitions"
 """Spark sets it in the session that it copies for a streaming query, and nowhere else."""
 CALL_SITE_PROPERTY = "callSite.long"
-"""Spark Connect keeps the request of its client there, as text, cut where it is deep or long."""
+"""Spark Connect stores the request of its client there as text, cut where it is deep or long."""
 CONNECT_OPERATION_PROPERTY = "spark.connect.operation_id"
-"""Set by Spark Connect from PySpark 4.3 on, where ``foreachBatch`` has a copied session."""
+"""Set by Spark Connect from PySpark 4.3 on; there ``foreachBatch`` has a copied session."""
 _CONNECT_REQUEST = 'session_id: "'
 _SERVER_FRAME = "cached_remote_relation {"
-"""In a request: a DataFrame that the server keeps, as it does the rows of a micro-batch."""
+"""In a request: a DataFrame that the server keeps, as the rows of a micro-batch are kept."""
 _WRITE = "write_operation {"
 _BEHIND_ROWS = "\n      source: "
 _CUT_RELATION = re.compile(
@@ -59,7 +61,7 @@ _CUT_RELATION = re.compile(
     r" {16}(?!(?:common|range|read|sql|\w*local_relation) )",
     re.MULTILINE,
 )
-"""In a request: what some rows are made of, at the depth where Spark leaves out what is in it."""
+"""In a request: an input of the rows, at the depth where Spark leaves out its details."""
 TASK_PROPERTIES = (
     QUERY_ID_PROPERTY,
     BATCH_ID_PROPERTY,
@@ -71,20 +73,21 @@ TASK_PROPERTIES = (
     CONNECT_OPERATION_PROPERTY,
 )
 _ANY_LOG = "column"
-"""Stands for a write whose rows choose their log; no log has such an id."""
+"""Target of a write whose rows choose their log; no log has this id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendIdentity:
-    """Under which identity and version an append commits, once.
+    """Identity and version under which an append commits once.
 
-    `run` tells the runs of a batch apart, in which writes are counted; "" where a version is
-    written once.  `thread` tells the threads of a run apart.  `shared` is where a streaming query
-    stages for all its targets, since the same tasks soon write again; its rounds are the batches.
-    `is_unique` says that nobody will append under this identity again, `is_stream` that versions
-    are the batches of a streaming query, of which only the latest is ever repeated; `is_of_log`
-    that the id of the one log it appends to belongs to the identity: `committed_as` has it.
-    `log_id` is of the one log that it may append to, where the identity has that id already.
+    `run` identifies a run of a batch, in which writes are counted; "" if a version is written once.
+    `thread` identifies a thread of a run.  `shared` is the staging that a streaming query uses for
+    all its targets, because the same tasks soon write again; its rounds are the batches.  With
+    `is_unique`, no other append will have this identity.  With `is_stream`, versions are the
+    batches of a streaming query, and only the latest of them is ever repeated.  With `is_of_log`,
+    the append goes to one log, and the id of this log belongs to the identity: see `committed_as`.
+    If the identity contains the log's id already, `log_id` is the id of the only log that it may
+    append to.
     """
 
     identity: str
@@ -98,12 +101,12 @@ class AppendIdentity:
     log_id: str = ""
 
     def committed_as(self, log_id: str) -> str:
-        """Under which identity it commits, to the log of this id."""
+        """Return the identity under which it commits to the log with this id."""
         return _with_target(self.identity, log_id)
 
     @property
     def staged_as(self) -> str:
-        """Under which identity its tasks stage."""
+        """The identity under which its tasks stage."""
         return self.identity if self.shared is None else self.shared.identity
 
 
@@ -138,14 +141,14 @@ def batch_identity(
     """Return the identity of a batch write.
 
     Args:
-        options: of the write.
+        options: options of the write.
         properties: the local properties of its task.
         token: unique to the write.
-        log_id: of the log that the options name, where they have a transaction.
+        log_id: id of the log that the options name, if they have a transaction.
 
     Raises:
-        ConfigurationError: it is a write of a micro-batch's rows over Spark Connect, or in a
-            thread, that does not know which micro-batch; repeated, it would write twice.
+        ConfigurationError: rows of a micro-batch are written over Spark Connect, or in a thread,
+            and the micro-batch is not known; if the batch is repeated, they would be written twice.
     """
     transaction = options.transaction
     if properties.get(QUERY_ID_PROPERTY):
@@ -203,9 +206,9 @@ def _transaction_identity(
     *,
     shared: SharedStaging | None = None,
 ) -> AppendIdentity:
-    # The id belongs to the identity from the first task on, not only in the commit: what another
-    # write of the same application stages for another log, at the same time, has another identity,
-    # and is left alone when this one tidies.
+    # The id belongs to the identity from the first task on, not only in the commit.  Another write
+    # of the same application may stage for another log at the same time.  Its identity is
+    # different, so its staged rows are left alone when this write cleans up.
     assert (options.log is None) == (log_id is None), "a log that is named has an id"
     return AppendIdentity(
         identity=_with_target(f"txn:{transaction.app_id}", log_id or _ANY_LOG),
@@ -231,12 +234,12 @@ def _name_stream(query_id: str) -> str:
 
 
 def _with_target(appender: str, target: str) -> str:
-    # No target has a ">": the same text never comes of two appenders and two targets.
+    # No target contains ">", so different pairs of appender and target give different texts.
     return f"{appender}><{target}>"
 
 
 class StagedTask(WriterCommitMessage):
-    """What one task staged."""
+    """The staged extents of one task."""
 
     def __init__(
         self, *, append: AppendIdentity, partition_id: int, extents: Sequence[StagedExtent]
@@ -254,10 +257,10 @@ def join_messages(
 ) -> tuple[AppendIdentity, list[StagedExtent]] | None:
     """Return the append of a write and its extents in the order of partitions.
 
-    Messages of failed tasks are None and left out; without any message the result is None.
+    Messages of failed tasks are None and are ignored; without any other message the result is None.
 
     Raises:
-        UnexpectedError: they are not of one write.
+        UnexpectedError: the messages belong to different writes.
     """
     staged = [message for message in messages if message is not None]
     if not staged:

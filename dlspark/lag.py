@@ -1,16 +1,17 @@
-"""The lag of a query behind what its logs hold, as its progress shows it.
+"""The lag of a query behind the ends of its logs, as its progress shows it.
 
 Spark lets a Python source report its latest offset, in any form, and shows it in the progress of
-the query, in ``sources[n].latestOffset``.  That of a dlog source says beside the ends of its logs
-what the query has not read yet:
+the query, in ``sources[n].latestOffset``.  A dlog source reports the ends of its logs, and the
+records that the query has not read yet:
 
     {"behind": {"bytes": 4096, "records": 40, "seconds": 1.5},
      "behindByLog": {"clicks": {"bytes": 4096, "records": 40, "seconds": 1.5}},
      "logs": {"clicks": "3:17:0", "views": "1:2:0"},
      "skipped": {"losses": 1, "records": 12}, "v": 1}
 
-``behindByLog`` names the logs that have something left; ``skipped`` is there once records that were
-lost have been skipped, and counts those of which the number is known, since the run began.
+``behindByLog`` names the logs that have unread records.  ``skipped`` is present once lost records
+have been skipped.  It counts the losses since the run began, and their records as far as the number
+is known.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ LAG_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """What is left to read.
+    """Records that are left to read.
 
     Attributes:
-        records: how many.
-        size_bytes: about how many bytes of entries.
-        seconds: between the writing of the next record to read and of the last one.
+        records: number of records.
+        size_bytes: about the size of their entries.
+        seconds: time between the writing of the next record to read and of the last record.
     """
 
     records: int = 0
@@ -46,11 +47,11 @@ class Lag:
 
     @classmethod
     def of(cls, snapshot: LogSnapshot, place: RecordPlace) -> Lag:
-        """Return what a snapshot holds from `place` on."""
+        """Return the lag of a reader at `place` behind the end of a snapshot."""
         backlog = Backlog.of(snapshot, place.sequence_id)
         if not backlog.runs:
             return cls()
-        # Times never fall, and a log may have thousands of segments.
+        # Times never decrease, and a log may have thousands of segments.
         last = next(s.extents[-1] for s in reversed(snapshot.segments) if s.extents)
         return cls(
             records=backlog.records,
@@ -64,7 +65,7 @@ class Lag:
 
 
 def total(lags: Mapping[str, Lag]) -> Lag:
-    """Return the lag of a query over several logs: all that is left, and the longest time."""
+    """Return the lag of a query over several logs: the sum of records, and the longest time."""
     return Lag(
         records=sum(lag.records for lag in lags.values()),
         size_bytes=sum(lag.size_bytes for lag in lags.values()),
@@ -74,10 +75,10 @@ def total(lags: Mapping[str, Lag]) -> Lag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagReport:
-    """What a source reports of its lag."""
+    """The lag that a source reports."""
 
     logs: Mapping[str, Lag]
-    """Those that have something left to read."""
+    """Lags of the logs that have unread records."""
     ends: Mapping[str, str]
     skipped_records: int = 0
     losses: int = 0
@@ -88,7 +89,7 @@ class LagReport:
         return total(self.logs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the value as described at the head of this module."""
+        """Return the JSON value that the head of this module describes."""
         value: dict[str, Any] = {
             "behind": self.behind.to_json(),
             "behindByLog": {log: self.logs[log].to_json() for log in sorted(self.logs)},
@@ -100,7 +101,7 @@ class LagReport:
 
     @classmethod
     def parse(cls, text: str | None) -> LagReport | None:
-        """Return what a progress says of a source; None if it is not of dlog, or says nothing."""
+        """Return the report in a progress; None if the source is not dlog, or has no report."""
         try:
             value = json.loads(text or "null")
             logs = {log: _parse(each) for log, each in value["behindByLog"].items()}

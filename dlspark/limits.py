@@ -1,11 +1,11 @@
-"""The share of a micro-batch in what its logs hold: limited, and divided fairly.
+"""The number of records that a micro-batch takes from each log: limited, and divided fairly.
 
-A limit of records or bytes is divided so that no log takes more than another as long as both have
-more to give: a log with little is read up at once, however far behind another one is.  Each log
-that has something gives at least one record, so that a stream always advances; with more logs than
-the limit has records a batch is as large as their number.
+A limit of records or bytes is divided so that no log gives more than another as long as both have
+unread records.  Therefore a log with few unread records is read to its end at once, however far
+behind another log is.  Each log with unread records gives at least one, so that a stream always
+advances.  If there are more logs than the limit has records, a batch has one record of each.
 
-Records are counted exactly.  Bytes are known of extents, and shared out by records within one; a
+Records are counted exactly.  Bytes are known per extent, and divided evenly among its records.  A
 record that is larger than the limit is a batch of its own.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dlcore.sync import LogSnapshot
 
 DELAY_S_MAX = 15 * 60.0
-"""How long `min_records` may hold a batch back, unless the user says otherwise; Kafka's too."""
+"""How long `min_records` may hold a batch back by default, as with Kafka."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds a micro-batch; None for no bound."""
+    """Bounds of a micro-batch; None for no bound."""
 
     max_records: int | None = None
     max_bytes: int | None = None
@@ -35,14 +35,11 @@ class Limits:
 
     @property
     def bounds_batches(self) -> bool:
-        """Whether a batch may end before the end of what is readable."""
+        """Whether a batch may end before the end of the readable records."""
         return self.max_records is not None or self.max_bytes is not None
 
     def is_enough(self, records: int, *, waited_s: float | None) -> bool:
-        """Return whether `records` are worth a batch, so long after the last one.
-
-        `waited_s` is None before the first batch of a run, which is not held back.
-        """
+        """Return whether `records` are enough for a batch, after `waited_s` since the last one."""
         if self.min_records is None or waited_s is None:
             return True
         return records >= self.min_records or waited_s >= self.max_delay_s
@@ -50,7 +47,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What one log holds from a position on: runs of (records, bytes), in order."""
+    """The records of one log from a position on, as runs of (records, bytes) in order."""
 
     start: int
     """The sequence id of its first record."""
@@ -58,7 +55,7 @@ class Backlog:
 
     @classmethod
     def of(cls, snapshot: LogSnapshot, start: int, end: int | None = None) -> Backlog:
-        """Return what a snapshot holds of the records with sequence ids in [start, end)."""
+        """Return the records of a snapshot with sequence ids in [start, end)."""
         runs = []
         for segment in reversed(snapshot.segments):
             extents = segment.extents
@@ -82,11 +79,11 @@ class Backlog:
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes they are."""
+        """About the size of the records."""
         return sum(size for _, size in self.runs)
 
     def records_within(self, size_bytes: int) -> int:
-        """Return how many records, from the first on, are at most so many bytes; at least one."""
+        """Return how many records, from the first on, have at most `size_bytes`; at least one."""
         count = 0
         for records, size in self.runs:
             if size > size_bytes:
@@ -112,7 +109,7 @@ def share(backlogs: Mapping[str, Backlog], limits: Limits) -> dict[str, int]:
 
 
 def _divide(amounts: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Give the smallest all they ask for, and the others equal parts of what that leaves."""
+    """Give the smallest requests in full, and the others equal parts of the rest."""
     parts = {}
     left = limit
     order = sorted(amounts, key=lambda name: (amounts[name], name))

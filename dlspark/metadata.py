@@ -1,6 +1,6 @@
 """Tables about the system: logs, their segments and extents, ledgers, bookies, commits.
 
-A table is read by one task, some rows at a time, from the metadata store; entries are read of none.
+One task reads a table from the metadata store, some rows at a time.  No entries are read.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ COLUMNS: dict[MetadataTable, dict[str, DataType]] = {
         "committed": _TIME,
     },
 }
-"""The columns of each table.  Counts are of what is stored: of a segment that is truncated in part
-all of it.  A log of which nothing can be told, for its metadata is damaged or no bookie answers, is
-one row with its name and the error; so is a ledger whose metadata is damaged."""
+"""The columns of each table.  Counts are of stored records and bytes: a partly truncated segment
+counts whole.  If nothing can be read of a log, because its metadata is damaged or no bookie
+answers, its row has its name and the error.  The same holds for a ledger whose metadata is damaged.
+"""
 
 
 def schema_of(table: MetadataTable) -> StructType:
@@ -162,7 +163,7 @@ class MetadataReader(DataSourceReader):
                 self._require_named(found)
 
     def _require_named(self, found: set[str]) -> None:
-        """Raise if a log that was given by its name is not there: no rows would say that it is."""
+        """Raise if a named log does not exist: an empty result would not show this."""
         logs = self._options.logs
         names = () if logs is None or logs.pattern is not None else logs.names
         for name in names:

@@ -1,6 +1,6 @@
-"""A stream's offsets: positions by log as canonical JSON, and how they move on.
+"""A stream's offsets: positions by log as canonical JSON, and how they advance.
 
-An offset holds for every log the next position to read.  Its JSON has sorted keys, because Spark
+An offset holds the next position to read of every log.  Its JSON has sorted keys, because Spark
 compares offsets as text:
 
     {"ids": {"clicks": "9f…"}, "init": {"clicks": "1:0:0"}, "logs": {"clicks": "3:17:0"},
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 OFFSET_VERSION = 1
 _KEYS = frozenset({"gone", "ids", "init", "logs", "seq", "v"})
 _NAMED_MAX = 5
-"""So many logs are named in an error."""
+"""Most logs that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPosition:
-    """The next position to read in one log, and the number of records before it if known."""
+    """The next position to read in one log, and the number of records before it, if known."""
 
     log_id: str
     dlsn: DLSN
@@ -51,10 +51,10 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
-    """What an offset needs to know of a log's snapshot.
+    """The part of a log's snapshot that an offset needs.
 
-    `first_sequence_id` and `end_sequence_id` count the records before these positions; they are
-    None where the snapshot does not tell.
+    `first_sequence_id` and `end_sequence_id` are the numbers of records before these positions;
+    they are None if the snapshot does not have them.
     """
 
     log_id: str
@@ -82,7 +82,7 @@ class LogView:
     def has_lost_after(self, position: LogPosition) -> bool:
         """Return whether records at or after `position` were truncated away.
 
-        Where counts are not known, a position below the first readable one counts as a loss.
+        If the counts are not known, a position below the first readable one counts as a loss.
         """
         if position.dlsn >= self.first:
             return False
@@ -92,7 +92,7 @@ class LogView:
 
 
 def _count_before(segments: Sequence[Any], position: DLSN) -> int | None:
-    # A log may have thousands of segments, and each trigger asks for each log.
+    # A log may have thousands of segments, and each trigger calls this for each log.
     index = bisect_left(segments, position.lssn, key=lambda segment: segment.lssn)
     if index == len(segments) or segments[index].lssn != position.lssn:
         return None
@@ -107,22 +107,22 @@ def _count_before(segments: Sequence[Any], position: DLSN) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLoss:
-    """Records that a query should read and that are gone; `str` says it to the user."""
+    """Records that a query should read and that are gone; `str` gives the message for the user."""
 
     log: str
     what: str
     error: type[DLError]
     key: tuple[str, ...]
-    """Which loss it is, whatever the log holds by the time it is met again."""
+    """Identifies the loss, whatever the log holds when it is found again."""
     records: int | None = None
-    """How many are lost; None where nobody knows any more."""
+    """Number of lost records; None if it is not known any more."""
 
     def __str__(self) -> str:
         return f"log {self.log!r}: {self.what}"
 
     @classmethod
     def deleted(cls, log: str, position: LogPosition) -> DataLoss:
-        """The log does not exist any more."""
+        """Describe a log that does not exist any more."""
         return cls(
             log=log,
             what=(
@@ -135,7 +135,7 @@ class DataLoss:
 
     @classmethod
     def recreated(cls, log: str, position: LogPosition, view: LogView) -> DataLoss:
-        """Another log has the name now."""
+        """Describe a log that is gone, and whose name another log has now."""
         return cls(
             log=log,
             what=(
@@ -152,9 +152,9 @@ class DataLoss:
     def left_out(
         cls, log: str, position: LogPosition, view: LogView | None, *, chosen: str, names: list[str]
     ) -> DataLoss:
-        """The options do not choose the log any more.
+        """Describe a log that the options do not select any more.
 
-        `chosen` is what they do choose, `names` are all logs that they leave out.
+        `chosen` is the selection of the options, `names` are all logs that it leaves out.
         """
         is_there = view is not None and view.log_id == position.log_id
         held = f"holds {view.first} … {view.end} (exclusive)" if view and is_there else "is gone"
@@ -171,7 +171,7 @@ class DataLoss:
 
     @classmethod
     def truncated(cls, log: str, start: LogPosition, view: LogView) -> DataLoss:
-        """Records from `start` on were truncated away."""
+        """Describe the loss of records from `start` on, which were truncated."""
         records = None
         if start.sequence_id is not None and view.first_sequence_id is not None:
             records = view.first_sequence_id - start.sequence_id
@@ -189,7 +189,7 @@ class DataLoss:
 
     @classmethod
     def of_txids(cls, snapshot: LogSnapshot, txid: int) -> DataLoss:
-        """Records with a transaction id, or those above it, were truncated away."""
+        """Describe the loss of records from a transaction id on, some of which were truncated."""
         return cls(
             log=snapshot.log,
             what=(
@@ -217,7 +217,7 @@ class LogRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """An offset of a stream, as described at the head of this module."""
+    """An offset of a stream, as the head of this module describes it."""
 
     logs: Mapping[str, LogPosition]
     init: Mapping[str, DLSN] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class StreamOffset:
 
     @classmethod
     def initial(cls, logs: Mapping[str, LogPosition]) -> StreamOffset:
-        """Return the offset at which a query starts: nothing read, each log's start resolved."""
+        """Return the start offset of a query: nothing is read, and each log's start is resolved."""
         return cls(logs=logs, init={log: position.dlsn for log, position in logs.items()})
 
     def to_json(self) -> dict[str, Any]:
@@ -243,11 +243,11 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: object) -> StreamOffset:
-        """Parse what `to_json` made.
+        """Parse the result of `to_json`.
 
         Raises:
-            ConfigurationError: another version or not an offset of this source, as when a
-                checkpoint belongs to another query.
+            ConfigurationError: it has another version, or is no offset of this source, for example
+                because the checkpoint belongs to another query.
         """
         if not isinstance(value, dict) or "v" not in value:
             raise ConfigurationError(f"not an offset of a dlog source: {value!r}")
@@ -282,11 +282,11 @@ class StreamOffset:
         return cls(logs=logs, init=init, gone=gone)
 
     def without(self, logs: Iterable[str]) -> StreamOffset:
-        """Return the offset of a query that goes on without these logs, whose loss it accepts."""
+        """Return the offset of a query that continues without these logs and accepts the loss."""
         gone = self.gone.union(logs)
         if gone == self.gone:
             return self
-        # As an offset that follows this one, it is no end of the batches that this one ends.
+        # The new offset follows this one, so it does not end the batches that end here.
         init = {log: start for log, start in self.init.items() if start == self.logs[log].dlsn}
         return replace(self, gone=gone, init=init)
 
@@ -295,15 +295,15 @@ class StreamOffset:
         views: Mapping[str, LogView | None],
         ends: Mapping[str, LogPosition] | None = None,
     ) -> tuple[StreamOffset, list[DataLoss]]:
-        """Return the offset after all that `views` hold, and what was lost since this one.
+        """Return the offset after all records of `views`, and the losses since this offset.
 
-        In logs of which `ends` has a position it goes no further than that.  A log that has another
-        name by now is known by its id, and goes on under that name.
+        In a log with a position in `ends` it does not go beyond that position.  A renamed log is
+        recognized by its id, and continues under its new name.
 
-        A view of None says that the log does not exist; logs without a view are not read now and
-        keep their position.  The offset goes on from what is there, for callers that accept
-        the loss.  It equals this one when there is nothing new, also when a segment was merely
-        rolled.
+        A view of None means that the log does not exist; logs without a view are not read now and
+        keep their position.  After a loss the offset continues at the first existing record, for
+        callers that accept the loss.  The offset equals this one if there is nothing new, also if
+        only a new segment began.
         """
         step = _Step(self, ends or {})
         followed = self._followed(views)
@@ -324,7 +324,7 @@ class StreamOffset:
         return (self if is_same else moved), step.losses
 
     def _followed(self, views: Mapping[str, LogView | None]) -> dict[str, str]:
-        """Return the names of the logs that there are, and those that they have in this offset."""
+        """Return the names of existing logs, each with its name in this offset."""
         names = {view.log_id: log for log, view in views.items() if view is not None}
         followed: dict[str, str] = {}
         for was, known in self.logs.items():
@@ -336,7 +336,7 @@ class StreamOffset:
         return followed
 
     def ranges_to(self, end: StreamOffset) -> list[LogRange]:
-        """Return what the batch from here to `end` reads, by log name, without empty ranges."""
+        """Return the ranges of the batch from here to `end`, by log name, without empty ranges."""
         if self.to_json() == end.to_json():
             return []
         ranges = []
@@ -352,7 +352,7 @@ class StreamOffset:
     ) -> LogPosition:
         log_id, known = end.logs[log].log_id, self.logs.get(log)
         if known is None or known.log_id != log_id:
-            known = by_id.get(log_id)  # under the name that it had
+            known = by_id.get(log_id)  # under its earlier name
         if log in end.init and (known is None or known.dlsn != end.init[log]):
             return LogPosition(log_id=log_id, dlsn=end.init[log])
         if known is None:
@@ -360,7 +360,7 @@ class StreamOffset:
                 f"the offset {end.to_json()} does not follow {self.to_json()}: it has no start for "
                 f"log {log!r}; the checkpoint was changed by hand, or belongs to another query"
             )
-        return known  # with its count
+        return known  # with its sequence id
 
 
 class _Step:
@@ -375,7 +375,7 @@ class _Step:
         self._ends = ends
 
     def take(self, log: str, known: LogPosition | None, view: LogView | None) -> None:
-        """Begin with a log, or tell that the one that had its name is gone."""
+        """Begin with a new log, or note that the log that had this name is gone."""
         if view is not None:
             if known is not None:
                 self.lose(DataLoss.recreated(log, known, view))
@@ -385,7 +385,7 @@ class _Step:
             self.pass_over(log, known, is_gone=True)
 
     def lose(self, loss: DataLoss) -> None:
-        """Tell of a log that is lost, unless that was told before."""
+        """Note the loss of a log, unless it was reported before."""
         if loss.log not in self._start.gone:
             self.losses.append(loss)
 
@@ -397,13 +397,13 @@ class _Step:
         self.logs[log] = self._end_of(log, view)
 
     def pass_over(self, log: str, known: LogPosition, *, is_gone: bool) -> None:
-        """Leave one log where it is, of which nothing is read."""
+        """Keep the position of a log that is not read."""
         self.keep(log, known, was=log)
         if is_gone:
             self.gone.add(log)
 
     def keep(self, log: str, known: LogPosition, *, was: str) -> None:
-        """Leave one log, whose name was `was`, where it is."""
+        """Keep the position of a log whose name was `was`."""
         self.logs[log] = known
         if self._start.init.get(was) == known.dlsn:
             self.init[log] = known.dlsn
@@ -414,8 +414,8 @@ class _Step:
         return wanted if wanted.dlsn < end.dlsn else end
 
     def move(self, log: str, known: LogPosition, view: LogView, *, was: str) -> None:
-        """Move one log on, whose name was `was`."""
-        # Without a readable record a loss cannot be told yet, and nothing is skipped before.
+        """Advance a log whose name was `was`."""
+        # Without a readable record a loss cannot be recognized yet, and nothing is skipped.
         if not view.is_empty and view.has_lost_after(known):
             self.losses.append(DataLoss.truncated(log, known, view))
         end = self._end_of(log, view)

@@ -1,6 +1,6 @@
-"""The options of ``format("dlog")``, one row each: what is parsed, and what docs/spark.md shows.
+"""The options of ``format("dlog")``, one row each: for parsing, and for docs/spark.md.
 
-A row says what an option is for, so a key that is given elsewhere is refused by name.
+A row states the uses of an option, so that an option in a wrong place is refused by name.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from dlspark.limits import DELAY_S_MAX
 
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
-"""`maxBytesPerPartition` unless it is given: as large as Spark makes partitions of files."""
+"""Default of `maxBytesPerPartition`: the size of Spark's partitions of files."""
 
 
 class Use(enum.Enum):
-    """What an option is for."""
+    """The use of an option."""
 
     BATCH_READ = "batch read"
     STREAM_READ = "stream read"
@@ -320,11 +320,12 @@ KAFKA_NAMES = {
     "subscribe": "log or logs",
     "subscribePattern": "logsPattern",
     "assign": "logs",
-    "to" + "pic": "log",  # a word that means a log there, and is not used here
+    "to" + "pic": "log",  # The word has another meaning here, and is not used.
     "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
     "minOffsetsPerTrigger": "minRecordsPerTrigger",
 }
-"""Options of Spark's Kafka source, and what takes their place; those of the same name apart."""
+"""Options of Spark's Kafka source, and their replacements; options with the same name are left out.
+"""
 
 KAFKA_ONLY = {
     "includeHeaders": "records have no headers, pack what belongs to a record into its value",
@@ -334,7 +335,7 @@ KAFKA_ONLY = {
     "fetchOffset.numRetries": "metadata is asked again as long as it takes",
     "fetchOffset.retryIntervalMs": "metadata is asked again as long as it takes",
 }
-"""Options of Spark's Kafka source that nothing here answers to, and why."""
+"""Options of Spark's Kafka source without a counterpart here, and the reason."""
 
 
 def names_for(*uses: Use) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The options of ``format("dlog")``, parsed into frozen values; every check is here.
 
-What there is stands in `dlspark.option_table`.
+`dlspark.option_table` lists them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _BOUNDS: dict[str, Callable[[str, str], Bound]] = {
     "Txid": parse_txid,
     "Offsets": parse_offsets,
 }
-"""Ways to say where a read starts or ends, the one that counts before others first."""
+"""Parsers of the options that set where a read starts or ends, in order of priority."""
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _LIMITS = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay")
 _TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
-_ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # reach streaming sinks
+_ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # streaming sinks get these
 CATALOG_PREFIX = "option."
 _CATALOG_ADVICE = (
     "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
@@ -62,7 +62,7 @@ _CATALOG_ADVICE = (
     "none inserted into: insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS "
     "(uri '…', log '…')), or write a DataFrame"
 )
-_CATALOG_KEY = "provider"  # a property of every table of Spark's catalog
+_CATALOG_KEY = "provider"  # a property of every table in Spark's catalog
 _WORDS = {
     Use.BATCH_WRITE: "writing",
     Use.STREAM_WRITE: "writing",
@@ -77,7 +77,7 @@ _T = TypeVar("_T")
 
 
 class Mode(enum.Enum):
-    """What a set of options is for; `LOAD` is before Spark has said whether batch or stream."""
+    """The use of a set of options; `LOAD` is used before Spark has chosen batch or stream."""
 
     LOAD = "a read"
     BATCH = "a batch"
@@ -86,15 +86,15 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a namespace is, and how its bookies are talked to; pickled: of TLS only paths."""
+    """Location of a namespace, and TLS files for its bookies; pickled with the paths only."""
 
     uri: str
-    """Or an endpoint of proxies."""
+    """A namespace, or an endpoint of proxies."""
     tls: TlsFiles | None = None
 
     @property
     def is_endpoint(self) -> bool:
-        """Whether proxies are to be talked to."""
+        """Whether the address is an endpoint of proxies."""
         return self.uri.startswith("grpc")
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSelection:
-    """Which logs to read: names, or a pattern for whole names."""
+    """The logs to read: names, or a pattern for whole names."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -120,7 +120,7 @@ class LogSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """How a read is divided into partitions; None for no wish."""
+    """Wanted division of a read into partitions; None for no preference."""
 
     min_partitions: int | None = None
     max_records: int | None = None
@@ -128,7 +128,7 @@ class Division:
 
 
 class MetadataTable(enum.Enum):
-    """What the option `metadata` reads."""
+    """Tables that the option `metadata` reads."""
 
     LOGS = "logs"
     SEGMENTS = "segments"
@@ -143,7 +143,7 @@ _TABLES_OF_LOGS = (MetadataTable.LOGS, MetadataTable.SEGMENTS, MetadataTable.EXT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataOptions:
-    """Which table about the system to read, and of which logs; `logs` is None for all."""
+    """The table about the system to read, and its logs; `logs` is None for all."""
 
     address: Address
     table: MetadataTable
@@ -151,7 +151,7 @@ class MetadataOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> MetadataOptions | None:
-        """Parse Spark's options; return None if they ask for records.
+        """Parse Spark's options; return None if they read records.
 
         Raises:
             ConfigurationError: an option is unknown, wrong, missing, or contradicts another.
@@ -173,29 +173,29 @@ class MetadataOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What to read; `end` is None for a stream."""
+    """The records to read; `end` is None for a stream."""
 
     address: Address
     logs: LogSelection
     columns: tuple[str, ...] | None
-    """None for all that its logs have."""
+    """None for all columns of the logs."""
     include_metadata: bool
     start: Bound
     must_reach_start: bool
-    """Whether a log that has not come to `start` yet is an error, not read from its end."""
+    """Whether it is an error if a log does not reach `start` yet; else it is read from its end."""
     end: Bound | None
     fail_on_data_loss: bool
     limits: Limits
     division: Division
     shape: RowShape | None = None
-    """Of the rows of typed logs, once that is known; None for logs of bytes."""
+    """Shape of the rows of typed logs, once it is known; None for byte logs."""
 
     @property
     def byte_columns(self) -> tuple[str, ...]:
-        """The columns to read of logs of bytes.
+        """The columns to read of byte logs.
 
         Raises:
-            ConfigurationError: they have no such column.
+            ConfigurationError: byte logs have no such column.
         """
         columns = self.columns or READ_COLUMNS
         for name in columns:
@@ -253,17 +253,18 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Where to write; `log` is None when the data has a column ``log``."""
+    """The target of a write; `log` is None if the data has a column ``log``."""
 
     address: Address
     log: str | None
     transaction: Transaction | None
     create_log: bool = False
     typed: bool | None = None
-    """Whether the log is typed, or to be created as such; None for what it and its columns say."""
+    """Whether the log is typed, or is to be created as such; None: the log or the columns decide.
+    """
     merge_schema: bool = False
     lock_timeout_s: float | None = None
-    """None for what the namespace's configuration says."""
+    """None for the value of the namespace's configuration."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], mode: Mode) -> WriteOptions:
@@ -292,9 +293,9 @@ class WriteOptions:
 class _Table:
     """Options by their canonical key; refuses unknown ones when built.
 
-    A table of Spark's catalog hands over its options behind ``option.``, among properties of its
-    own, which say nothing here, and options of a single read or write, which come first.  It has
-    one set of them for reading and writing: there those for the other are passed over.
+    A table of Spark's catalog passes its options with the prefix ``option.``.  Its other properties
+    are ignored.  Options of a single read or write take precedence.  The table has one set of
+    options for reading and writing, so those for the other use are ignored.
     """
 
     def __init__(self, options: Mapping[str, str], *uses: Use) -> None:
@@ -325,7 +326,7 @@ class _Table:
                 raise ConfigurationError(_describe_unknown(key, value, keys))
 
     def get(self, key: str) -> str | None:
-        """Return the text of an option."""
+        """Return the text of an option, None if it is not given."""
         return self._values.get(key)
 
     def parse(self, key: str, parser: Callable[[str, str], _T], *, default: _T) -> _T:
@@ -452,7 +453,7 @@ def _parse_pattern(key: str, text: str) -> str | None:
 
 
 def _parse_bound(table: _Table, word: str, selection: LogSelection) -> Bound | None:
-    """Return what the first of the options that say it says; the others are checked too."""
+    """Return the value of the first option in order of priority; the others are checked too."""
     bounds = [
         (word + key, parser(word + key, text))
         for key, parser in _BOUNDS.items()

@@ -1,4 +1,4 @@
-"""From ranges to read to input partitions: one per segment, unless options or sizes say else."""
+"""From ranges to input partitions: one per segment, unless options or sizes require others."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from dlspark.options import Division
 
 PARTITIONS_BEFORE_GROUPING = 64
-"""More partitions than this (or than `minPartitions`) are made fewer where they are small."""
+"""If there are more partitions than this (or than `minPartitions`), small ones are joined."""
 
 GROUP_BYTES_MAX = 32 * 1024 * 1024
-"""Grouping makes no partition larger than this: about a second of reading."""
+"""Most bytes of a joined partition: about a second of reading."""
 
 COUNTED_ROWS_MAX = 16 * 1024 * 1024
-"""Rows of a partition that are counted only: a second's work."""
+"""Most rows of a partition without reading: about a second of work."""
 
 
 class DlogPartition(InputPartition):
-    """Ranges of logs, read in order by one task; those of one log are together, and consecutive.
+    """Ranges of logs, read in order by one task; ranges of one log are consecutive.
 
-    It carries ledgers, ensembles and addresses: the task reads without the metadata store.
+    It contains ledgers, ensembles and addresses, so that the task reads without the metadata store.
     """
 
     def __init__(self, scans: Sequence[ScanRange]) -> None:
@@ -60,19 +60,19 @@ class Stretch:
     end: DLSN
 
     def scans(self) -> list[ScanRange]:
-        """Return what is readable of it, segment by segment."""
+        """Return its readable ranges, segment by segment."""
         return self.snapshot.scans(self.start, self.end)
 
 
 def first_sequence_id(part: ScanRange) -> int | None:
-    """Return the number of a range's first record; None if that is not known without reading."""
+    """Return the sequence id of a range's first record; None if only reading would give it."""
     first = part.extents[0]
     is_at_edge = part.start == DLSN(part.lssn, first.base_entry_id, 0) and _has_its_first(first)
     return first.start_sequence_id if is_at_edge else None
 
 
 def end_sequence_id(part: ScanRange) -> int | None:
-    """Return the number of the record after a range; None if that is not known without reading."""
+    """Return the sequence id after a range's last record; None if only reading would give it."""
     last = part.extents[-1]
     is_at_edge = part.end == DLSN(part.lssn, last.end_entry_id, 0) and _has_its_first(last)
     if is_at_edge and last.last_entry_id == part.ledgers[last.ledger_id].last_entry_id:
@@ -81,12 +81,12 @@ def end_sequence_id(part: ScanRange) -> int | None:
 
 
 def _has_its_first(extent: ExtentView) -> bool:
-    """Return whether a view, which may be clipped, surely has its extent's first entry."""
+    """Return whether a view, which may be clipped, certainly has its extent's first entry."""
     return 0 in (extent.base_entry_id, extent.first_entry_id)
 
 
 class CountedRange(NamedTuple):
-    """Records of one log that are numbered and not read."""
+    """Records of one log whose rows need only their numbers, so that they are not read."""
 
     log: str
     first_sequence_id: int
@@ -94,7 +94,7 @@ class CountedRange(NamedTuple):
 
 
 class CountedPartition(InputPartition):
-    """Ranges whose rows follow from their numbers."""
+    """Ranges whose rows follow from their sequence ids."""
 
     def __init__(self, ranges: Sequence[CountedRange]) -> None:
         super().__init__(None)
@@ -130,8 +130,8 @@ def plan_counts(ranges: Iterable[CountedRange], division: Division) -> list[Coun
 def plan_partitions(scans: Iterable[ScanRange], division: Division) -> list[DlogPartition]:
     """Return partitions that hold exactly `scans`, in their order.
 
-    A range is split at entries only, so a partition can have more records or bytes than it should
-    where a single entry has, and fewer partitions than asked for come out of few entries.
+    A range is split only between entries.  Therefore a partition may have more records or bytes
+    than wanted if a single entry has more, and few entries give fewer partitions than wanted.
     """
     ranges = [part for scan in scans if scan.entry_count > 0 for part in _cut(scan, division)]
     target = max(division.min_partitions or 0, PARTITIONS_BEFORE_GROUPING)
@@ -144,17 +144,17 @@ def plan_partitions(scans: Iterable[ScanRange], division: Division) -> list[Dlog
 
 
 def _cut(scan: ScanRange, division: Division) -> list[ScanRange]:
-    """Split a range into equal parts so that each has at most what `division` says."""
+    """Split a range into equal parts, each within the limits of `division`."""
     entries, records = scan.entry_count, max(scan.record_count_estimate, scan.entry_count)
     parts = -(-scan.size_bytes_estimate // division.max_bytes)
     if division.max_records is not None:
-        # So many entries as have no more records: rounding down splits into more parts.
+        # Entries per part are rounded down, so that no part has more records than allowed.
         parts = max(parts, -(-entries // max(1, division.max_records * entries // records)))
     return scan.split(-(-entries // parts)) if parts > 1 else [scan]
 
 
 def _group(ranges: list[ScanRange], target: int, division: Division) -> list[list[ScanRange]]:
-    """Join neighbours up to an equal share of all bytes, which bounds the number."""
+    """Join neighbours up to an equal share of all bytes, which limits the number of partitions."""
     total_bytes = sum(scan.size_bytes_estimate for scan in ranges)
     share_bytes = min(GROUP_BYTES_MAX, division.max_bytes, max(1, -(-total_bytes // target)))
     records_max = division.max_records

@@ -1,6 +1,7 @@
-"""Plots of what streaming queries told: rates, and how far they are behind, also while they run.
+"""Plots of the progress of streaming queries: rates and lag, also while the queries run.
 
-matplotlib draws and IPython shows; neither is needed for anything else, nor installed with dlog.
+matplotlib draws and IPython shows the plots.  Nothing else needs them, and dlog does not install
+them.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ def plot_progress(points: Sequence[ProgressPoint]) -> Any:
 def follow_progress(
     listener: ProgressListener, query: StreamingQuery, *, seconds: float, every_s: int = 1
 ) -> None:
-    """Plot below a notebook's cell what `listener` has heard, again and again, every `every_s`.
-
-    It returns after about `seconds`, or when the query has ended.
+    """Plot the points of `listener` below a notebook's cell, again every `every_s` seconds.
 
     Raises:
         ConfigurationError: this is no notebook, or matplotlib is not installed.

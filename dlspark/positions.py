@@ -1,4 +1,4 @@
-"""Positions where a read begins or ends, as options say it: values, and parsing their texts."""
+"""Positions where a read begins or ends, as options state them: values, and their parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlcore.ids import DLSN, TXID_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_INTEGER = re.compile(r"[+-]?\d{1,100}")  # Python converts no text of thousands of digits
+_INTEGER = re.compile(r"[+-]?\d{1,100}")  # Python refuses to convert a text of thousands of digits
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -63,7 +63,7 @@ def parse_offsets(option: str, text: str) -> Edge | DLSN | PositionsByLog:
     """Parse ``earliest``, ``latest``, a DLSN, or a JSON object of these by log name.
 
     Raises:
-        ConfigurationError: it is something else; the error says what would be right.
+        ConfigurationError: it is something else; the error says what is expected.
     """
     if not text.lstrip().startswith("{"):
         return _parse_position(option, text)
@@ -82,7 +82,7 @@ def parse_timestamps(option: str, text: str) -> PositionsByLog:
     """Parse a JSON object of times by log name, each as `parse_timestamp` takes it.
 
     Raises:
-        ConfigurationError: it is something else; the error says what would be right.
+        ConfigurationError: it is something else; the error says what is expected.
     """
     rule = 'expected JSON such as {"clicks": 1714564800000, "views": "2024-05-01T12:00:00Z"}'
     positions: dict[str, Position] = {}
@@ -133,7 +133,7 @@ def parse_txid(option: str, text: str) -> TxidBound:
 
 
 def parse_integer(option: str, text: str, *, minimum: int, maximum: int = 2**63 - 1) -> int:
-    """Parse an integer of a range, or raise naming the option, the value and the range."""
+    """Parse an integer within a range; the error names the option, the value and the range."""
     word = text.strip()
     if _INTEGER.fullmatch(word) and minimum <= int(word) <= maximum:
         return int(word)
@@ -147,7 +147,7 @@ def parse_size(option: str, text: str) -> int:
     """Parse bytes, at least one: a number, or one with the unit k, m or g.
 
     Raises:
-        ConfigurationError: it is something else; the error says what would be right.
+        ConfigurationError: it is something else; the error says what is expected.
     """
     found = re.fullmatch(r"(\d{1,100})\s*(?:([kmg])b?)?", text.strip().lower())
     size = int(found[1]) * 1024 ** " kmg".index(found[2] or " ") if found else 0
@@ -162,7 +162,7 @@ def parse_duration(option: str, text: str) -> float:
     """Parse a time in ms, s, m or h, as Spark writes it; return seconds.
 
     Raises:
-        ConfigurationError: it is something else; the error says what would be right.
+        ConfigurationError: it is something else; the error says what is expected.
     """
     found = re.fullmatch(r"(\d{1,15})\s*(ms|s|m|min|h)", text.strip().lower())
     if found is None:
@@ -176,7 +176,7 @@ def parse_timestamp(option: str, text: str) -> TimestampBound:
     """Parse epoch milliseconds or ISO-8601; a time without a zone is UTC.
 
     Raises:
-        ConfigurationError: it is something else; the error says what would be right.
+        ConfigurationError: it is something else; the error says what is expected.
     """
     word = text.strip()
     if _INTEGER.fullmatch(word):
@@ -190,7 +190,7 @@ def parse_timestamp(option: str, text: str) -> TimestampBound:
         ) from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
-    # Rounded up: "not before" a microsecond is "not before" the next whole millisecond.
+    # Rounded up: "not before" a microsecond equals "not before" the next whole millisecond.
     millisecond = datetime.timedelta(milliseconds=1)
     milliseconds = -((_EPOCH - moment) // millisecond)
     if milliseconds < 0:

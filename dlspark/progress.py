@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 POINTS_MAX = 10_000
-"""Points kept, the oldest go first: some hours of a query with a batch each second."""
+"""Points that are kept; the oldest are dropped.  With a batch each second this is some hours of a
+query."""
 
 
 LOGS_MAX = 10
-"""Logs of which a point has the lag: those that are furthest behind."""
+"""Logs whose lag a point holds: those that are furthest behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,9 @@ class ProgressPoint:
     """One progress of one query.
 
     `behind_by_log` has the logs that are furthest behind, by records, at most `LOGS_MAX`.
-    `records_behind`, `bytes_behind` and `seconds_behind` are of all logs, and None where Spark does
-    not let a source report its latest offset (PySpark 4.1), or none of the query's sources is of
-    dlog.
+    `records_behind`, `bytes_behind` and `seconds_behind` are for all logs together.  They are None
+    if Spark does not let a source report its latest offset (PySpark 4.1), or if the query has no
+    dlog source.
     """
 
     query: str
@@ -62,14 +63,14 @@ class ProgressPoint:
 
     @classmethod
     def of(cls, progress: StreamingQueryProgress) -> ProgressPoint:
-        """Return what a progress says."""
+        """Return the point of a progress."""
         found = [LagReport.parse(source.latestOffset) for source in progress.sources]
         reports = {str(n): report for n, report in enumerate(found) if report is not None}
         behind = total({name: report.behind for name, report in reports.items()})
         by_log: dict[str, Lag] = {}
         for report in reports.values():
             for log, lag in report.logs.items():
-                # A log that is read twice is as far behind as where it is further behind.
+                # For a log that is read twice, show the larger lag.
                 by_log[log] = max(by_log.get(log, lag), lag, key=_by_records)
         furthest = heapq.nlargest(LOGS_MAX, by_log, key=lambda log: _by_records(by_log[log]))
         return cls(
@@ -105,19 +106,20 @@ def _by_records(lag: Lag) -> int:
 
 
 def _number(value: float | None) -> float:
-    return 0.0 if value is None or value != value else float(value)  # Spark says NaN for none
+    # Spark reports NaN for no value.
+    return 0.0 if value is None or value != value else float(value)
 
 
 class ProgressListener(StreamingQueryListener):
     """Follows the streaming queries of a session: ``spark.streams.addListener(listener)``.
 
-    It prints a line per progress, keeps the last points for a plot, and, where `prometheus_client`
-    is installed, exports the newest of each running query as gauges ``dlog_stream_…``.
+    It prints a line per progress, and keeps the last points for a plot.  If `prometheus_client` is
+    installed, it exports the newest point of each running query as gauges ``dlog_stream_…``.
 
     Args:
         prints: whether to print.
         points_max: how many points to keep.
-        registry: of `prometheus_client`; its default one if None.
+        registry: registry of `prometheus_client`; None for its default.
     """
 
     def __init__(
@@ -135,11 +137,11 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def points(self) -> list[ProgressPoint]:
-        """What was told so far, the oldest first; ``pandas.DataFrame(listener.points)`` works."""
+        """The points so far, the oldest first; ``pandas.DataFrame(listener.points)`` works."""
         return list(self._points)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing: its first progress says all."""
+        """Do nothing: the query's first progress has all information."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Print and keep a progress."""
@@ -147,13 +149,13 @@ class ProgressListener(StreamingQueryListener):
         self._points.append(point)
         self._latest[str(event.progress.runId)] = point
         if self._output is not None:
-            print(point, file=self._output, flush=True)  # what it is for
+            print(point, file=self._output, flush=True)  # the purpose of the listener is output
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Do nothing: what was told last is still so."""
+        """Do nothing: the last point is still valid."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Export nothing of it any more."""
+        """Stop exporting the gauges of the query."""
         self._latest.pop(str(event.runId), None)
 
 
@@ -164,11 +166,11 @@ class _Gauges:
         self._latest = latest
 
     def describe(self) -> list[Any]:
-        """Return nothing: several listeners may export under the same names."""
+        """Return nothing: several listeners may export gauges with the same names."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """Yield the gauges of all queries that run."""
+        """Yield the gauges of all running queries."""
         from prometheus_client.core import GaugeMetricFamily
 
         points = list(self._latest.values())

@@ -1,8 +1,9 @@
-"""The records that a query can want, by the filters that Spark hands over: without Spark.
+"""The records that can pass the filters that Spark pushes down; without Spark.
 
-Positions, numbers, transaction ids and timestamps never decrease along a log, so a filter on one of
-them is a range of the log, and what lies outside is not read.  Filters only narrow: Spark evaluates
-every one of them again, so what is not understood here costs time and no rows.
+Positions, numbers, transaction ids and timestamps never decrease along a log.  Therefore a filter
+on one of them is a range of the log, and records outside of it are not read.  Filters only reduce
+the reading: Spark evaluates every filter again.  A filter that is not understood here costs time,
+but the rows are still right.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _SEARCHED: dict[tuple[str, ...], RecordField] = {
 }
 _TYPED_NAMES = ("_log", "_dlsn", "_txid", "_sequence_id", "_timestamp")
 ALTERNATIVES_MAX = 16
-"""So many runs of values does a filter `IN` look for apart; the closest of more are joined."""
+"""Most separate runs of values of a filter `IN`; if there are more, the closest ones are joined."""
 _PARTS = (("dlsn", "lssn"), ("dlsn", "entry"), ("dlsn", "slot"))
 
 
 class Comparison(NamedTuple):
-    """A filter: how (the name of Spark's class), which column, and with what."""
+    """A filter: its kind (the name of Spark's class), its column, and its value."""
 
     kind: str
     column: tuple[str, ...]
@@ -42,9 +43,9 @@ class Comparison(NamedTuple):
     is_negated: bool = False
 
     def of_typed(self) -> Comparison:
-        """Return what a filter of rows of a typed log says of its records, by the names used here.
+        """Return a filter of a typed log's rows by the names of this module.
 
-        The log's own columns say nothing of where records are, whatever their names.
+        The log's own columns do not restrict positions, whatever their names are.
         """
         first, *rest = self.column or ("",)
         if first not in _TYPED_NAMES:
@@ -60,19 +61,19 @@ class Interval:
     high: int | None = None
 
     def meet(self, other: Interval) -> Interval:
-        """Return what is in both."""
+        """Return the values that are in both."""
         lows = [bound for bound in (self.low, other.low) if bound is not None]
         highs = [bound for bound in (self.high, other.high) if bound is not None]
         return Interval(max(lows, default=None), min(highs, default=None))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is in it."""
+        """Whether it contains no value."""
         return self.low is not None and self.high is not None and self.low > self.high
 
 
 Intervals = tuple[Interval, ...]
-"""What any of them has: ascending, none of them empty, apart from each other."""
+"""The union of intervals: ascending, not empty, not overlapping."""
 _ALL: Intervals = (Interval(),)
 
 
@@ -83,14 +84,14 @@ def _meet(some: Intervals, others: Intervals) -> Intervals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What filters leave."""
+    """The records that can pass filters."""
 
     intervals: dict[tuple[str, ...], Intervals] = field(default_factory=dict)
     log_tests: tuple[Callable[[str], bool], ...] = ()
 
     @classmethod
     def of(cls, comparisons: Iterable[Comparison]) -> Wanted:
-        """Return what records must be to pass all of `comparisons`."""
+        """Return the condition for records that pass all of `comparisons`."""
         wanted = cls()
         for comparison in comparisons:
             if comparison.column == ("log",):
@@ -109,7 +110,7 @@ class Wanted:
         return all(self.intervals.values()) and all(test(log) for test in self.log_tests)
 
     def searches(self) -> list[list[tuple[NotLessThan | None, NotLessThan | None]]]:
-        """Return for each column what finds where its runs of records begin and end."""
+        """Return for each column the searches for both ends of each of its intervals."""
         return [
             [
                 (
@@ -123,7 +124,7 @@ class Wanted:
         ]
 
     def cut(self, snapshot: LogSnapshot, start: DLSN, end: DLSN) -> list[tuple[DLSN, DLSN]]:
-        """Return the parts of [start, end) whose positions can be wanted, in order."""
+        """Return the parts of [start, end) whose positions can pass, in order."""
         if self.intervals.keys().isdisjoint(_PARTS):
             return [(start, end)] if start < end else []
         segments, entries, slots = (self.intervals.get(part, _ALL) for part in _PARTS)
@@ -140,7 +141,7 @@ class Wanted:
 
 
 def _positions(segment: SegmentView, entries: Interval, slots: Intervals) -> tuple[DLSN, DLSN]:
-    """Return where some entries of a segment begin and end; of a single one, its slots."""
+    """Return the range of a segment that `entries` select; for a single entry, of its `slots`."""
     first = max(0, entries.low or 0)
     last = segment.entry_count - 1
     last = last if entries.high is None else min(last, entries.high)
@@ -175,7 +176,7 @@ def _log_test(comparison: Comparison) -> Callable[[str], bool] | None:
 
 
 def _intervals(comparison: Comparison) -> Intervals | None:
-    """Return the values that a filter asks for; None for one that is not understood."""
+    """Return the values that pass a filter; None if the filter is not understood."""
     if comparison.is_negated:
         return None
     if comparison.kind == "In" and isinstance(comparison.value, tuple | list):
@@ -189,7 +190,7 @@ def _intervals(comparison: Comparison) -> Intervals | None:
 
 
 def _runs(values: Iterable[tuple[int, int]]) -> Intervals:
-    """Return the values, those that follow each other together, and the closest where many are."""
+    """Return the values as intervals; join adjacent ones, and the closest if there are many."""
     ordered = sorted((low, high) for low, high in values if low <= high)
     gaps = sorted(
         (after[0] - before[1] for before, after in itertools.pairwise(ordered)), reverse=True
@@ -208,7 +209,7 @@ def _interval(comparison: Comparison) -> Interval | None:
     found = _bounds(comparison.value)
     if found is None:
         return None
-    low, high = found  # of a time within a millisecond: the one after it, and the one before
+    low, high = found  # for a time within a millisecond: the next and the previous millisecond
     match comparison.kind:
         case "EqualTo" | "EqualNullSafe":
             return Interval(low, high)
@@ -224,7 +225,7 @@ def _interval(comparison: Comparison) -> Interval | None:
 
 
 def _bounds(value: object) -> tuple[int, int] | None:
-    """Return the first integer not below a value and the last one not above it; times in ms."""
+    """Return the first integer not below a value, and the last one not above it; times in ms."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             return None

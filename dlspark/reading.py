@@ -1,4 +1,4 @@
-"""The reading half of both sources: what logs hold, where positions are, and the scan in a task."""
+"""The reading half of both sources: snapshots of logs, searches, and the scan in a task."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ _ADVICE_ON_LOSS = (
 )
 
 LOGS_SEARCHED_MAX = 64
-"""In more logs than these the values of a filter `IN` are not looked for apart: each search asks
-bookies for some headers."""
+"""With more logs than this, the values of a filter `IN` are not searched separately, because each
+search reads some headers from bookies."""
 
 
 def list_selected(address: Address, selection: LogSelection) -> list[str]:
@@ -62,10 +62,10 @@ def list_selected(address: Address, selection: LogSelection) -> list[str]:
 
 
 def find_schema(options: ReadOptions) -> pa.Schema | None:
-    """Return the columns of the selected logs as they are now; None if they are of bytes.
+    """Return the current columns of the selected logs; None if they are byte logs.
 
     Raises:
-        SchemaMismatchError: no schema holds what they hold.
+        SchemaMismatchError: no common schema fits their columns.
     """
     from dlcore.schemas import merge_schemas
 
@@ -74,17 +74,17 @@ def find_schema(options: ReadOptions) -> pa.Schema | None:
 
 
 class LogSnapshots:
-    """Takes snapshots of logs; of those that have not changed since the last nothing is asked."""
+    """Takes snapshots of logs; a log that has not changed since the last one is not read again."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
 
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that do not exist."""
+        """Return the current snapshot of each log; None for logs that do not exist."""
         return open_shared_logs(self._address).get_snapshots(list(logs), fresh=True)
 
     def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
-        """Return where the first record is that each asks for; bookies are asked for entries."""
+        """Return the first record of each search; bookies are asked for entries."""
         return open_shared_logs(self._address).find_places(wanted) if wanted else []
 
 
@@ -103,9 +103,9 @@ def require_all(
 def resolve(
     source: LogSnapshots, snapshots: Mapping[str, LogSnapshot], bound: Bound
 ) -> dict[str, LogPosition]:
-    """Return the position that `bound` means in each log; for what lies after its records, its end.
+    """Return the position of `bound` in each log, or the end of a log that does not reach it.
 
-    The number of records before it is known where that costs nothing.
+    The number of records before the position is included if it is known without reading.
     """
     positions: dict[str, LogPosition] = {}
     searched: list[tuple[LogSnapshot, NotLessThan]] = []
@@ -122,7 +122,7 @@ def resolve(
             case Edge.LATEST:
                 dlsn = snapshot.end
             case DLSN() as dlsn:
-                if dlsn == DLSN.INITIAL:  # the beginning, as elsewhere
+                if dlsn == DLSN.INITIAL:  # INITIAL means the beginning, as elsewhere
                     dlsn = snapshot.first
         view = LogView.of(snapshot)
         counts = {view.first: view.first_sequence_id, view.end: view.end_sequence_id}
@@ -137,7 +137,7 @@ def resolve(
 
 
 def bound_of(log: str, bound: Bound) -> Edge | DLSN | TxidBound | TimestampBound:
-    """Return what `bound` says of one log; a log that it does not name is read from its start."""
+    """Return the bound of one log; a log that `bound` does not name is read from its start."""
     if isinstance(bound, PositionsByLog):
         return bound.positions.get(log, Edge.EARLIEST)
     return bound
@@ -146,9 +146,10 @@ def bound_of(log: str, bound: Bound) -> Edge | DLSN | TxidBound | TimestampBound
 def losses_of(
     source: LogSnapshots, snapshots: Iterable[LogSnapshot], bound: Bound
 ) -> list[DataLoss]:
-    """Return where records from the transaction id on, at which a read starts, are truncated.
+    """Return the losses of a read from a transaction id on: such records were truncated.
 
-    Through a proxy that is known of whole extents only.  0 means the beginning, as elsewhere.
+    Through a proxy only losses of whole extents are known.  The id 0 means the beginning, as
+    elsewhere.
     """
     found, searched = [], []
     for snapshot in snapshots:
@@ -172,10 +173,10 @@ def losses_of(
 
 
 def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
-    """Raise unless the first record that `bound` asks for is there already.
+    """Raise unless the log has the first record that `bound` asks for.
 
-    A stream that waited for it would start at the log's end, and give the records that follow
-    whether they are above the bound or below.
+    A stream that waited for this record would start at the log's end.  It would then return the
+    following records, whether they are above the bound or below it.
 
     Raises:
         ConfigurationError: no record of the log is at or above the bound.
@@ -202,9 +203,9 @@ def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
 
 
 def warn_of_bounds(snapshot: LogSnapshot, start: DLSN, end: DLSN | None = None) -> None:
-    """Tell of bounds that leave nothing to read, where they look like a mistake.
+    """Warn of bounds that select no records and look like a mistake.
 
-    A start at the log's end is none: what was asked for is not there yet.
+    A start at the log's end is no mistake: the wanted records may follow.
     """
     if start > snapshot.end:
         logger.warning(
@@ -232,7 +233,7 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
 
 
 def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -> list[Stretch]:
-    """Return the parts of `stretches` that can hold what is wanted."""
+    """Return the parts of `stretches` that can hold wanted records."""
     searches = wanted.searches()
     if len(stretches) > LOGS_SEARCHED_MAX:
         searches = [[(runs[0][0], runs[-1][1])] for runs in searches]
@@ -258,7 +259,7 @@ def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -
 
 
 def _joined(parts: Iterable[tuple[DLSN, DLSN]]) -> list[tuple[DLSN, DLSN]]:
-    """Return ascending parts of a log; those that share an entry, which is read whole, as one."""
+    """Join ascending parts of a log that share an entry, because entries are read whole."""
     joined: list[tuple[DLSN, DLSN]] = []
     for low, high in parts:
         if joined and joined[-1][1] >= DLSN(low.lssn, low.entry_id, 0):
@@ -269,15 +270,15 @@ def _joined(parts: Iterable[tuple[DLSN, DLSN]]) -> list[tuple[DLSN, DLSN]]:
 
 
 def shape_of_rows(options: ReadOptions) -> RowShape:
-    """Return what rows look like that are read."""
+    """Return the shape of the rows to read."""
     return options.shape or RowShape.of_bytes(options.byte_columns)
 
 
 def require_kind(snapshots: Iterable[LogSnapshot], options: ReadOptions) -> None:
-    """Raise unless the logs are what the rows are made for, typed or of bytes.
+    """Raise unless the logs are of the kind that the rows are made for, typed or bytes.
 
     Raises:
-        SchemaMismatchError: one of them is not.
+        SchemaMismatchError: a log is of the other kind.
     """
     typed = options.shape is not None
     for snapshot in snapshots:
@@ -293,7 +294,7 @@ def require_kind(snapshots: Iterable[LogSnapshot], options: ReadOptions) -> None
 def plan_read(
     source: LogSnapshots, stretches: Sequence[Stretch], options: ReadOptions
 ) -> list[InputPartition]:
-    """Divide what is to be read; where only numbers are wanted, without reading it."""
+    """Divide the records to read; if only numbers are wanted, without reading records."""
     require_kind((each.snapshot for each in stretches), options)
     if not shape_of_rows(options).is_counted:
         scans = [part for stretch in stretches for part in stretch.scans()]
@@ -315,7 +316,7 @@ def plan_read(
 def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition as Arrow batches.
 
-    Spark passes a partition of its own when there is nothing to read.
+    Spark passes its own partition if there is nothing to read.
 
     Raises:
         AlreadyTruncatedError: records were truncated after the partition was planned.
@@ -335,9 +336,9 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
 def find_log(
     source: LogSnapshots, options: ReadOptions, log: str, log_id: str
 ) -> LogSnapshot | None:
-    """Return what the log with this id holds, whichever of the selected names it has by now.
+    """Return the snapshot of the log with this id, which may have any of the selected names.
 
-    If it is gone, return what has its name, or None.
+    If the log is gone, return the snapshot of the log that has the name `log`, or None.
     """
     here = source.take([log])[log]
     if here is not None and here.log_id == log_id:
@@ -348,7 +349,7 @@ def find_log(
 
 
 def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanBatch]:
-    """Scan ranges of one log; by failOnDataLoss fail for what is gone, or go on after it."""
+    """Scan ranges of one log; at lost records fail or continue, as failOnDataLoss says."""
     for part in parts:
         left: ScanRange | None = part
         while left is not None:
@@ -358,7 +359,7 @@ def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanBatc
 def _scan_until_lost(
     part: ScanRange, options: ReadOptions
 ) -> Generator[ScanBatch, None, ScanRange | None]:
-    """Scan a range up to what is gone; return what is left after that, None at the range's end."""
+    """Scan a range up to lost records; return the rest behind them, None at the range's end."""
     start, sequence_id = part.start, first_sequence_id(part)
     try:
         for batch in scan_range(options.address, part):
@@ -378,13 +379,13 @@ def _left_after(
     options: ReadOptions,
     error: AlreadyTruncatedError | LogNotFoundError,
 ) -> ScanRange | None:
-    """Return what is left of a range that was read up to `start`; fail, or warn of what is not."""
+    """Return the rest of a range that was read up to `start`; fail for lost records, or warn."""
     source = LogSnapshots(options.address)
     snapshot = find_log(source, options, part.log, part.log_id)
     if snapshot is not None and snapshot.log_id != part.log_id:
         snapshot = None
     if snapshot is not None and snapshot.segments and snapshot.end < part.end:
-        # A proxy may know of less than the one that planned: it is not lost.
+        # A proxy may know fewer records than the process that planned: these are not lost.
         raise LedgerReadError(
             f"log {part.log!r}: records up to {part.end} were there when the read was planned, now "
             f"only those up to {snapshot.end} are known: read again"
@@ -395,9 +396,9 @@ def _left_after(
         left = replace(scans[0], columns=part.columns)
         end, number_at_end = left.start, source.find([(snapshot, left.start)])[0].sequence_id
         if (left.log, end) == (part.log, part.start):
-            raise error  # all of it is there, and still it was not given
+            raise error  # the whole range exists, but could not be read
     if end == start or (sequence_id is not None and sequence_id == number_at_end):
-        return left  # under another name, or behind an entry of which all was read
+        return left  # a renamed log, or the end of an entry that was read completely
     lost = part.between(start, end).record_count_estimate
     count = f"about {lost}"
     if sequence_id is not None and number_at_end is not None:

@@ -1,4 +1,4 @@
-"""The rows of a byte log in Spark: what is read, and what a written DataFrame must have."""
+"""The rows of a byte log in Spark: the columns of a read, and of a DataFrame to write."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ READ_SCHEMA = StructType(
 
 _OPTIONS_KEY = "dlog.options"
 TYPED_KEY = "dlog.typed"
-"""Spark gives a field's metadata back with the schema: this says that it is of typed logs."""
+"""Key in a field's metadata that marks the columns of typed logs; Spark returns it with the schema.
+"""
 _READ_ONLY = ("dlsn", "sequence_id", "timestamp")
 _WRITTEN: dict[str, tuple[type[DataType], ...]] = {
     "value": (StringType, BinaryType),
@@ -55,7 +56,7 @@ _EXPECTED = "expected value string or binary, and optionally txid bigint and log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteColumns:
-    """Which optional columns a written DataFrame has."""
+    """The optional columns of a DataFrame to write."""
 
     has_txid: bool
     has_log: bool
@@ -69,10 +70,10 @@ def read_schema_of(columns: Sequence[str]) -> StructType:
 
 
 def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """Return a schema that carries the options of a table of Spark's catalog, if it is of one.
+    """Add the options of a table in Spark's catalog to its schema, if it is one.
 
-    Spark stores the schema, and gives it back with each read, but drops the options on the way to a
-    Python source.
+    Spark stores the schema and returns it with each read, but does not pass the options to a Python
+    source.
     """
     found = {key: value for key, value in options.items() if key.startswith(CATALOG_PREFIX)}
     if not found:
@@ -84,9 +85,10 @@ def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def options_of(schema: StructType, options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the options of a read, with those of the table in Spark's catalog that it reads.
+    """Return the options of a read, with those of its table in Spark's catalog.
 
-    Whoever names a namespace means no table, though rows of one may carry its options along.
+    A read that names a namespace is no read of a table, although the schema may contain a table's
+    options.
     """
     if any(key.lower() in ("uri", "endpoint") for key in options) or not schema.fields:
         return options
@@ -97,7 +99,7 @@ def options_of(schema: StructType, options: Mapping[str, str]) -> Mapping[str, s
 def check_read_schema(schema: StructType, expected: StructType) -> None:
     """Raise `ConfigurationError` unless `schema`, perhaps given by the user, is `expected`.
 
-    Of typed logs, a column may be called nullable that cannot be null.
+    For typed logs, a column that cannot be null may be declared nullable.
     """
     if is_of_typed(expected):
         loose = {field.name for field in schema.fields if field.nullable}
@@ -130,9 +132,9 @@ def is_of_typed(schema: StructType) -> bool:
 
 
 def is_of_bytes(schema: StructType, columns: Sequence[str] | None) -> bool:
-    """Return whether rows with a schema can be those of logs of bytes, of which `columns` are read.
+    """Return whether byte logs, read with `columns`, can have rows with this schema.
 
-    None stands for all of them.
+    None stands for all columns.
     """
     names = READ_SCHEMA.fieldNames() if columns is None else columns
     known = set(names) <= set(READ_SCHEMA.fieldNames())
@@ -140,10 +142,10 @@ def is_of_bytes(schema: StructType, columns: Sequence[str] | None) -> bool:
 
 
 def require_case(names: Sequence[str], known: Collection[str]) -> None:
-    """Raise `ConfigurationError` for a name that is one of `known`, or another, in another case.
+    """Raise `ConfigurationError` for a name that equals another one except for the case.
 
-    Whoever writes ``VALUE`` means ``value``, because Spark takes both for the same; and where a log
-    had both, Spark could not tell them apart.
+    The other name may be one of `known`.  Spark takes ``VALUE`` and ``value`` for the same column.
+    If a log had both, Spark could not tell them apart.
     """
     as_meant = {name.lower(): name for name in (*names, *known)}
     for name in names:
@@ -158,11 +160,11 @@ def require_case(names: Sequence[str], known: Collection[str]) -> None:
 def check_write_schema(schema: StructType, *, needs_log: bool) -> WriteColumns:
     """Check the columns of a DataFrame to write; columns are found by their exact names.
 
-    Columns that only a read fills in are accepted with their exact types and ignored, so that what
-    was read can be written back.
+    Columns that only a read fills in are accepted with their exact types and ignored, so that rows
+    that were read can be written back.
 
     Raises:
-        ConfigurationError: a column is missing, unknown, there twice, or of another type.
+        ConfigurationError: a column is missing, unknown, duplicate, or of another type.
     """
     names = schema.fieldNames()
     require_case(names, READ_SCHEMA.fieldNames())
@@ -205,7 +207,8 @@ def _check_field(field: StructField) -> None:
 
 
 def _nullable(kind: DataType) -> DataType:
-    # Expressions may have made parts of a struct non-nullable; to ignore it that does not matter.
+    # Expressions may have made parts of a struct non-nullable.  For an ignored column this does not
+    # matter.
     if not isinstance(kind, StructType):
         return kind
     return StructType([StructField(f.name, _nullable(f.dataType)) for f in kind.fields])

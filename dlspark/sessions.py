@@ -1,8 +1,8 @@
 """Namespaces and staging writers that this process keeps open between calls of Spark.
 
-Spark pickles readers and writers and forks the processes that run them, so neither holds a
-connection: they ask here, when they are called.  A forked child has nothing of its parent's, and
-begins anew.  `dlcore.sync` is imported at first use, because what lies below it must not be loaded
+Spark pickles readers and writers, and forks the processes that run them.  Therefore these hold no
+connection, and get one here when they are called.  A forked child uses nothing of its parent, and
+starts afresh.  `dlcore.sync` is imported at first use, because its dependencies must not be loaded
 in a process that Spark forks from.
 """
 
@@ -29,26 +29,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 WRITER_IDLE_NS_MAX = 600 * 10**9
-"""A staging writer unused for so long is closed: its query has stopped, or rests.  A process keeps
-one for each streaming query that it writes for, whatever its targets and batches."""
+"""A staging writer that is unused for this long is closed: its query has stopped, or is idle.  A
+process keeps one for each streaming query that it writes for, whatever the targets and batches are.
+"""
 
 
 class _Kept:
-    """What is open; `lock` guards the two dicts."""
+    """The open objects; `lock` guards the dicts."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.namespaces: dict[Address, Namespace] = {}
         self.endpoints: dict[Address, RemoteNamespace] = {}
         self.writers: dict[tuple[Address, str], tuple[StagingWriter, int]] = {}
-        """By namespace and staging identity: a writer that nobody uses now, and since when."""
+        """Staging writers that are not in use, and since when, by namespace and staging identity.
+        """
 
 
 _kept = _Kept()
 
 
 def _start_afresh() -> None:
-    # A fork may have happened while another thread held the lock.
+    # Another thread may have held the lock during the fork.
     global _kept
     _kept = _Kept()
 
@@ -67,7 +69,7 @@ def open_shared_namespace(address: Address) -> Namespace:
 
 
 def open_shared_logs(address: Address) -> Namespace | RemoteNamespace:
-    """Return where this process reads: its namespace, or proxies at an endpoint."""
+    """Return the reader of this process: its namespace, or proxies at an endpoint."""
     if not address.is_endpoint:
         return open_shared_namespace(address)
     with _kept.lock:
@@ -99,7 +101,7 @@ def close_shared_namespace(address: Address) -> None:
 
 
 def find_schemas(address: Address, logs: Iterable[str]) -> dict[str, pa.Schema | None]:
-    """Return the schemas of those of `logs` that exist, None of one of bytes."""
+    """Return the schemas of the existing ones of `logs`, None for a byte log."""
     wanted = sorted(logs)
     return open_shared_logs(address).get_schemas(wanted) if wanted else {}
 
@@ -107,10 +109,10 @@ def find_schemas(address: Address, logs: Iterable[str]) -> dict[str, pa.Schema |
 def require_logs(
     address: Address, logs: Iterable[str], *, create: bool = False, schema: pa.Schema | None = None
 ) -> None:
-    """Raise `LogNotFoundError` unless `logs` exist, or else create them if that is wanted.
+    """Raise `LogNotFoundError` unless `logs` exist; with `create`, create the missing ones.
 
-    With a `schema` they are created as typed logs.  Nothing is kept of what is found: a log may be
-    deleted, or created again as one of the other kind, while this process lives.
+    With a `schema` they are created as typed logs.  The result is not cached: a log may be deleted,
+    or created again with the other kind, while this process lives.
     """
     wanted = sorted(logs)
     found = find_schemas(address, wanted)
@@ -119,13 +121,13 @@ def require_logs(
             continue
         if not create:
             raise LogNotFoundError(describe_missing(log, address))
-        with contextlib.suppress(LogExistsError):  # another was quicker
+        with contextlib.suppress(LogExistsError):  # another process was faster
             open_shared_logs(address).create_log(log, schema=schema)
             logger.info("log=%s created, for the option createLog is true", log)
 
 
 def describe_missing(log: str, address: Address) -> str:
-    """Return what to tell who names a log that does not exist."""
+    """Return the error text for a log that does not exist."""
     return (
         f"there is no log {log!r} in {address}; create it with: dlog log create {log}, or let a "
         "write create it with the option createLog"
@@ -151,10 +153,10 @@ def merge_schema(address: Address, log: str, schema: pa.Schema) -> None:
 
 @contextlib.contextmanager
 def staging_writer(address: Address, append: AppendIdentity) -> Iterator[StagingWriter]:
-    """Lend a staging writer for any logs; what an interrupted use did not stage is dropped.
+    """Lend a staging writer for any logs; rows of an interrupted use are dropped.
 
-    That of a streaming query stays open for the next use in this process, whatever its target, so
-    that the number of ledgers grows with neither micro-batches nor targets.
+    The writer of a streaming query stays open for the next use in this process, whatever its
+    target.  Therefore the number of ledgers does not grow with micro-batches or targets.
     """
     key = (address, append.staged_as)
     keep = append.shared is not None
@@ -164,7 +166,7 @@ def staging_writer(address: Address, append: AppendIdentity) -> Iterator[Staging
         writer = _open_staging_writer(address, append)
     try:
         if append.shared is not None:
-            writer.begin_round(int(append.shared.round))  # the number of a batch
+            writer.begin_round(int(append.shared.round))  # the round is the number of a batch
         yield writer
     except BaseException:
         _give_up(key, writer, keep=keep)
@@ -187,7 +189,7 @@ def _give_up(key: tuple[Address, str], writer: StagingWriter, *, keep: bool) -> 
         _close_quietly(writer, delete=True)
         return
     # Earlier tasks of the same batch may have staged extents in this ledger that are not committed
-    # yet, so it must not be deleted, only what came after them forgotten.
+    # yet.  Therefore the ledger must not be deleted; only the rows after these extents are dropped.
     try:
         writer.discard()
     except DLError:
@@ -199,7 +201,7 @@ def _give_up(key: tuple[Address, str], writer: StagingWriter, *, keep: bool) -> 
 def _put_back(key: tuple[Address, str], writer: StagingWriter) -> None:
     now_ns = time.monotonic_ns()
     with _kept.lock:
-        # Another task of this process may have used one of its own meanwhile.
+        # Meanwhile another task of this process may have used another writer.
         unused = [_kept.writers.pop(key)[0]] if key in _kept.writers else []
         _kept.writers[key] = (writer, now_ns)
         for idle, (_, since_ns) in list(_kept.writers.items()):
@@ -210,7 +212,7 @@ def _put_back(key: tuple[Address, str], writer: StagingWriter) -> None:
 
 
 def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None:
-    # Whoever calls this has an error of its own to report, or nothing to lose: what stays behind is
-    # reaped with the other leftovers of dead processes.
+    # The caller reports another error, or loses nothing.  Leftovers of the writer are removed with
+    # those of dead processes.
     with contextlib.suppress(DLError):
         writer.close(delete=delete)

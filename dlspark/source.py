@@ -1,7 +1,7 @@
-"""The Spark data source ``dlog``: checks what it is given, and makes readers and writers.
+"""The Spark data source ``dlog``: checks options and schemas, and creates readers and writers.
 
-Readers and writers, and with them pyarrow, are imported when they are asked for: Spark imports
-every ``pyspark_*`` module in the process that looks data sources up.
+Readers and writers, and with them pyarrow, are imported at first use, because Spark imports every
+``pyspark_*`` module in the process that looks up data sources.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class DistributedLogDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the schema of a read, after a first check of the options.
 
-        That of typed logs is looked up, and the read keeps to it, however it changes.
+        The schema of typed logs is looked up.  The read keeps it, even if the logs' schema changes
+        later.
         """
         metadata = MetadataOptions.parse(self.options)
         if metadata is not None:
@@ -93,8 +94,8 @@ class DistributedLogDataSource(DataSource):
         from dlspark.workers import only_commits
 
         options = WriteOptions.parse(self.options, Mode.STREAM)
-        # Spark makes a writer to plan each micro-batch, and another one to commit it: what was
-        # found out then is not asked for again, which would make each trigger longer.
+        # Spark creates a writer to plan each micro-batch, and another one to commit it.  The second
+        # one does not look up again what the first one has found, to keep triggers short.
         columns = None if only_commits() else _check_write(options, schema, overwrite=overwrite)
         return DlogStreamWriter(options, columns, overwrite=overwrite)
 
@@ -116,9 +117,9 @@ def _read_schema(options: ReadOptions) -> StructType:
 
 
 def _shaped(options: ReadOptions, schema: StructType) -> ReadOptions:
-    """Return the options of a read whose rows Spark expects with this schema.
+    """Return the options of a read with the shape of rows that Spark expects.
 
-    Only one that `_read_schema` did not return is looked at: a user's, or that of a table.
+    Only a schema that `_read_schema` did not return is checked: one of the user, or of a table.
     """
     if not is_of_typed(schema):
         if is_of_bytes(schema, options.columns):
@@ -130,7 +131,7 @@ def _shaped(options: ReadOptions, schema: StructType) -> ReadOptions:
 
 
 def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) -> WriteColumns:
-    """Find out whether a write is to typed logs, and make its log ready."""
+    """Determine whether a write is to typed logs, and prepare its log."""
     if overwrite and options.log is None:
         raise ConfigurationError(
             "to overwrite, name the log with the option log: which logs the rows of a column log "

@@ -1,7 +1,7 @@
-"""The writing half of both sinks: tasks stage rows in ledgers of their own, a driver commits them.
+"""The writing half of both sinks: tasks stage rows in their own ledgers, a driver commits them.
 
-Nothing that a task writes is visible before `commit_staged` appends all of it in one transaction,
-so failed attempts, late ones and aborted batches leave no record in a log.
+No record of a task is visible before `commit_staged` appends all of them in one transaction.
+Therefore failed attempts, late attempts and aborted batches leave no record in a log.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def stage_rows(
     """Stage the rows of one task; return the message for the driver.
 
     Raises:
-        ConfigurationError: a row has no value or log, or some have a txid and others have not;
-            nothing of the task is kept.
+        ConfigurationError: a row has no value or log, or only some rows have a txid; all rows of
+            the task are dropped.
         LogNotFoundError: a log named by a row does not exist.
         TransactionIdOutOfOrderError: transaction ids decrease within the task.
     """
@@ -82,7 +82,7 @@ def stage_rows(
             raise LogNotFoundError(
                 f"{error}; it was deleted during the write: written again, it is created again"
             ) from error
-        require_logs(options.address, logs)  # tells how to create the missing one
+        require_logs(options.address, logs)  # this error says how to create the missing log
         raise
 
 
@@ -93,24 +93,25 @@ def commit_staged(
     begun_ns: int = 0,
     replaces: bool = False,
 ) -> None:
-    """Append all that the tasks staged, in the order of partitions, all or nothing, once.
+    """Append all staged rows in the order of partitions, all or nothing, once.
 
     An append that was committed before, by an earlier run of the same batch, is skipped.
 
     Args:
-        messages: what the tasks returned.
-        options: of the write.
-        begun_ns: when the write began, by the monotonic clock of this machine.
-        replaces: truncate what the log of the options held before, in the same transaction.
+        messages: messages of the tasks.
+        options: options of the write.
+        begun_ns: start of the write, by the monotonic clock of this machine.
+        replaces: truncate the earlier records of the log in the same transaction.
 
     Raises:
-        AppendAbortedError: another log has the name of the options since the write began.
-        AppendMismatchError: a query goes on from a checkpoint that is not the latest of it.
-        ConfigurationError: some of the rows have transaction ids, and others have not.
+        AppendAbortedError: the name in the options belongs to another log since the write began.
+        AppendMismatchError: a query continues from a checkpoint that is not its latest one.
+        ConfigurationError: only some rows have transaction ids.
         DuplicateAppendError: threads wrote to the same target in one batch.
-        OwnershipAcquireFailedError: a writer owned one of the logs as long as the options say.
-        TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below
-            those that the log holds.
+        OwnershipAcquireFailedError: a writer owned one of the logs for longer than the options
+            allow.
+        TransactionIdOutOfOrderError: transaction ids decrease between partitions, or are below the
+            log's last one.
     """
     freeze_imports()
     joined = join_messages(messages)
@@ -148,7 +149,7 @@ def commit_staged(
 
 
 def _require_one_kind(kinds: set[bool], of: str) -> None:
-    """Raise unless all rows have transaction ids, or none."""
+    """Raise unless all rows have transaction ids, or none has one."""
     if len(kinds) > 1:
         raise ConfigurationError(
             f"the column of transaction ids (txid, of typed logs _txid) is null in all rows of "
@@ -160,9 +161,9 @@ def _require_one_kind(kinds: set[bool], of: str) -> None:
 def _committed_as(
     append: AppendIdentity, extents: Sequence[StagedExtent], options: WriteOptions
 ) -> str:
-    """Return under which identity a write commits; that of a log's id, if there are no rows, asks.
+    """Return the identity under which a write commits; without rows, the log's id is looked up.
 
-    Where extents are of two logs of one name, the commit refuses them.
+    If extents belong to two logs of one name, the commit refuses them.
 
     Raises:
         AppendAbortedError: rows were staged for another log than the write began with.
@@ -188,9 +189,9 @@ def abort_staged(
     address: Address,
     append: AppendIdentity | None = None,
 ) -> None:
-    """Drop what the tasks of a failed write staged, unless it was committed after all.
+    """Drop the staged rows of a failed write, unless it was committed after all.
 
-    Where no task sent a message, `append` says whose attempts may have left something.
+    If no task sent a message, `append` names the write whose attempts may have left rows.
     """
     extents: list[StagedExtent] = []
     joined = join_messages(messages)
@@ -205,7 +206,7 @@ def abort_staged(
 
 
 def _are_in_order(extents: Iterable[StagedExtent]) -> bool:
-    """Return whether what is written is in order by itself, in each log."""
+    """Return whether the rows to write have ascending transaction ids in each log."""
     last: dict[str, int] = {}
     for extent in extents:
         if extent.has_txids and extent.first_txid < last.get(extent.log, 0):

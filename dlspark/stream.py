@@ -59,18 +59,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 REGRESSED_END_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Waits for records that were readable before and are not now: a bookie may be restarting."""
+"""Pauses while waiting for records that were readable before and are not now: a bookie may be
+restarting."""
 
 LOSSES_KEPT_MAX = 10_000
-"""So many losses are known by heart, not to be told twice: deleted logs are met at each look, and
-truncated ranges when their batch is planned again."""
+"""Most reported losses that are remembered, to report each only once.  Deleted logs are found at
+each trigger, and truncated ranges when their batch is planned again."""
 
 
 class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows logs; every offset says all that its batch needs to be read again.
+    """Follows logs; every offset contains all that is needed to read its batch again.
 
-    One instance lives through a query's run in a process of its own and answers about offsets;
-    others are made for the tasks, so nothing that this one learns may matter in `read`.
+    One instance lives through a query's run in a process of its own and answers about offsets.
+    Other instances are created for the tasks.  Therefore `read` must not depend on the state of
+    this one.
     """
 
     def __init__(
@@ -86,16 +88,17 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source = source
         self._snapshots: dict[str, LogSnapshot] = {}
         self._target: dict[str, LogPosition] | None = None
-        """By log id where a run with Trigger.AvailableNow ends; None for one that goes on."""
+        """Position by log id where a run with Trigger.AvailableNow ends; None for a continuous run.
+        """
         self._last_batch_ns: int | None = None
         self._counted: dict[tuple[str, ...], None] = {}
-        """Losses that were told, those that were met last at the end."""
+        """Reported losses, those found last at the end."""
         self._losses = 0
         self._skipped_records = 0
         self._is_warned = False
 
     def initialOffset(self) -> dict[str, Any]:
-        """Resolve where a new query starts; once, however often and late Spark asks."""
+        """Resolve the start of a new query; only once, however often and late Spark asks."""
         return self._initial_offset().to_json()
 
     def _initial_offset(self) -> StreamOffset:
@@ -114,11 +117,11 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tell Spark whether batches are limited."""
+        """Return the read limit for Spark, which states whether batches are limited."""
         return default_read_limit(self._options.limits)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note what is readable now: that far, and no further, does this run go."""
+        """Note the current ends of the logs: this run does not go beyond them."""
         snapshots = self._logs.take(list_selected(self._options.address, self._options.logs))
         self._target = {
             snapshot.log_id: LogPosition(
@@ -133,10 +136,10 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(
         self, start: dict[str, Any] | None = None, limit: object = None
     ) -> dict[str, Any]:
-        """Return the offset after what the next batch should read of what is readable now.
+        """Return the end of the next batch, within the currently readable records.
 
-        Spark 4.1 passes no arguments; there the last offset it mentioned stands in.  It asks a new
-        query for this before it asks for the initial offset.
+        Spark 4.1 passes no arguments; then the last offset that it mentioned is used.  It asks a
+        new query for this before it asks for the initial offset.
         """
         if start is not None:
             since = StreamOffset.from_json(start)
@@ -160,7 +163,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(
         self, since: StreamOffset, offset: StreamOffset, views: Mapping[str, LogView | None]
     ) -> StreamOffset:
-        """Return how far a batch goes that keeps the limits, at most to `offset`."""
+        """Return the end of a batch within the limits, at most `offset`."""
         limits = self._options.limits
         ranges = since.ranges_to(offset)
         if not ranges or (limits.min_records is None and not limits.bounds_batches):
@@ -198,7 +201,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return since.advanced(views, {**self._ends(views), **stops})[0]
 
     def _ends(self, views: Mapping[str, LogView | None]) -> dict[str, LogPosition]:
-        """Return where a run with Trigger.AvailableNow ends, by the names that logs have now."""
+        """Return where a run with Trigger.AvailableNow ends, by the current names of the logs."""
         target = self._target or {}
         return {
             log: target[view.log_id]
@@ -207,7 +210,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _count(self, positions: list[LogPosition], ranges: list[LogRange]) -> list[int]:
-        """Return how many records precede each position, one of each range's log."""
+        """Return how many records precede each position; the logs are those of `ranges`."""
         unknown = {
             index: (self._snapshots[each.log], position.dlsn)
             for index, (each, position) in enumerate(zip(ranges, positions, strict=True))
@@ -220,7 +223,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return what is left to read after the offset that was returned last."""
+        """Return the ends of the logs, and the lag of the offset that was returned last."""
         if self._known is None or not self._snapshots:
             return None
         positions = {each.log_id: each.dlsn for each in self._known.logs.values()}
@@ -241,7 +244,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ).to_json()
 
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
-        """Return what the logs hold now; of those to come in a limited run nothing."""
+        """Return the current views of the logs; in a run with an end, without logs added later."""
         selection = self._options.logs
         known = {log for log in since.logs if selection.matches(log)}
         names = sorted(known.union(list_selected(self._options.address, selection)))
@@ -253,18 +256,18 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log: LogView.of(snapshot) for log, snapshot in self._snapshots.items()
         }
         if self._target is not None:
-            # A log that was not there when the run began is for the next one.
+            # A log that did not exist when the run began is left to the next run.
             views = {
                 log: view
                 for log, view in views.items()
                 if view is not None and view.log_id in self._target
             }
-        # A log that a pattern listed and that is gone already was never there for this query.
+        # A log that a pattern found and that is gone now never existed for this query.
         views |= {log: None for log in known if log not in self._snapshots}
         return self._with_first_counts(since, views)
 
     def _left_out(self, since: StreamOffset) -> list[DataLoss]:
-        """Return the logs of the checkpoint that the options do not choose, under any name."""
+        """Return the logs of the checkpoint that the options do not select, under any name."""
         selection = self._options.logs
         followed = {snapshot.log_id for snapshot in self._snapshots.values()}
         names = [
@@ -284,7 +287,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _with_first_counts(
         self, since: StreamOffset, views: dict[str, LogView | None]
     ) -> dict[str, LogView | None]:
-        """Count the records before the first one where that tells how many were lost."""
+        """Count the records before the first one, if this tells how many were lost."""
         known = {each.log_id: each.dlsn for each in since.logs.values()}
         uncounted = [
             (log, view)
@@ -298,7 +301,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return views
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Divide what lies between two offsets; also for a batch of an earlier run of the query."""
+        """Divide the records between two offsets, also of a batch of an earlier run."""
         until = StreamOffset.from_json(end)
         self._known = until
         ranges = StreamOffset.from_json(start).ranges_to(until)
@@ -312,8 +315,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         view = LogView.of(snapshot)
         if view.log_id != wanted.start.log_id:
-            # Positions of the old log mean nothing in the new one, which is read from its beginning
-            # once `latestOffset` meets it.
+            # Positions of the old log mean nothing in the new one.  `latestOffset` starts the new
+            # log from its beginning.
             self._report([DataLoss.recreated(wanted.log, wanted.start, view)])
             return []
         if view.has_lost_after(wanted.start):
@@ -350,7 +353,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_rows(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: logs are kept as long as their owners say, not as long as readers need."""
+        """Do nothing: the owners of logs set the retention, not the readers."""
 
     def stop(self) -> None:
         """Close the connections of this process."""
@@ -369,7 +372,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             logger.warning("%s", ADVICE_WITHOUT_ADMISSION)
 
     def _report(self, losses: list[DataLoss]) -> None:
-        """Raise for a loss, or tell of it and count it, once however often it is met."""
+        """Raise for a loss, or report and count it, once however often it is found."""
         fail = self._options.fail_on_data_loss
         new = [loss for loss in losses if fail or loss.key not in self._counted]
         report_losses(new, fail=fail)
@@ -383,7 +386,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _readable_start(wanted: LogRange, view: LogView | None) -> LogPosition:
-    """Return where a range begins in what is left of its log."""
+    """Return where a range begins in the readable part of its log."""
     if view is None or wanted.start.dlsn >= view.first:
         return wanted.start
     return LogPosition(log_id=view.log_id, dlsn=view.first, sequence_id=view.first_sequence_id)
@@ -392,14 +395,14 @@ def _readable_start(wanted: LogRange, view: LogView | None) -> LogPosition:
 class DlogStreamWriter(DataSourceStreamArrowWriter):
     """Appends each micro-batch to one or more logs in one transaction, once.
 
-    The instance that commits is another one than those that write, and has no task of its own: what
-    identifies the batch comes with the messages.
+    The instance that commits is not one of those that write, and has no task.  It gets the identity
+    of the batch from the messages.
     """
 
     def __init__(
         self, options: WriteOptions, columns: WriteColumns | None, *, overwrite: bool = False
     ) -> None:
-        """`columns` are None where nothing is written, only committed."""
+        """Create a writer; `columns` are None if it only commits."""
         self._options = options
         self._columns = columns
         self._overwrite = overwrite
@@ -422,7 +425,7 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,
     ) -> None:
-        """Append what all tasks staged; skip it if the batch was appended before."""
+        """Append all staged rows; skip the batch if it was appended before."""
         commit_staged(messages, options=self._options, replaces=self._overwrite)
 
     def abort(
@@ -430,5 +433,5 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,
     ) -> None:
-        """Drop what the tasks staged, unless the batch was appended after all."""
+        """Drop the staged rows, unless the batch was appended after all."""
         abort_staged(messages, address=self._options.address)

@@ -1,8 +1,8 @@
-"""Rows of typed logs in Spark: their columns as Spark's types, and a DataFrame's as a log's.
+"""Rows of typed logs in Spark: a log's columns as Spark's types, and a DataFrame's as a log's.
 
-Columns of a typed log are the user's own.  What the log says of its records is there on request, by
-names with a leading underscore.  Spark has fewer types than a log: unsigned integers become the
-next wider signed ones, times finer than microseconds are refused where they would be cut.
+Columns of a typed log are the user's own.  Metadata of its records is available on request, in
+columns with a leading underscore.  Spark has fewer types than a log.  Unsigned integers become the
+next wider signed ones.  Times finer than microseconds are refused if they would be cut.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ARROW: tuple[tuple[type[sql.DataType], pa.DataType], ...] = (
     (sql.NullType, pa.null()),
 )
 _TIME_TYPE: type[sql.DataType] | None = getattr(sql, "TimeType", None)
-"""Since PySpark 4.1."""
+"""Type of times of day, since PySpark 4.1."""
 _DECIMAL_DIGITS_MAX = 38
 
 
@@ -67,7 +67,7 @@ def spark_type(name: str, kind: Any) -> sql.DataType:
     """Return the type in Spark of a column of a log.
 
     Raises:
-        SchemaMismatchError: Spark has none that holds its values.
+        SchemaMismatchError: Spark has no type for its values.
     """
     if pa.types.is_list(kind):
         return sql.ArrayType(spark_type(name, kind.value_type))
@@ -94,10 +94,10 @@ def spark_type(name: str, kind: Any) -> sql.DataType:
 
 
 def arrow_type(name: str, kind: sql.DataType) -> pa.DataType:
-    """Return the type in Arrow of a column of a DataFrame, as Spark hands it over.
+    """Return the Arrow type of a DataFrame's column, as Spark passes it on.
 
     Raises:
-        ConfigurationError: Spark cannot hand it over, or a log cannot hold it.
+        ConfigurationError: Spark cannot pass it on, or a log cannot hold it.
     """
     if isinstance(kind, sql.ArrayType):
         return pa.list_(_part(name, "element", kind.elementType, kind.containsNull))
@@ -132,7 +132,7 @@ def _part(name: str, part: str, kind: sql.DataType, nullable: bool) -> pa.Field:
 def read_schema(
     log_schema: pa.Schema, columns: Sequence[str] | None, *, include_metadata: bool
 ) -> sql.StructType:
-    """Return the rows of typed logs that have these columns.
+    """Return the schema of typed logs' rows with these columns.
 
     Raises:
         ConfigurationError: there is no such column.
@@ -168,7 +168,7 @@ def shape_of(schema: sql.StructType) -> RowShape:
 
 
 def as_nullable(kind: sql.DataType) -> sql.DataType:
-    """Return a type of Spark in which everything can be null, but for keys of maps."""
+    """Return a type of Spark in which everything can be null, except keys of maps."""
     if isinstance(kind, sql.ArrayType):
         return sql.ArrayType(as_nullable(kind.elementType))
     if isinstance(kind, sql.MapType):
@@ -183,11 +183,12 @@ def as_nullable(kind: sql.DataType) -> sql.DataType:
 def log_schema_of(schema: sql.StructType) -> pa.Schema:
     """Return the columns of a log that holds a DataFrame's rows.
 
-    All of them can be null, as in files that Spark writes: it calls a column not null because of
-    how its rows were made, as by ``range`` or a literal, and not because no row may have a null.
+    All columns can be null, as in files that Spark writes.  Spark declares a column not null
+    because of how its rows were made, for example by ``range`` or a literal.  It does not mean that
+    later rows must not have a null.
 
     Raises:
-        ConfigurationError: no log can hold one of them, or there is none but what a log says.
+        ConfigurationError: no log can hold one of them, or there are only metadata columns.
     """
     return pa.schema(
         [

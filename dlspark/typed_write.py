@@ -1,4 +1,4 @@
-"""Writes to typed logs, before their tasks: which they are, and logs made ready for them."""
+"""Preparation of writes to typed logs, before their tasks: kind of log, schema, creation."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def writes_typed(
 
     `found` has the schema of the log, if that exists.
 
-    A log that exists is what it is.  One that is to be created is typed if that is said, or if
-    there is no column ``value``.
+    An existing log decides by its kind.  A log that is to be created is typed if the options say
+    so, or if there is no column ``value``.
 
     Raises:
-        ConfigurationError: the column that decides is there in another case.
+        ConfigurationError: the deciding column exists in another case.
         SchemaMismatchError: the log is of the other kind than the options ask for.
     """
     wanted = options.typed
@@ -54,12 +54,12 @@ def writes_typed(
 def prepare_typed(
     options: WriteOptions, schema: StructType, found: Mapping[str, pa.Schema | None]
 ) -> WriteColumns:
-    """Check the columns of a DataFrame for typed logs; create the log, or add to its columns.
+    """Check the columns of a DataFrame for typed logs; create the log, or extend its schema.
 
     Raises:
         ConfigurationError: a log cannot have one of the columns, or there is no log to write to.
-        LogNotFoundError: it does not exist, and is not to be created.
-        SchemaMismatchError: it has not got a column, or cannot get it.
+        LogNotFoundError: the log does not exist, and is not to be created.
+        SchemaMismatchError: the log lacks a column, or cannot get it.
     """
     names = schema.fieldNames()
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -71,7 +71,8 @@ def prepare_typed(
     if options.log is not None:
         if options.log not in found:
             require_logs(options.address, [options.log], create=options.create_log, schema=wanted)
-            found = find_schemas(options.address, [options.log])  # another may have been quicker
+            # Another process may have been faster.
+            found = find_schemas(options.address, [options.log])
         _fit_log(options, options.log, wanted, found.get(options.log))
     elif _LOG not in names:
         raise ConfigurationError(
@@ -86,7 +87,7 @@ def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema, known: pa.Schem
     from dlcore.schemas import require_fit, with_nulls_of
 
     if options.merge_schema:
-        # What a DataFrame's rows may be says nothing of what the log is to take.
+        # Whether a DataFrame's columns can be null does not say what the log has to accept.
         merge_schema(
             options.address, log, wanted if known is None else with_nulls_of(known, wanted)
         )

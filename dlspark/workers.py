@@ -1,7 +1,7 @@
-"""Spark's Python workers: what each is for, and its memory, which garbage collections pass over.
+"""Spark's Python workers: their roles, and how garbage collections skip their memory.
 
-Spark's daemon collects all garbage after each task of a worker.  That looks at everything which
-the worker has imported, a hundred thousand objects: far more work than a task with few rows, and
+Spark's daemon collects all garbage after each task of a worker.  This examines all objects that the
+worker has imported, a hundred thousand of them.  It is far more work than a task with few rows, and
 the next task waits for it.
 """
 
@@ -11,22 +11,22 @@ import gc
 import sys
 
 _DAEMON = "pyspark.daemon"
-"""The program that workers which serve many tasks are forked from."""
+"""The program that forks workers, each of which serves many tasks."""
 _COMMITTER = "pyspark.sql.worker.python_streaming_sink_runner"
-"""What a worker runs that ends micro-batches; each such program has workers of its own."""
+"""The program of workers that commit micro-batches; each program has its own workers."""
 _frozen_modules = 0
 
 
 def only_commits() -> bool:
-    """Return whether this process ends micro-batches, and neither plans nor writes them."""
+    """Return whether this process commits micro-batches, and neither plans nor writes them."""
     return _COMMITTER in sys.modules
 
 
 def freeze_imports() -> None:
-    """Freeze what there is, in a worker that has imported something since it was last done.
+    """Freeze all objects, in a worker that has imported modules since the last freeze.
 
-    At the beginning of a task: it was collected after the one before, so nearly all of it is there
-    to stay, and next to nothing that could become garbage of a cycle is kept for ever.
+    It runs at the beginning of a task.  The garbage was collected after the task before.  Nearly
+    all remaining objects are permanent, so almost no garbage is kept for ever.
     """
     global _frozen_modules
     program = getattr(sys.modules["__main__"], "__spec__", None)
