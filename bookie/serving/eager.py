@@ -21,7 +21,7 @@ def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
     there.
 
     Raises:
-        What the coroutine raised before it waited.
+        The error that the coroutine raises before its first wait.
     """
     try:
         awaited = coroutine.send(None)

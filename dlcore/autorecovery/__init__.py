@@ -1,1 +1,1 @@
-"""Auto-recovery: who notices that replicas are missing, and who makes them again."""
+"""Auto-recovery: the auditor finds missing replicas, and the workers make them again."""

@@ -5,14 +5,14 @@ Theory of operation.  A bookie is *absent* when its incarnation is not registere
 * another incarnation is registered under its name: its data will not come back; or
 * it has been absent for the delay; or
 * it vanished together with another one, both while this auditor watched and neither for longer than
-  the delay: the next failure could be one too many.
+  the delay: one more failure could lose data.
 
-While nobody at all is registered nobody is lost: then the metadata store was restored, or the
-network or the whole cluster is down.  Whoever is still absent after that has the whole delay again,
-as when an auditor begins: it may be a cluster that starts.  A bookie that is registered again is
-not lost any more.
+While no bookie at all is registered, none counts as lost: the metadata store was restored, or the
+network or the whole cluster is down.  A bookie that is still absent after that gets the whole delay
+again.  The same holds when an auditor begins, because the cluster may be starting.  A bookie that
+is registered again is not lost any more.
 
-A closed ledger that began with fewer bookies than were wanted lacks replicas, too.
+A closed ledger that was created with fewer bookies than wanted also lacks replicas.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditResult:
-    """What a look at the bookies gave; bookies in order.
+    """The result of a look at the bookies, which are in order.
 
-    `look_again_s` is when one of the absent ones will be lost, if nothing else happens before.
+    `look_again_s` is the time until the next absent bookie becomes lost, if nothing else happens
+    before.
     """
 
     lost: tuple[BookieId, ...]
@@ -42,11 +43,11 @@ class AuditResult:
 
 
 class BookieAudit:
-    """One auditor's view of the bookies.  Times are of any clock that does not go back."""
+    """One auditor's view of the bookies.  Times come from any clock that does not go back."""
 
     def __init__(self, *, lost_bookie_delay_s: float) -> None:
         self._delay_s = lost_bookie_delay_s
-        self._seen: set[BookieId] = set()  # registered at some look since nobody was
+        self._seen: set[BookieId] = set()  # registered at any look since none was registered
         self._absent_since: dict[BookieId, float] = {}
         self._lost: set[BookieId] = set()
 
@@ -82,34 +83,34 @@ class BookieAudit:
 
 
 class Shortage:
-    """Whether there were too few writable bookies for new ledgers, and are enough again.
+    """Detects that a shortage of writable bookies has eased.
 
-    Ledgers that began smaller meanwhile are found by the next look at all ledgers, which is worth
-    its price at once when bookies are back, and only then.
+    Ledgers that were created smaller during the shortage are found by the next look at all ledgers.
+    This look is expensive; it pays at once when bookies are back, and only then.
     """
 
     def __init__(self) -> None:
         self.wanted = DEFAULT_QUORUM.write_quorum_size
-        """Bookies that store an entry, of the ledger that wants the most."""
+        """Most bookies that any ledger wants to store an entry."""
         self._writable: int | None = None  # at the last call
 
     def has_eased(self, writable: int) -> bool:
-        """Note how many bookies are writable; whether a shortage lessened since the last call."""
+        """Note how many bookies are writable; return whether a shortage eased since then."""
         before, self._writable = self._writable, writable
         return before is not None and before < min(writable, self.wanted)
 
 
 def wanted_copies(metadata: LedgerMetadata) -> int:
-    """Return how many bookies are to store each entry of a ledger."""
+    """Return how many bookies should store each entry of a ledger."""
     return metadata.quorum.write_quorum_size + metadata.copies_lacking
 
 
 def lacks_copies(metadata: LedgerMetadata) -> bool:
-    """Whether a ledger is closed and has fewer bookies than were wanted: more can join it now."""
+    """Whether a closed ledger has fewer bookies than wanted, so that more can join it."""
     return metadata.state is LedgerState.CLOSED and metadata.copies_lacking > 0
 
 
 def lost_members(metadata: LedgerMetadata, lost: Collection[BookieId]) -> tuple[BookieId, ...]:
-    """Return the lost bookies that the ledger's ensembles name: it is under-replicated by them."""
+    """Return the lost bookies in the ledger's ensembles, which make it under-replicated."""
     members = {bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies}
     return tuple(sorted(members.intersection(lost)))

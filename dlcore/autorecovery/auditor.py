@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S_MIN = 0.05
-"""What is left of a delay may be too little for the clock to move."""
+"""Shortest pause: the rest of a delay may be too short for the clock to move."""
 _REGISTERED_FOR_S = 5.0
-"""How long a full check asks those bookies that it last found registered."""
+"""How long a full check uses a list of registered bookies before it reads the list again."""
 _NOTED_EVERY_S = 10.0
-"""How often a full check notes how far it is: so much of it is done again after an interruption."""
+"""How often a full check stores its progress; work after that is repeated after an interruption."""
 
 
 class Auditor:
-    """One term in role; `on_publish` is called after ledgers were put on the list."""
+    """One term in the auditor's role; `on_publish` is called after ledgers were put on the list."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Auditor:
         self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
         self._shortage = Shortage()
         self._members: set[BookieId] = set()  # of any ledger, at the last scan
-        self._published: set[BookieId] = set()  # the lost ones whose ledgers are on the list
+        self._published: set[BookieId] = set()  # lost bookies whose ledgers are on the list
         self._scan_due = 0.0
 
     async def run(self) -> None:
@@ -95,14 +95,14 @@ class Auditor:
                 unsubscribe()
 
     async def _audit_once(self) -> float:
-        """Look at the bookies, and at all ledgers if need be; return when to look again."""
+        """Look at the bookies, and maybe at all ledgers; return the seconds to the next look."""
         lost, again_s = await self._look()
         now = self._loop.time()
         self._published.intersection_update(lost)
         if now >= self._scan_due or not self._published.issuperset(lost):
             await self._scan(lost)
             self._scan_due = self._loop.time() + self._config.audit_interval_s
-            # The scan may have shown bookies that have no cookie any more.
+            # The scan may have found bookies without a cookie.
             lost, again_s = await self._look()
             if not self._published.issuperset(lost):
                 return _LOOK_S_MIN
@@ -148,7 +148,7 @@ class Auditor:
     async def _ledgers(
         self, troubles: Troubles, *, first: int = 0
     ) -> AsyncIterator[LedgerMetadata]:
-        """Yield every ledger from `first` on; one that cannot be read hides no other."""
+        """Yield every ledger from `first` on; leave out a ledger that cannot be read."""
         async for ledger_id in self._context.ledger_store.list_ledgers(first=first):
             try:
                 stored = await self._context.ledger_store.read(ledger_id)
@@ -169,15 +169,15 @@ class Auditor:
         last = await self._repairs.read_last_check()
         if last is None:
             return 0.0
-        # A clock that went back must not put the next check off for ever.
+        # After a step back of the clock the next check must still begin some day.
         age_s = max(self._context.clock.now_ms() - last.finished_ms, 0) / 1000
         return max(self._config.check_interval_s - age_s, 0.0)
 
     async def _check_all(self) -> None:
-        """Ask every bookie of every ledger what it holds; go on where an auditor was interrupted.
+        """Ask every bookie of every ledger for its entries; continue an interrupted check.
 
         Raises:
-            MetadataError: the store failed, or another auditor is at it.
+            MetadataError: the store failed, or another auditor is checking.
         """
         repairs, clock = self._repairs, self._context.clock
         progress = await repairs.begin_check(age_ms_max=self._config.check_interval_s * 1000)
@@ -197,7 +197,8 @@ class Auditor:
             with troubles.isolated(f"checking ledger {metadata.ledger_id}"):
                 is_missing, is_unknown = await self._check_one(metadata, registered)
             if is_missing:
-                await repairs.publish(metadata.ledger_id, missing=())  # found by its poll
+                # The worker finds it at its next poll.
+                await repairs.publish(metadata.ledger_id, missing=())
             run = replace(
                 run,
                 finished_ms=clock.now_ms(),
@@ -222,7 +223,7 @@ class Auditor:
     async def _check_one(
         self, metadata: LedgerMetadata, registered: Collection[BookieId]
     ) -> tuple[bool, bool]:
-        """Return whether entries are missing, and whether some bookie did not answer."""
+        """Return whether entries are missing, and whether any bookie did not answer."""
         answers = await ask_replicas(self._context, metadata, registered=registered)
         final = [each for each in check_ledger(metadata, answers) if each.fragment.is_final]
         is_abandoned = metadata.state is LedgerState.IN_RECOVERY

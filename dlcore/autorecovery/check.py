@@ -1,6 +1,7 @@
-"""The check of replicas: what each bookie should hold, against what it says it holds.
+"""The check of replicas: the entries that each bookie should hold, against those that it reports.
 
-An answer is a list of ranges, or unknown; only what a bookie proved not to hold is missing.
+An answer is a list of ranges, or unknown.  Only entries that a bookie has proven not to hold are
+missing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No answer, and why."""
+    """No answer, and the reason."""
 
     reason: str
 
@@ -45,8 +46,8 @@ Answer: TypeAlias = Held | Unknown
 class Fragment:
     """The entries `first_entry_id` to `last_entry_id` of one ensemble; none if last < first.
 
-    `is_final` says that the metadata of the ensemble may be changed by anyone: it is not the last
-    ensemble of a ledger that has a writer or a recoverer.
+    `is_final` means that any client may change the metadata of the ensemble: it is not the last
+    ensemble of a ledger with a writer or a recoverer.
     """
 
     ensemble: Ensemble
@@ -55,13 +56,13 @@ class Fragment:
 
     @property
     def first_entry_id(self) -> int:
-        """The first entry, which names the ensemble."""
+        """The first entry, which identifies the ensemble."""
         return self.ensemble.first_entry_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCheck:
-    """One bookie of one ensemble: the ranges that it should hold and does not, or unknown."""
+    """One bookie of one ensemble: ranges that it should hold and does not hold, or unknown."""
 
     fragment: Fragment
     position: int
@@ -71,16 +72,16 @@ class ReplicaCheck:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is proven to hold all that it should."""
+        """Whether the bookie is proven to hold all entries that it should."""
         return not self.missing and self.unknown is None
 
 
 def fragments_of(metadata: LedgerMetadata, *, last_add_confirmed: int = -1) -> list[Fragment]:
     """Return the ledger's fragments in order.
 
-    Entries are counted up to the ledger's end when it is CLOSED; else up to `last_add_confirmed`,
-    and completed ensembles whole: an ensemble is only ever changed after their last entry was
-    confirmed.
+    In a CLOSED ledger, entries count up to its end.  In other ledgers they count up to
+    `last_add_confirmed`, and completed ensembles count whole, because an ensemble change happens
+    only after the last entry before it was confirmed.
     """
     is_closed = metadata.state is LedgerState.CLOSED
     end = metadata.last_entry_id if is_closed else last_add_confirmed
@@ -103,17 +104,14 @@ def fragments_of(metadata: LedgerMetadata, *, last_add_confirmed: int = -1) -> l
 def expected_ranges(
     quorum: QuorumConfig, *, position: int, first_entry_id: int, last_entry_id: int
 ) -> Iterator[EntryRange]:
-    """Yield what a position of an ensemble stores of a range of entries, ascending.
-
-    Entry e goes to the positions (e + i) mod E for i below Qw.
-    """
+    """Yield the ranges of entries that a position of an ensemble stores, ascending."""
     size, width = quorum.ensemble_size, quorum.write_quorum_size
     if first_entry_id > last_entry_id:
         return
     if size == width:
         yield EntryRange(first_entry_id=first_entry_id, last_entry_id=last_entry_id)
         return
-    # Runs of Qw entries, the last of which has e mod E = position.
+    # Runs of Qw entries; the last entry of each has e mod E = position.
     last_of_run = first_entry_id + (position - first_entry_id) % size
     while last_of_run - width + 1 <= last_entry_id:
         yield EntryRange(
@@ -126,10 +124,10 @@ def expected_ranges(
 def missing_ranges(
     quorum: QuorumConfig, fragment: Fragment, position: int, held: Sequence[EntryRange]
 ) -> EntryRanges:
-    """Return what the position should hold of the fragment and is not in `held`, ascending.
+    """Return the ranges that the position should hold of the fragment, without those in `held`.
 
-    Of a striped ledger that is the difference between as many runs as there are ranges: they are
-    compared many at a time, and only those that are there in part one by one.
+    A striped ledger has many expected runs and many held ranges.  They are compared many at a time;
+    only runs that are partly held are compared singly.
     """
     missing = EntryRanges()
     if quorum.ensemble_size == quorum.write_quorum_size:
@@ -186,7 +184,7 @@ def _add_missing_runs(
         beyond = np.searchsorted(held_firsts, lasts, side="right")
         reach = np.full(len(firsts), -1)
         reach[before >= 0] = held_lasts[before[before >= 0]]
-        is_whole = (reach < firsts) & (beyond == before + 1)  # nothing of it is held
+        is_whole = (reach < firsts) & (beyond == before + 1)  # no entry of the run is held
         done = 0
         for index in np.flatnonzero((reach < lasts) & ~is_whole).tolist():
             part = slice(done, index)
@@ -205,7 +203,7 @@ def check_ledger(
     *,
     last_add_confirmed: int = -1,
 ) -> list[ReplicaCheck]:
-    """Compare every bookie of every ensemble with its answer; no answer is unknown."""
+    """Compare every bookie of every ensemble with its answer; a missing answer is unknown."""
     checks: list[ReplicaCheck] = []
     for fragment in fragments_of(metadata, last_add_confirmed=last_add_confirmed):
         for position, bookie in enumerate(fragment.ensemble.bookies):

@@ -10,28 +10,29 @@ from dlcore.config import MIB, checked, require_not_negative, require_positive
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoRecoveryConfig:
-    """When a bookie counts as lost, how often is looked, how much is done at a time."""
+    """Delays of auto-recovery, its intervals, and the amount of work at a time."""
 
     lost_bookie_delay_s: float = 60.0
     """A bookie that is not registered gets this long to come back; 0 replaces it at once."""
     open_ledger_grace_s: float = 60.0
-    """A ledger whose writer keeps a lost bookie in its last ensemble is recovered after this."""
+    """A ledger whose writer keeps a lost bookie in its last ensemble is recovered after this time.
+    """
     audit_interval_s: float = 600.0
-    """How often all ledgers are compared with the registered bookies, besides at every change."""
+    """How often all ledgers are compared with the registered bookies, beside at every change."""
     check_interval_s: float = 7 * 24 * 3600.0
-    """From the end of one full replica check to the start of the next."""
+    """Time from the end of one full replica check to the start of the next."""
     check_ledgers_per_s: float = 50.0
     """Pace of the full replica check."""
     copy_bytes_per_s: float = 64.0 * MIB
-    """Pace of copying, of all ledgers that one worker repairs."""
+    """Pace of copying, for all ledgers that one worker repairs."""
     copy_bytes_in_flight: int = 4 * MIB
-    """Entry bytes sent to a replacement and not yet answered, per ledger."""
+    """Most bytes of entries sent to a replacement and not acknowledged yet, per ledger."""
     ledgers_at_once: int = 4
     """Ledgers that one worker repairs at the same time."""
     poll_interval_s: float = 5.0
-    """How often a worker looks at the list of under-replicated ledgers."""
+    """How often a worker reads the list of under-replicated ledgers."""
     retry_pause_s: float = 5.0
-    """Before a ledger that could not be repaired is tried again; doubles up to the maximum."""
+    """Pause before a ledger whose repair failed is tried again; it doubles up to the maximum."""
     retry_pause_s_max: float = 300.0
     """The longest of these pauses."""
 

@@ -1,4 +1,4 @@
-"""The ports, the clock and the source of chance that all rooms of auto-recovery share."""
+"""The ports, the clock and the source of chance that all modules of auto-recovery share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryContext:
-    """Ports of one namespace; they stay their opener's."""
+    """Ports of one namespace; the owner that opened them closes them."""
 
     store: MetadataStore
     paths: NamespacePaths

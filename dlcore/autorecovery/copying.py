@@ -1,4 +1,4 @@
-"""Copying entries from good replicas to one bookie, verified and byte for byte."""
+"""Copying entries from intact replicas to one bookie, verified and byte for byte."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _OVERLOAD_PAUSE_S = 0.05
 _DEBT_S = 0.02
-"""The throttle sleeps for no shorter time than this; until then it runs up a debt."""
+"""Shortest sleep of the throttle; shorter waits add up until they reach it."""
 
 
 class Throttle:
-    """Lets bytes pass at a rate on average."""
+    """Limits the average rate of bytes."""
 
     def __init__(self, *, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -37,7 +37,7 @@ class Throttle:
         self._paid_until = 0.0
 
     async def take(self, size: int) -> None:
-        """Wait until `size` more bytes may pass."""
+        """Wait until `size` more bytes are allowed."""
         now = self._loop.time()
         self._paid_until = max(self._paid_until, now) + size / self._bytes_per_s
         if self._paid_until - now >= _DEBT_S:
@@ -57,13 +57,14 @@ class EntryCopier:
         """Copy a lane; return when `target` has acknowledged every entry as durable.
 
         Raises:
-            LedgerReadError: no source could give an entry; it says what each answered.
-            BookieError: `target` did not take one.
+            LedgerReadError: no source has an intact copy of an entry; the message has each source's
+                answer.
+            BookieError: `target` refused an entry.
         """
         adds = _Adds(self, target)
         try:
             next_entry_id = lane.first_entry_id
-            answers: dict[BookieId, DLError] = {}  # of the sources, about the next entry
+            answers: dict[BookieId, DLError] = {}  # answers of the sources for the next entry
             while next_entry_id <= lane.last_entry_id:
                 source = next((each for each in lane.sources if each not in answers), None)
                 if source is None:
@@ -101,7 +102,7 @@ class EntryCopier:
         next_entry_id: int,
         stride: int,
     ) -> tuple[list[bytes], DLError | None]:
-        """Return the good frames of the next chunk, and what ends the stream after them."""
+        """Return the intact frames of the next chunk, and the error that ends the stream then."""
         timeout_s = self._client_config.read_timeout_s
         frames: list[bytes] = []
         try:
@@ -121,7 +122,7 @@ class EntryCopier:
         return frames, None
 
     async def add(self, target: BookieId, frame: bytes) -> None:
-        """Add one frame, patiently while the bookie is overloaded."""
+        """Add one frame; while the bookie is overloaded, try again."""
         timeout_s = self._client_config.add_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,12 +138,12 @@ class EntryCopier:
 
     @property
     def in_flight_max(self) -> int:
-        """Bytes sent and not yet acknowledged, per lane."""
+        """Most bytes sent and not yet acknowledged, per lane."""
         return self._in_flight_max
 
 
 class _Adds:
-    """Adds on their way to one bookie; the first that fails ends all."""
+    """Adds in flight to one bookie; the first failure ends all."""
 
     def __init__(self, copier: EntryCopier, target: BookieId) -> None:
         self._copier = copier
@@ -152,7 +153,7 @@ class _Adds:
         self._bytes = 0
 
     async def send(self, frame: bytes) -> None:
-        """Send a frame, once there is room for it."""
+        """Send a frame, after a wait if too many bytes are in flight."""
         while self._sent and self._bytes + len(frame) > self._copier.in_flight_max:
             await self._await_oldest()
         task = self._loop.create_task(self._copier.add(self._target, frame))
@@ -171,7 +172,7 @@ class _Adds:
         self._bytes -= size
 
     async def aclose(self) -> None:
-        """Give up what has no answer yet."""
+        """Cancel the adds that have no answer yet."""
         tasks = [task for task, _ in self._sent]
         for task in tasks:
             task.cancel()

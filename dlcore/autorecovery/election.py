@@ -1,7 +1,7 @@
-"""One auditor at a time, as far as that can be known: an ephemeral node is the role.
+"""The election of one auditor at a time, by an ephemeral node.
 
-Two that believe to hold it do no harm: all that they write is compared-and-set, or may be written
-twice.
+For a moment two processes may both believe that they are the auditor.  This does no harm: each of
+their writes is a compare-and-set, or may be repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Election:
 
         Raises:
             MetadataError: the store failed.
-            DLError: of `work`.
+            DLError: `work` failed.
         """
         changed = asyncio.Event()
         unsubscribe = self._store.watch(self._path, changed.set)
@@ -57,7 +57,7 @@ class Election:
             await self._leave()
 
     async def _take(self) -> bool:
-        """Try to create the node; the one that is there says whose it is."""
+        """Try to create the node; return whether it belongs to this process."""
         try:
             await self._store.create(
                 self._path, encode(self._candidate), ephemeral=True, make_parents=True
@@ -66,12 +66,12 @@ class Election:
             return await self._is_ours()
         except MetadataConnectionError:
             if not await self._is_ours():
-                raise  # it was not even sent, perhaps: nothing would change to wait for
+                raise  # the create may not have been sent, so no change of the node would come
         return True
 
     async def _is_ours(self) -> bool:
         node = await self._store.get(self._path)
-        # A damaged one is somebody else's: it goes with that session.
+        # A damaged node belongs to another process; it is removed with that session.
         tell = partial(logger.warning, "the auditor's office cannot be read: %s")
         found = decode_or_tell(ElectedAuditor, node, source=self._path, tell=tell)
         return found is not None and found.token == self._candidate.token
@@ -83,7 +83,7 @@ class Election:
         logger.warning("auditor: %s lost the role", self._candidate.owner)
 
     async def _leave(self) -> None:
-        """Remove the node if it is ours; without an answer it goes with the session."""
+        """Remove the node if it is ours; without an answer it is removed with the session."""
         with contextlib.suppress(MetadataError):
             if await self._is_ours():
                 with contextlib.suppress(NoNodeError):

@@ -1,9 +1,9 @@
 """The list of under-replicated ledgers in the metadata store, its locks, and the pause.
 
-Anybody may put a ledger on the list, any number of times; only who holds its lock takes it off, and
-only by the version that was read before the ledger was found whole: a finding made meanwhile has
-changed the version and stays.  The lock spares double work and no more: two workers at one ledger
-do no harm.
+Any process may put a ledger on the list, any number of times.  Only the holder of the ledger's lock
+removes it, and only by the version that was read before the ledger was found complete.  A finding
+in between changes the version, so that the ledger stays on the list.  The lock only avoids double
+work: two workers at one ledger do no harm.
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCK_VERSION = 0
-"""Of a lock that a repair took; garbage collection takes the same, as another version."""
+"""Version of a lock that a repair took; garbage collection leaves the same lock with another
+version."""
 _ATTEMPTS_MAX = 20
-"""Lost races and lost replies of one write; each race that is lost shows somebody's success."""
+"""Most lost races and lost replies of one write; each lost race is another process's success."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedLedger:
-    """A ledger on the list, and the version that says nothing was found since."""
+    """A ledger on the list, and the version that proves that nothing was found since."""
 
     entry: UnderReplicatedLedger
     version: int
@@ -60,7 +61,7 @@ class ListedLedger:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """A full replica check under way, and the version that says nobody else is at it."""
+    """A full replica check in progress, and its version: no other auditor has continued it."""
 
     run: ReplicaCheckRun
     version: int
@@ -75,7 +76,7 @@ class RepairList:
         self._clock = clock
 
     async def publish(self, ledger_id: int, *, missing: Collection[BookieId]) -> None:
-        """Put a ledger on the list, or add to what is known of it; its version always changes."""
+        """Put a ledger on the list, or add to its entry; its version always changes."""
         path = self._paths.under_replicated_ledger(ledger_id)
         for attempt in range(1, _ATTEMPTS_MAX + 1):
             try:
@@ -97,16 +98,16 @@ class RepairList:
                     value = encode(entry)
                     await self._store.put(path, value, version=listed.version)
             except (NodeExistsError, NoNodeError, MetadataVersionError, MetadataConnectionError):
-                # Somebody else wrote it, or we did and the reply was lost: once more does no harm.
+                # Another process wrote it, or our reply was lost; to write again does no harm.
                 if attempt == _ATTEMPTS_MAX:
                     raise
             else:
                 return
 
     async def read(self, ledger_id: int) -> ListedLedger | None:
-        """Return the ledger as it is on the list, if it is.
+        """Return the ledger's entry on the list, None if it is not listed.
 
-        One whose node is damaged is on the list all the same: what it lacks is found out anew.
+        A ledger with a damaged node is still listed: its missing replicas are determined again.
         """
         path = self._paths.under_replicated_ledger(ledger_id)
         node = await self._store.get(path)
@@ -130,15 +131,16 @@ class RepairList:
                     yield self._paths.ledger_id_of(high, middle, low)
 
     async def _numbers_below(self, parent: str) -> list[str]:
-        """Return the names of the nodes below one that are part of a ledger's path."""
+        """Return the child nodes of `parent` that are part of a ledger's path."""
         return [n for n in await self._store.get_children(parent) or () if is_number(n)]
 
     async def note_failure(
         self, listed: ListedLedger, reason: str, *, missing: Collection[BookieId] | None = None
     ) -> int | None:
-        """Write down why a repair did not finish; return the version, or None if it changed.
+        """Store why a repair did not finish; return the new version, or None if it had changed.
 
-        `missing` is who is still lost: who came back has the whole delay again the next time.
+        `missing` are the bookies that are still lost.  A bookie that came back gets the whole delay
+        the next time.
         """
         entry = replace(
             listed.entry,
@@ -150,10 +152,10 @@ class RepairList:
         try:
             return await self._store.put(path, encode(entry), version=listed.version)
         except (MetadataVersionError, NoNodeError):
-            return None  # found again meanwhile: that comes first
+            return None  # the ledger was found again meanwhile: the new finding stays
 
     async def remove(self, listed: ListedLedger) -> bool:
-        """Take a ledger off the list; False if it was found again since it was read."""
+        """Remove a ledger from the list; False if it was found again since it was read."""
         path = self._paths.under_replicated_ledger(listed.entry.ledger_id)
         try:
             await self._store.delete(path, version=listed.version)
@@ -164,7 +166,7 @@ class RepairList:
         return True
 
     async def lock(self, ledger_id: int, *, owner: str) -> bool:
-        """Take the ledger's lock for this session, as `owner`; False if somebody else has it."""
+        """Take the ledger's lock for this session, as `owner`; False if another process has it."""
         path = self._paths.repair_lock(ledger_id)
         with contextlib.suppress(NodeExistsError, MetadataConnectionError):
             try:
@@ -175,13 +177,13 @@ class RepairList:
                     await self._store.create(parent, make_parents=True)
                 await self._store.create(path, owner.encode(), ephemeral=True)
             return True
-        node = await self._store.get(path)  # ours, too, if a reply was lost
+        node = await self._store.get(path)  # it may be ours, if a reply was lost
         return node is not None and node.value == owner.encode()
 
     async def unlock(self, ledger_id: int, *, owner: str) -> None:
-        """Give `owner`'s lock up; without an answer it goes with the session.
+        """Release `owner`'s lock; without an answer it is removed with the session.
 
-        One that somebody else has taken since, because our session was lost, stays.
+        A lock that another process has taken since, because our session was lost, stays.
         """
         path = self._paths.repair_lock(ledger_id)
         node = await self._store.get(path)
@@ -194,7 +196,7 @@ class RepairList:
         return await self._store.get(self._paths.autorecovery_paused) is not None
 
     async def set_paused(self, *, is_paused: bool) -> None:
-        """Pause auto-recovery everywhere, or let it go on; lasts until it is changed."""
+        """Pause auto-recovery in all processes, or resume it; the setting is permanent."""
         path = self._paths.autorecovery_paused
         with contextlib.suppress(NodeExistsError, NoNodeError):
             if is_paused:
@@ -203,16 +205,17 @@ class RepairList:
                 await self._store.delete(path)
 
     async def read_auditor(self) -> ElectedAuditor | None:
-        """Return who is the auditor."""
+        """Return the current auditor, None if there is none."""
         path = self._paths.auditor
         node = await self._store.get(path)
         tell = partial(logger.warning, "who is the auditor cannot be read: %s")
         return decode_or_tell(ElectedAuditor, node, source=path, tell=tell)
 
     async def tell(self, sweep: str, troubles: Troubles) -> None:
-        """Let operators see what a sweep had to leave out, until one leaves nothing out.
+        """Store for operators what a sweep had to leave out; delete it after one without problems.
 
-        It is for people: where it cannot be stored the sweep goes on, and the log tells.
+        The information is for people only: if it cannot be stored, the sweep continues, and the log
+        has it.
         """
         path = self._paths.troubles_of(sweep)
         told = SweepTroubles(
@@ -244,14 +247,15 @@ class RepairList:
         return list(filter(None, found))
 
     async def read_last_check(self) -> ReplicaCheckRun | None:
-        """Return the last full replica check that came to its end."""
+        """Return the last full replica check that was completed."""
         _, run = await self._read_check(self._paths.last_check)
         return run
 
     async def begin_check(self, *, age_ms_max: float) -> CheckProgress:
-        """Return the full replica check to go on with, or one that begins now.
+        """Return the full replica check to continue, or a new one.
 
-        One that is older is not worth going on with: what it looked at is long ago.
+        A check that began more than `age_ms_max` ago is not continued, because its results are too
+        old.
         """
         path, now_ms = self._paths.check_progress, self._clock.now_ms()
         node, run = await self._read_check(path)
@@ -266,7 +270,7 @@ class RepairList:
         return await self.note_check(CheckProgress(run, node.version))
 
     async def note_check(self, progress: CheckProgress) -> CheckProgress:
-        """Store how far a check is; return it with its new version.
+        """Store the progress of a check; return it with its new version.
 
         Raises:
             MetadataVersionError, NoNodeError: another auditor checks now, or has ended the check.
@@ -277,7 +281,7 @@ class RepairList:
         return CheckProgress(progress.run, version)
 
     async def end_check(self, progress: CheckProgress) -> None:
-        """Store a check that came to its end, in one transaction with the end of its progress.
+        """Store a completed check, and delete its progress, in one transaction.
 
         Raises:
             MetadataVersionError, NoNodeError: another auditor checks now, or has ended the check.
@@ -288,7 +292,7 @@ class RepairList:
         await self._store.multi([Delete(self._paths.check_progress, progress.version), store])
 
     async def _read_check(self, path: str) -> tuple[Versioned | None, ReplicaCheckRun | None]:
-        """Return a node and the check that it tells of; a damaged one counts as none."""
+        """Return a node and the check in it; a damaged one counts as none."""
         node = await self._store.get(path)
         tell = partial(logger.warning, "a full replica check counts as none: %s")
         return node, decode_or_tell(ReplicaCheckRun, node, source=path, tell=tell)

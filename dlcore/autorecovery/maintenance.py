@@ -1,4 +1,4 @@
-"""The operator's side of auto-recovery: questions about replicas, and work by hand."""
+"""Operations on replicas for operators: status, checks, and manual work."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 _POLL_S = 1.0
 _REASONS_SHOWN_MAX = 3
 _REASONS_SOUGHT_MAX = 100
-"""Most repairs fail for the same reason, if they do; each costs a read."""
+"""Most ledgers whose failure is read to find reasons: most repairs fail for the same one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryStatus:
-    """What auto-recovery is at; `ledgers` lack replicas, ascending by id."""
+    """Status of auto-recovery; `ledgers` lack replicas, ascending by id."""
 
     auditor: ElectedAuditor | None
     is_paused: bool
@@ -67,7 +67,7 @@ class Maintenance:
         self._repairs = RepairList(context.store, context.paths, context.clock)
 
     async def read_status(self) -> RecoveryStatus:
-        """Return what auto-recovery is at."""
+        """Return the status of auto-recovery."""
         await self._context.store.sync(self._context.paths.root)
         ledgers: list[UnderReplicatedLedger] = []
         async for ledger_id in self._repairs.ledger_ids():
@@ -83,13 +83,13 @@ class Maintenance:
         )
 
     async def check_ledger(self, ledger_id: int) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
-        """Ask each bookie of each ensemble whether it holds what it should.
+        """Compare the entries of each bookie of each ensemble with those that it should hold.
 
-        Of a ledger that is not closed the last ensemble is checked up to its LAC.
+        In a ledger that is not closed, the last ensemble is checked up to the LAC.
 
         Raises:
             LedgerNotFoundError: there is no such ledger.
-            LedgerReadError: too few bookies told its LAC.
+            LedgerReadError: too few bookies answered with its LAC.
         """
         reader = await self._context.ledgers.open_ledger(ledger_id)
         lac = await reader.read_last_add_confirmed()
@@ -103,18 +103,18 @@ class Maintenance:
     async def decommission(
         self, name: str, *, timeout_s: float, report: Callable[[str], None]
     ) -> int:
-        """Give up a bookie that was stopped: its ledgers get other replicas, its cookie goes.
+        """Decommission a stopped bookie: its ledgers get other replicas, and its cookie is deleted.
 
-        Auto-recovery does the work, at once and without the delay for lost bookies; this waits for
-        it and reports progress in sentences.  Whatever it ends with, it may be called again.
+        Auto-recovery does the work, at once and without the delay for lost bookies.  This call
+        waits for it and reports progress in sentences.  It may be called again after any result.
 
         Returns:
-            How many ledgers were moved.
+            Number of ledgers that were moved.
 
         Raises:
             ConfigurationError: no bookie of that name is known.
-            DecommissionError: it is registered, or was set up anew meanwhile; or ledgers still need
-                it after `timeout_s`.
+            DecommissionError: the bookie is registered, or was set up again meanwhile, or ledgers
+                still need it after `timeout_s`.
         """
         await self._require_stopped(name)
         cookie = await self._read_cookie(name)
@@ -135,9 +135,10 @@ class Maintenance:
         return moved
 
     async def hold_read_only(self, name: str, *, is_held: bool) -> None:
-        """Keep a bookie from getting new ledgers, also after a restart, or let it have them again.
+        """Exclude a bookie from new ledgers, also after a restart, or end the exclusion.
 
-        It registers as read-only within moments, if it runs; what is being written to it goes on.
+        A running bookie registers as read-only within moments; writes to its existing ledgers
+        continue.
 
         Raises:
             ConfigurationError: no bookie of that name is known.
@@ -150,10 +151,10 @@ class Maintenance:
             else:
                 await self._context.store.delete(path, version=ANY_VERSION)
         except (NodeExistsError, NoNodeError):
-            return  # it is so already
+            return  # it has this state already
 
     async def release_garbage(self, name: str) -> None:
-        """Let a bookie collect what the brake of its garbage collection holds back, once.
+        """Let a bookie collect once the garbage that its brake holds back.
 
         Raises:
             ConfigurationError: no bookie of that name is known.
@@ -189,7 +190,7 @@ class Maintenance:
         """Delete the cookie of that incarnation, if its bookie is still not registered."""
         found = await self._read_cookie(name)
         if found is None:
-            return  # deleted by somebody else
+            return  # another process deleted it
         if found.incarnation != incarnation:
             raise DecommissionError(
                 f"bookie {name} was set up anew as another incarnation, {found.incarnation}, while "
@@ -197,7 +198,7 @@ class Maintenance:
             )
         store, paths = self._context.store, self._context.paths
         places = (paths.bookie_available(name), paths.bookie_readonly(name))
-        # Registrations that can be made are not there; a transaction cannot ask in another way.
+        # A node that can be created does not exist.  A transaction has no other way to check this.
         proof: list[Op] = [each for path in places for each in (Create(path), Delete(path))]
         try:
             await store.multi([*proof, Delete(paths.cookie(name))])
@@ -206,13 +207,13 @@ class Maintenance:
                 f"bookie {name} was started meanwhile: stop it, and decommission it again"
             ) from None
         except NoNodeError:
-            return  # deleted by somebody else
+            return  # another process deleted it
         except MetadataConnectionError:
             if await self._read_cookie(name) is not None:
                 raise
 
     async def delete_cookie(self, name: str) -> str:
-        """Forget the disk of a bookie that was stopped; return the incarnation that it held.
+        """Forget the disk of a stopped bookie; return its incarnation.
 
         Raises:
             ConfigurationError: no bookie of that name has a cookie.
@@ -226,9 +227,9 @@ class Maintenance:
     async def ledgers_of(
         self, name: str, *, report: Callable[[int], None] = lambda _: None
     ) -> dict[int, tuple[BookieId, ...]]:
-        """Return the ledgers that refer to a bookie of that name, and by which incarnations.
+        """Return the ledgers that refer to a bookie of that name, and its incarnations in each.
 
-        `report` is told how many were looked at.
+        `report` gets the number of ledgers read so far.
         """
         found: dict[int, tuple[BookieId, ...]] = {}
         looked_at = 0
@@ -266,7 +267,8 @@ class Maintenance:
         loop = asyncio.get_running_loop()
         told = ""
         while True:
-            await self._require_stopped(name)  # auto-recovery leaves one that is back its places
+            # Auto-recovery does not move ledgers of a bookie that is back.
+            await self._require_stopped(name)
             count = len(left)
             for ledger_id in list(left):
                 members = await self._members_named(ledger_id, name)
@@ -275,7 +277,8 @@ class Maintenance:
                     continue
                 listed = await self._repairs.read(ledger_id)
                 if listed is None or not set(members).issubset(listed.entry.missing):
-                    # Whoever took it off the list found the bookie registered again for a moment.
+                    # A worker removed the ledger from the list because the bookie was registered
+                    # for a moment.
                     await self._repairs.publish(ledger_id, missing=members)
             if not left:
                 return
@@ -293,7 +296,7 @@ class Maintenance:
             await asyncio.sleep(_POLL_S)
 
     async def _what_blocks(self, left: Mapping[int, object]) -> str:
-        """Return what keeps auto-recovery from moving the ledgers, if that is known."""
+        """Return the known reasons why auto-recovery does not move the ledgers."""
         if await self._repairs.is_paused():
             return "auto-recovery is paused: dlog autorecovery pause --off lets it go on"
         if await self._repairs.read_auditor() is None:
@@ -309,10 +312,10 @@ class Maintenance:
 
 
 def is_replicated(metadata: LedgerMetadata, checks: list[ReplicaCheck]) -> bool:
-    """Whether every bookie is proven to hold what it should, and the ledger has an end or a writer.
+    """Return whether every bookie is proven complete, and the ledger has an end or a writer.
 
-    A ledger that is IN_RECOVERY has neither.  One that is closed and has fewer bookies than were
-    wanted is not replicated as it should be.
+    A ledger that is IN_RECOVERY has neither.  A closed ledger with fewer bookies than wanted is not
+    fully replicated.
     """
     is_sound = metadata.state is not LedgerState.IN_RECOVERY and not lacks_copies(metadata)
     return is_sound and all(check.is_complete for check in checks)

@@ -1,14 +1,14 @@
-"""The plan for one ledger that lacks replicas: who gets what, from whom, and what must wait.
+"""The plan for one ledger that lacks replicas: copies with source and target, and steps that wait.
 
 Rules:
 
 * A lost bookie is replaced, ensemble by ensemble, in every ensemble that is final.
-* An entry that a living bookie proved not to hold is added there again; its place stays.
-* The last ensemble of a ledger that is not CLOSED is left to its writer or recoverer; if that takes
-  too long the ledger is recovered first.
-* A closed ledger that began with fewer bookies than were wanted gets one more, once its members are
-  whole: in each of its ensembles at once, for how many there are is told of the whole ledger.
-* A member that gave no answer is neither: the ledger stays on the list.
+* An entry that a live bookie is proven not to hold is added there again; the ensemble stays.
+* The last ensemble of a ledger that is not CLOSED is left to its writer or recoverer; if this takes
+  too long, the ledger is recovered first.
+* A closed ledger that was created with fewer bookies than wanted gets one more, once its members
+  are complete.  All ensembles get one at once, because their size is stored once per ledger.
+* A member without an answer is neither replaced nor refilled: the ledger stays on the list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replace:
-    """A lost bookie's place in a final ensemble; all that it should hold goes to another bookie."""
+    """A lost bookie's place in a final ensemble, whose entries are copied to another bookie."""
 
     fragment: Fragment
     position: int
@@ -40,7 +40,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refill:
-    """Entries that a living member should hold and does not."""
+    """Entries that a live member should hold and does not hold."""
 
     fragment: Fragment
     position: int
@@ -50,7 +50,7 @@ class Refill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """A new place behind the others of one ensemble, for a bookie that is to hold all of it."""
+    """A new place at the end of one ensemble, for a bookie that will hold all its entries."""
 
     fragment: Fragment
     position: int
@@ -58,11 +58,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """What one ledger needs; nothing at all means that it has all its replicas.
+    """The steps that one ledger needs; without any step it has all its replicas.
 
-    `lost_in_tail` are lost members of the last ensemble of a ledger that is not CLOSED, and
-    `is_in_recovery` says that somebody began to recover it.  `lacks_copies` says that one more
-    bookie is to store every entry; see `joins_of`.
+    `lost_in_tail` are lost members of the last ensemble of a ledger that is not CLOSED.
+    `is_in_recovery` means that its recovery was begun.  `lacks_copies` means that one more bookie
+    should store every entry; see `joins_of`.
     """
 
     replaces: tuple[Replace, ...]
@@ -74,7 +74,7 @@ class RepairPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do or to wait for."""
+        """Whether there is nothing to do and nothing to wait for."""
         return not (
             self.replaces
             or self.refills
@@ -86,9 +86,9 @@ class RepairPlan:
 
 
 def joins_of(metadata: LedgerMetadata) -> list[Join]:
-    """Return the places of the bookies that join a closed ledger, one for each ensemble.
+    """Return the new places in a closed ledger, one for each ensemble.
 
-    All members of such a ledger hold all entries of their ensemble, and so will they; see
+    Each member of such a ledger holds all entries of its ensemble, and so will the new ones; see
     `LedgerMetadata.with_joined`.
     """
     size = metadata.quorum.ensemble_size
@@ -134,10 +134,10 @@ def plan_repair(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLane:
-    """Entries first, first + stride, … ≤ last, all of which the `sources` should hold.
+    """Entries first, first + stride, … ≤ last; each of the `sources` should hold all of them.
 
-    The sources are in the order to try: those that say they hold entries, those that gave no
-    answer, and the lost ones, which may still be there after all.
+    The sources are in the order to try.  First come bookies that report the entries, then bookies
+    without an answer.  Last come the lost ones, which may still answer.
     """
 
     first_entry_id: int
@@ -157,8 +157,8 @@ def copy_lanes(
 ) -> list[CopyLane]:
     """Return lanes that together hold exactly the entries of `ranges`, each entry once.
 
-    Without striping a lane is a range.  With it, entries of one lane have one write set, so they
-    are E apart.
+    Without striping, a lane is a range.  With striping, the entries of a lane have the same write
+    set, so they are E apart.
     """
     size = quorum.ensemble_size
     is_striped = size != quorum.write_quorum_size

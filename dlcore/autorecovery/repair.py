@@ -1,8 +1,8 @@
-"""Repairs one ledger: copies what is missing, verifies it, and only then changes the metadata.
+"""Repair of one ledger: missing entries are copied and verified before the metadata changes.
 
-The order is what makes it safe.  A bookie enters an ensemble after it has proved that it holds, on
-its disk, every entry of the place that it takes; until then readers find the old ensemble.  The
-change is a compare-and-set decided on the metadata of that moment, whatever was planned before.
+This order makes repair safe.  A bookie enters an ensemble after it has proved that it holds, on its
+disk, every entry of its place.  Until then readers find the old ensemble.  The change is a
+compare-and-set on the current metadata, whatever was planned before.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ROUNDS_MAX = 20
-"""Each round decides anew by what is there; who needs more does not come to an end."""
+"""Most rounds of a repair.  Each round decides again from the current state; a repair that needs
+more rounds does not converge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Why the ledger does not have all its replicas yet; empty: it has.
+    """The reason why the ledger does not have all its replicas yet; empty: it has them.
 
-    `retry_s` is when to try again, and `missing` who is still lost, if that is known.
+    `retry_s` is the time until the next try, and `missing` are the bookies that are still lost, if
+    they are known.
     """
 
     reason: str = ""
@@ -69,13 +71,13 @@ class Outcome:
 
     @property
     def is_done(self) -> bool:
-        """Whether the ledger may leave the list."""
+        """Whether the ledger may be removed from the list."""
         return not self.reason
 
 
 @dataclass(slots=True)
 class _Round:
-    """One decision about one ledger, and what became of it."""
+    """One decision about one ledger, and its result."""
 
     metadata: LedgerMetadata
     infos: Sequence[BookieRegistration]
@@ -89,7 +91,7 @@ class _Round:
 
 @dataclass(frozen=True, slots=True)
 class _Grace:
-    """Since when the owner of a last ensemble keeps each lost bookie; None: does not finish."""
+    """Since when a writer keeps each lost bookie; key None: since when a recovery is unfinished."""
 
     tail: object
     since: dict[BookieId | None, float]
@@ -104,17 +106,18 @@ class LedgerRepairer:
         self._copier = EntryCopier(context, config)
         self._loop = asyncio.get_running_loop()
         self._graces: dict[int, _Grace] = {}  # by ledger
-        # Whom a copy was begun for, by ledger, ensemble and whose place it is (None: a new one).
+        # Targets of copies that were begun, by ledger, ensemble, and the bookie that is replaced
+        # (None: it is a new place).
         self._chosen: dict[tuple[int, int, BookieId | None], BookieId] = {}
 
     async def repair(self, listed: ListedLedger, *, lock: str = "") -> Outcome:
-        """Do what can be done for a ledger.
+        """Do all possible steps for a ledger.
 
-        With `lock`, the path of the caller's repair lock, members are changed only while it is
-        held: what a bookie proved to hold it may drop as soon as nobody holds the lock.
+        With `lock`, the path of the caller's repair lock, members are changed only while the lock
+        is held: without the lock a bookie may drop the entries that it has proved to hold.
 
         Raises:
-            MetadataError: the store failed; whatever was done is kept.
+            MetadataError: the store failed; completed steps are kept.
         """
         for _ in range(_ROUNDS_MAX):
             try:
@@ -125,7 +128,7 @@ class LedgerRepairer:
                 current.lock = lock
                 await self._perform(current, plan)
             except LedgerNotFoundError:
-                break  # deleted: there is nothing to keep
+                break  # the ledger was deleted
             if not current.has_progressed:
                 return Outcome(
                     reason="; ".join(current.problems),
@@ -138,16 +141,16 @@ class LedgerRepairer:
         return Outcome()
 
     def forget_graces(self) -> None:
-        """Give every writer the whole grace again: what went on meanwhile was not seen."""
+        """Give every writer the whole grace again, because it was not observed meanwhile."""
         self._graces.clear()
 
     def keep_only(self, ledger_ids: Collection[int]) -> None:
-        """Forget what was remembered of other ledgers."""
+        """Forget the state of other ledgers."""
         self._graces = {key: each for key, each in self._graces.items() if key in ledger_ids}
         self._chosen = {key: each for key, each in self._chosen.items() if key[0] in ledger_ids}
 
     async def _decide(self, listed: ListedLedger) -> tuple[_Round, RepairPlan] | None:
-        """Plan by what is there now; None if nothing is missing."""
+        """Plan from the current state; None if nothing is missing."""
         ledger_id = listed.entry.ledger_id
         stored = await self._context.ledger_store.read(ledger_id, fresh=True)
         infos = await self._context.registry.get_bookies()
@@ -155,7 +158,8 @@ class LedgerRepairer:
         current = _Round(
             metadata=stored.metadata,
             infos=infos,
-            # Who is back is not lost any more, and who vanished just now is the auditor's to judge.
+            # A bookie that is back is not lost any more.  The auditor judges bookies that vanished
+            # just now.
             lost=frozenset(each for each in listed.entry.missing if each not in registered),
             answers=await ask_replicas(self._context, stored.metadata, registered=registered),
         )
@@ -188,14 +192,14 @@ class LedgerRepairer:
             self._graces.pop(current.metadata.ledger_id, None)
 
     async def _attempt(self, current: _Round, step: Coroutine[Any, Any, bool]) -> None:
-        """Do one step; one that cannot be done holds up no other."""
+        """Do one step; a failure does not prevent the other steps."""
         try:
             current.has_progressed |= await step
         except LedgerNotFoundError:
             raise
         except (BookieError, LedgerError) as error:
             logger.info("repair ledger=%d: %s", current.metadata.ledger_id, error)
-            # An empty reason would mean that nothing is left to do.
+            # An empty reason would mean that there is nothing left to do.
             current.problems.append(str(error) or type(error).__name__)
 
     async def _refill(self, current: _Round, refill: Refill) -> bool:
@@ -207,19 +211,20 @@ class LedgerRepairer:
             refill.bookie,
             len(refill.ranges),
         )
-        return True  # the next round sees whether it holds them
+        return True  # the next round verifies that the bookie holds them
 
     async def _replace(self, current: _Round, replace: Replace) -> bool:
-        """Copy a lost bookie's part to another one and put that in its place."""
+        """Copy a lost bookie's entries to another one, and replace it by that one."""
         new = await self._bring(current, replace, replace.old)
         if await self._swap(current.metadata.ledger_id, replace, new, current.lock):
             self._chosen.pop(_key(current, replace, replace.old), None)
-        return True  # also if somebody else changed it: then the next round decides anew
+        # Also if another process changed the ensemble: then the next round decides again.
+        return True
 
     async def _join(self, current: _Round) -> bool:
         """Copy a closed ledger to one more bookie for each ensemble, and let all of them join.
 
-        How many bookies an ensemble has is told once, of the whole ledger: so they join in one
+        The size of the ensembles is stored once per ledger.  Therefore the bookies join in one
         change, after each of them has proved that it holds its whole ensemble.
         """
         joined: dict[int, BookieId] = {}
@@ -230,26 +235,26 @@ class LedgerRepairer:
         if await self._enlarge(current.metadata, joined, current.lock):
             for join in joins:
                 self._chosen.pop(_key(current, join, None), None)
-        return True  # likewise
+        return True  # as in `_replace`
 
     async def _bring(
         self, current: _Round, place: Replace | Join, old: BookieId | None
     ) -> BookieId:
-        """Return who takes a place once it has proved to hold all that belongs there."""
+        """Return the bookie for a place, once it has proved to hold all entries of the place."""
         key = _key(current, place, old)
         new = self._choose(current, place, old, begun=self._chosen.get(key))
         self._chosen[key] = new
         try:
             await self._bring_to(current, place, new)
         except LedgerReadError:
-            raise  # a matter of the sources
+            raise  # the target is not at fault
         except (BookieError, LedgerError):
-            self._chosen.pop(key, None)  # another one may do better
+            self._chosen.pop(key, None)  # another target may succeed
             raise
         return new
 
     async def _bring_to(self, current: _Round, place: Replace | Join, new: BookieId) -> None:
-        # What an earlier attempt brought there need not be copied again.
+        # Entries that an earlier attempt copied are not copied again.
         missing = await self._missing_on(new, current.metadata, place.fragment, place.position)
         if missing:
             await self._copy(current, place.fragment, ranges=missing, target=new)
@@ -268,7 +273,7 @@ class LedgerRepairer:
         *,
         begun: BookieId | None,
     ) -> BookieId:
-        """Return who takes the place: the one that a copy was begun for, if it still can."""
+        """Return the bookie for the place: the target of an earlier copy, if still possible."""
         members = place.fragment.ensemble.bookies
         candidates = [
             info.bookie
@@ -311,7 +316,7 @@ class LedgerRepairer:
             await self._copier.copy(current.metadata.ledger_id, lane, target=target)
 
     async def _swap(self, ledger_id: int, replace: Replace, new: BookieId, lock: str) -> bool:
-        """Compare-and-set the ensemble; False if what was copied does not fit what is there now."""
+        """Compare-and-set the ensemble; False if its current state does not fit the copies."""
         first = replace.fragment.first_entry_id
         while True:
             stored = await self._context.ledger_store.read(ledger_id, fresh=True)
@@ -329,7 +334,7 @@ class LedgerRepairer:
                 return False
             infos = await self._context.registry.get_bookies()
             if any(info.bookie == replace.old for info in infos):
-                return False  # it is back, with all that it held
+                return False  # the bookie is back, with all its entries
             changed = stored.metadata.with_replaced(first_entry_id=first, old=replace.old, new=new)
             guards = [Check(lock, LOCK_VERSION)] if lock else []
             try:
@@ -352,7 +357,7 @@ class LedgerRepairer:
     async def _enlarge(
         self, planned: LedgerMetadata, joined: Mapping[int, BookieId], lock: str
     ) -> bool:
-        """Compare-and-set the ledger with who joined; False if it is not as it was copied."""
+        """Compare-and-set the ledger with the joined bookies; False if it changed meanwhile."""
         ledger_id = planned.ledger_id
         stored = await self._context.ledger_store.read(ledger_id, fresh=True)
         if stored.metadata != planned:
@@ -370,7 +375,7 @@ class LedgerRepairer:
         return True
 
     async def _check_lock(self, lock: str) -> None:
-        """Raise if the lock is not a repair's any more."""
+        """Raise if the lock is not in the state of a repair any more."""
         node = await self._context.store.get(lock, fresh=True)
         if node is None or node.version != LOCK_VERSION:
             raise NotEnoughBookiesError(
@@ -379,9 +384,9 @@ class LedgerRepairer:
             )
 
     async def _end_tail(self, current: _Round, plan: RepairPlan) -> bool:
-        """Recover a ledger whose end is in nobody's hands, after the grace.
+        """Recover a ledger that has no working owner, after the grace.
 
-        Its writer may still replace the lost bookie, or its recoverer finish, until then.
+        Until then its writer may still replace the lost bookie, or its recoverer may finish.
         """
         metadata = current.metadata
         if metadata.state is LedgerState.OPEN:
@@ -397,13 +402,13 @@ class LedgerRepairer:
             )
             return False
         if metadata.state is LedgerState.OPEN and not await self._is_still_kept(plan, metadata):
-            return True  # the next round sees what its writer did
+            return True  # the next round sees the writer's change
         logger.info("recovering ledger=%d: %s", metadata.ledger_id, what)
         await self._context.ledgers.recover_ledger(metadata.ledger_id)
         return True
 
     async def _is_still_kept(self, plan: RepairPlan, metadata: LedgerMetadata) -> bool:
-        """Whether the writer keeps the same lost bookies even now: copies may have taken long."""
+        """Whether the writer still keeps the same lost bookies, after perhaps long copying."""
         stored = await self._context.ledger_store.read(metadata.ledger_id, fresh=True)
         if stored.metadata.state is not metadata.state:
             return False
@@ -413,7 +418,7 @@ class LedgerRepairer:
         return registered.isdisjoint(plan.lost_in_tail)
 
     def _grace_left_s(self, metadata: LedgerMetadata, lost: Sequence[BookieId]) -> float:
-        """Return what is left of the grace, which begins when the first of those was seen lost."""
+        """Return the rest of the grace, which begins when the first of these was seen lost."""
         now = self._loop.time()
         tail = (metadata.state, metadata.last_ensemble)
         known = self._graces.get(metadata.ledger_id)
@@ -425,9 +430,10 @@ class LedgerRepairer:
         return min(since.values()) + self._config.open_ledger_grace_s - now
 
     def _check_successor(self, current: _Round, lost: Sequence[BookieId]) -> None:
-        """Fence no writer who could not replace the lost bookies: it may go on without them.
+        """Raise if no bookie can replace the lost ones, so that their writer is not fenced.
 
-        The grace begins when there is somebody to take their place.
+        The writer may be able to continue without them.  The grace begins when there is a bookie to
+        take their place.
         """
         members = current.metadata.last_ensemble.bookies
         if not any(not i.read_only and i.bookie not in members for i in current.infos):

@@ -1,4 +1,4 @@
-"""Asking the cluster: which bookies it knows, and what they hold of a ledger."""
+"""Requests to the cluster: the bookies that it knows, and their entries of a ledger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 async def read_cookies(context: RecoveryContext) -> list[BookieCookie]:
-    """Return the cookie of every bookie that has one, by name; a damaged one hides no other."""
+    """Return the cookie of every bookie that has one, by name; leave out damaged ones."""
     store, directory = context.store, context.paths.cookies
     paths = [f"{directory}/{name}" for name in await store.get_children(directory) or ()]
     tell = partial(logger.warning, "bookie left out, its cookie cannot be read: %s")
@@ -42,7 +42,7 @@ def members_of(metadata: LedgerMetadata) -> set[BookieId]:
 async def ask_replicas(
     context: RecoveryContext, metadata: LedgerMetadata, *, registered: Collection[BookieId]
 ) -> dict[BookieId, Answer]:
-    """Return what each member of the ledger says it holds; who is not registered is not asked."""
+    """Return the answers of the ledger's members; bookies that are not registered are not asked."""
     members = sorted(members_of(metadata))
     answers = await asyncio.gather(
         *(
@@ -56,11 +56,11 @@ async def ask_replicas(
 
 
 async def ask_replica(context: RecoveryContext, bookie: BookieId, ledger_id: int) -> Answer:
-    """Return what a bookie says it holds of a ledger.
+    """Ask a bookie which entries of a ledger it holds.
 
-    The whole list is in memory, 16 bytes for each range: one range, unless the ledger is striped or
-    entries are missing, and at most as many as the bookie's share of the ledger has runs, one for
-    each E entries.
+    The whole list is in memory, 16 bytes for each range.  There is one range, unless the ledger is
+    striped or entries are missing.  There are at most as many ranges as the bookie's share of the
+    ledger has runs, one for each E entries.
     """
     try:
         return Held(await context.bookies.list_entries(bookie, ledger_id=ledger_id))

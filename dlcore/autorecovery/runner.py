@@ -1,4 +1,4 @@
-"""The times when auto-recovery may work: not while it is paused, never beyond its session."""
+"""Control of auto-recovery's work: it runs only without a pause, and only in a live session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RETRY_S = 1.0
 
 
 async def run_together(*works: Coroutine[Any, Any, None]) -> None:
-    """Run works until one of them ends or fails; end the others, and raise what it raised."""
+    """Run works until one of them ends or fails; cancel the others, and raise its error."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     try:
@@ -38,10 +38,10 @@ async def run_together(*works: Coroutine[Any, Any, None]) -> None:
 
 
 class PausableRunner:
-    """Runs works, one task each, while they may; what may not go on is cancelled at once.
+    """Runs works, one task each, while this is allowed; otherwise cancels them at once.
 
-    A work that failed begins again after a while: what brought a defect to light in one of them
-    must not end the process that does the others, too.
+    A work that failed begins again after a while.  A defect in one work must not end the process,
+    which does the others, too.
     """
 
     def __init__(self, store: MetadataStore, paths: NamespacePaths, repairs: RepairList) -> None:
@@ -49,7 +49,7 @@ class PausableRunner:
         self._paths = paths
         self._repairs = repairs
         self._loop = asyncio.get_running_loop()
-        self._is_paused = True  # until it is known
+        self._is_paused = True  # until the pause is read
         self._may_differ = asyncio.Event()
         self._is_open = asyncio.Event()
         self._closed: asyncio.Future[None] = self._loop.create_future()
@@ -112,7 +112,7 @@ class PausableRunner:
             if not task.cancelled():
                 error = task.exception()
                 if error is not None and not isinstance(error, DLError):
-                    # The others serve others: they, and this one later, go on.
+                    # The other works continue, and this one begins again later.
                     report_defect("auto-recovery begins again", error)
                 else:
                     logger.warning("auto-recovery begins again: %s", error)

@@ -1,7 +1,8 @@
 """Auto-recovery of one process: a candidate for auditor, and a worker.
 
-Any number may run.  One is the auditor; all of them repair.  None of them is needed for safety, and
-none can harm it: replicas are added before the metadata changes, and only by compare-and-set.
+Any number of these processes may run.  One is the auditor; all of them repair.  Safety depends on
+none of them, and none can harm it: replicas are added before the metadata changes, and the metadata
+changes only by compare-and-set.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 class AutoRecovery:
-    """Runs on one event loop; the ports stay their opener's.
+    """Runs on one event loop; the owner that opened the ports closes them.
 
     Args:
         context: the ports, the clock and the source of chance.
-        config: when and how much.
-        owner: how the auditor calls itself, for people.
-        also: other works to run beside, paused and begun again like its own.
+        config: delays, intervals and limits.
+        owner: the auditor's name, for people.
+        also: other works to run, which are paused and restarted like its own.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class AutoRecovery:
     async def run(self) -> None:
         """Audit and repair until cancelled or closed.
 
-        It works only while it is not paused.  When its session with the metadata store ends, what
-        is under way is given up at once, and begins again in a new session.
+        It works only while it is not paused.  When its session with the metadata store ends, its
+        work is cancelled at once, and begins again in a new session.
         """
         assert self._task is None, "it runs already"
         if self._is_closed:
@@ -87,7 +88,7 @@ class AutoRecovery:
         await runner.run([audit, worker.run, *self._also])
 
     async def aclose(self) -> None:
-        """Stop, giving up the role and all locks.  Idempotent."""
+        """Stop, and release the role and all locks.  Idempotent."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()

@@ -9,11 +9,11 @@ from dlcore.metadata.stored import LAYOUT, Count
 
 
 class UnderReplicatedLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger on the list: which members are lost (none: entries or copies are), since when.
+    """A ledger on the list: its lost members (none: entries or copies are missing), and since when.
 
-    `findings` counts how often it was found (each writes the node, so no deletion overlooks one),
-    `attempts` how often its repair did not finish, and `reason` says why the last one did not
-    (empty: none was made).
+    `findings` counts how often it was found.  Each finding writes the node, so that no deletion
+    overlooks one.  `attempts` counts the repairs that did not finish, and `reason` says why the
+    last one did not (empty: there was no attempt).
     """
 
     layout: int = LAYOUT
@@ -26,7 +26,7 @@ class UnderReplicatedLedger(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElectedAuditor(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is the auditor: for people (host:pid), and exactly."""
+    """The current auditor: `owner` for people (host:pid), and a unique `token`."""
 
     layout: int = LAYOUT
     owner: str
@@ -34,9 +34,9 @@ class ElectedAuditor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the last sweep of a kind had to leave out: how many, the first ones, and when.
+    """Items that the last sweep of a kind left out: their number, the first ones, and when.
 
-    The sweep went on: whatever is named here is damaged, or brought a defect to light.
+    The sweep continued without them.  Each item is damaged, or revealed a defect.
     """
 
     layout: int = LAYOUT
@@ -47,11 +47,11 @@ class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A full replica check, and what it found; `unknown` are ledgers of which some bookie did not
-    answer.
+    """A full replica check and its result.
 
-    Of one that is under way `finished_ms` says when this was written, and ledgers from
-    `next_ledger_id` on were not looked at yet.
+    `unknown` counts ledgers of which a bookie did not answer.  While the check is in progress,
+    `finished_ms` is the time of this report, and ledgers from `next_ledger_id` on are not checked
+    yet.
     """
 
     layout: int = LAYOUT

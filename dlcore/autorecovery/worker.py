@@ -1,4 +1,4 @@
-"""The worker: takes ledgers from the list, one lock each, and has them repaired."""
+"""The worker: takes ledgers from the list, locks each of them, and repairs it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S_MIN = 0.05
-"""What is left of a pause may be too little for the clock to move."""
+"""Shortest pause: the rest of a pause may be too short for the clock to move."""
 
 
 class Worker:
@@ -46,13 +46,13 @@ class Worker:
         self._wake = asyncio.Event()
 
     def look_now(self) -> None:
-        """Look at the list at once, and try what failed again: the bookies are not the same."""
+        """Read the list at once, and retry failed ledgers, because the bookies have changed."""
         for retry in self._retries.values():
             retry.due_s = self._loop.time()
         self._wake.set()
 
     async def run(self) -> None:
-        """Repair until cancelled; locks are given up at the end.
+        """Repair until cancelled; locks are released at the end.
 
         Raises:
             MetadataError: the store failed.
@@ -66,7 +66,7 @@ class Worker:
         )
         try:
             while True:
-                # The list may be long: it is not read again for every ledger that is done.
+                # The list may be long: it is not read again for every completed ledger.
                 if self._wake.is_set() or self._loop.time() >= look_at:
                     self._wake.clear()
                     queue = deque(await self._list_due(active.values()))
@@ -85,7 +85,7 @@ class Worker:
             await asyncio.gather(*active, return_exceptions=True)
 
     async def _wait(self, active: Collection[asyncio.Task[None]], *, until: float) -> None:
-        """Wait until a repair ended, somebody wakes us, or it is time to look again."""
+        """Wait until a repair has ended, `look_now` is called, or the next look is due."""
         wake = self._loop.create_task(self._wake.wait())
         try:
             await asyncio.wait(
@@ -109,7 +109,7 @@ class Worker:
             if each not in active
             and (each not in self._retries or self._retries[each].due_s <= now)
         ]
-        self._context.rng.shuffle(due)  # several workers begin at different ends
+        self._context.rng.shuffle(due)  # several workers begin with different ledgers
         return due
 
     async def _repair_one(self, ledger_id: int) -> None:
@@ -123,7 +123,7 @@ class Worker:
             finally:
                 await self._repairs.unlock(ledger_id, owner=self._token)
         except DLError as error:
-            # Of the metadata store, or about damaged metadata: other ledgers go on.
+            # The store failed, or metadata is damaged: other ledgers continue.
             logger.warning("repair ledger=%d failed: %s", ledger_id, error)
             self._back_off(ledger_id, Outcome(reason=str(error)))
         except Exception as error:  # noqa: BLE001  # told, with its traceback
