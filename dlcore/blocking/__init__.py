@@ -1,1 +1,1 @@
-"""The blocking face: twins of the async classes, which run on one event loop per process."""
+"""The blocking API: twins of the async classes, which run on one event loop per process."""

@@ -1,4 +1,4 @@
-"""The outbox of the blocking writers, and the namespaces that close them, at exit at the latest."""
+"""The base of blocking writers, which buffer records, and the namespace that closes them."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BUFFERED_RECORD_BYTES = 64
-"""What a buffered record costs beyond its payload."""
+"""Bytes that a buffered record counts beyond its payload."""
 _EXIT_FLUSH_S = 10.0
-"""How long at exit a writer may take."""
+"""How long a writer may take at exit."""
 _EXIT_CLOSE_S = 10.0
-"""How long at exit a namespace may take, after its writers."""
+"""How long a namespace may take at exit, after its writers."""
 _NOT_READY_S = 0.02
-"""After this time a writer that ends asks again one that takes no record at the moment."""
+"""Pause before a closing writer tries again to pass on records that are refused for the moment."""
 
 
 class BufferingWriter(Blocking):
-    """A writer whose records wait in the calling thread until they are handed over.
+    """A writer that buffers records in the calling thread, and then passes them to its async twin.
 
-    That happens when the buffer is full, at a call that waits for them, and in the background once
-    the first of them has waited for `flush_interval_s`; with 0 not in the background.
+    Records are passed on when the buffer is full, at a call that waits for them, and in the
+    background once the first of them has waited for `flush_interval_s`.  With 0 this does not
+    happen in the background.
 
-    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
-    at exit within 10 s is logged as an error, and the exit status is 120.
+    An open writer is closed with its namespace, or at exit.  If records cannot be written at exit
+    within 10 s, an error is logged, and the exit status is 120.
     """
 
     # The calling thread appends to the buffer without a lock, which would cost a tenth of a
-    # `write`; the event loop's thread takes from its front.  Both are single operations on a list,
-    # which Python makes atomic.  After each append the caller looks at `_look_from_bytes`; whoever
-    # ends the background's work first sets it to 0 and then looks at the buffer.  Either of the two
-    # so sees what the other did, and no record is left without somebody who hands it over.
+    # `write`.  The event loop's thread takes from the front of the buffer.  Both are single
+    # operations on a list, which Python makes atomic.  After each append the caller reads
+    # `_look_from_bytes`.  The thread that ends the background work first sets it to 0, and then
+    # reads the buffer.  Therefore at least one of the two sees the other's change, and every record
+    # is passed on.
 
     def __init__(
         self,
@@ -61,18 +63,18 @@ class BufferingWriter(Blocking):
     ) -> None:
         super().__init__(portal, writer.aclose)
         self._writer = writer
-        self._opened = opened  # those of the namespace, in order
+        self._opened = opened  # open writers of the namespace, in order
         self._accepting = asyncio.Lock()
-        self._outbox: deque[Any] = deque()  # batches or rows handed over, not yet accepted
-        self._taking = threading.Lock()  # of the outbox, and of who takes from the buffer
+        self._outbox: deque[Any] = deque()  # batches or rows passed on, not yet accepted
+        self._taking = threading.Lock()  # guards the outbox, and takes from the buffer
         self._records: list[LogRecord] = []
-        self._buffered_bytes = 0  # since the calling thread last handed over
+        self._buffered_bytes = 0  # since the calling thread last passed records on
         self._buffer_bytes = buffer_bytes
         self._flush_interval_s = flush_interval_s
         self._look_from_bytes = 0 if flush_interval_s else buffer_bytes
-        self._turn = 0  # counts how often the calling thread handed over
-        self._has_failed = False  # in the background, which the next call tells
-        self._first_waits = asyncio.Event()  # a record waits that nobody hands over yet
+        self._turn = 0  # counts how often the calling thread passed records on
+        self._has_failed = False  # in the background; the next call raises the error
+        self._first_waits = asyncio.Event()  # a record waits that no call passes on yet
         self._clock: concurrent.futures.Future[None] | None = None
         opened[self] = None
 
@@ -86,11 +88,11 @@ class BufferingWriter(Blocking):
 
     @abstractmethod
     def _accept(self, waiting: Any) -> asyncio.Future[Any]:
-        """Let the async twin, which has room, accept what waited; return the future of it."""
+        """Let the async twin, which has capacity, accept `waiting`; return its future."""
 
     @abstractmethod
     def _unwritten(self) -> object | None:
-        """Return what was written and is not known to be durable."""
+        """Return the records that were written and are not known to be durable."""
 
     def write_bulk(self, records: Iterable[LogRecord]) -> int:
         """Write each of `records`; return how many.  Raises: as `write`."""
@@ -101,14 +103,14 @@ class BufferingWriter(Blocking):
         return count
 
     def write_table(self, table: Any) -> None:
-        """Write, as `write_batch`, what is in an Arrow table, a frame, or an Arrow stream."""
+        """Write the rows of an Arrow table, a frame, or an Arrow stream, as `write_batch` does."""
         from dlcore.log.entries.batches import batches_from
 
         for batch in batches_from(table):
             self.write_batch(batch)
 
     def flush(self) -> None:
-        """Transmit what is buffered and wait until it is durable.
+        """Transmit the buffered records and wait until they are durable.
 
         Raises: as the async twin.
         """
@@ -116,7 +118,7 @@ class BufferingWriter(Blocking):
         self._call(self._writer.flush())
 
     def commit(self) -> DLSN | None:
-        """Flush and make all of it visible; return the last position, if there is one.
+        """Flush and make all records visible; return the last position, if there is one.
 
         Raises: as the async twin.
         """
@@ -130,7 +132,7 @@ class BufferingWriter(Blocking):
         self._call(self._writer.mark_end_of_stream())
 
     def abort(self) -> None:
-        """Give up without flushing, as a crash would; what was acknowledged stays."""
+        """Close without flushing, as a crash would; acknowledged records stay."""
         self._closed = True
         self._stop_clock()
         with self._taking:
@@ -141,9 +143,9 @@ class BufferingWriter(Blocking):
         self._call(self._writer.abort())
 
     def close(self) -> None:
-        """Flush, and end; harmless when it is closed.
+        """Flush and close; harmless if it is closed already.
 
-        Raises: as `flush`: records failed; what was acknowledged is durable.
+        Raises: as `flush`: records failed; acknowledged records are durable.
         """
         if self._closed:
             return
@@ -156,7 +158,7 @@ class BufferingWriter(Blocking):
             super().close()
 
     def _require_usable(self) -> None:
-        """Raise where nobody would hand over what is buffered: closed, or in a forked child."""
+        """Raise if the writer is closed, or in a forked child: no record would be passed on."""
         self._portal.check_process()
         if self._closed:
             raise AlreadyClosedError(f"the writer of log {self._writer.log_name!r} is closed")
@@ -180,19 +182,19 @@ class BufferingWriter(Blocking):
 
         batch = batch_of([each.txid for each in taken], [each.payload for each in taken])
         self._outbox.append(batch)
-        del self._records[: len(taken)]  # others may have come meanwhile
+        del self._records[: len(taken)]  # more records may have come meanwhile
 
     def _tell_failure(self) -> None:
-        """Raise what failed in the background, and go on raising it while it lasts."""
+        """Raise the error of a background write, and raise it again at each call while it lasts."""
         if self._has_failed:
             self._hand_over()
             self._call(self._writer.flush())
             self._has_failed = False
 
-    # In the background
+    # Background work
 
     def _look_around(self) -> None:
-        """Hand over a full buffer, or see to it that somebody will hand over what is in it."""
+        """Pass on a full buffer, or make sure that the background passes on its records."""
         if self._buffered_bytes >= self._buffer_bytes:
             self._hand_over()
         elif self._flush_interval_s and not self._has_failed:
@@ -202,7 +204,7 @@ class BufferingWriter(Blocking):
             self._portal.post(self._first_waits.set)
 
     async def _hand_over_in_time(self) -> None:
-        """Hand over what has waited for the interval, from the first record on that waits."""
+        """Pass on records that have waited for the interval, counted from the first of them."""
         while not self._closed:
             self._look_from_bytes = 0
             if not self._records and not self._outbox:
@@ -211,29 +213,29 @@ class BufferingWriter(Blocking):
             if not self._has_failed:
                 self._look_from_bytes = self._buffer_bytes
             turn = self._turn
-            # What came after the caller's last turn is left to the second look, and none waits for
-            # longer than the interval.
+            # Records that came after the caller's last turn wait for the second half, and none
+            # waits for longer than the interval.
             await asyncio.sleep(self._flush_interval_s / 2)
             if turn == self._turn:
                 await self._hand_over_in_background()
 
     async def _hand_over_in_background(self) -> None:
         if self._has_failed or not self._taking.acquire(blocking=False):
-            return  # the next call hands over and tells; or one is about to hand over
+            return  # the next call passes them on and raises; or a call is about to do so
         try:
-            if not self._outbox:  # else what waits comes first
+            if not self._outbox:  # else the outbox comes first
                 self._take_buffered()
         finally:
             self._taking.release()
         try:
             await self._empty_outbox(in_background=True)
         except LogNotReadyError:
-            return  # at the moment, so the next turn tries again
+            return  # refused for the moment: try again in the next turn
         except DLError as error:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """Let the next call tell that records handed over in the background failed."""
+        """Make the next call raise, because records that the background passed on failed."""
         if self._has_failed or self._closed:
             return
         self._has_failed = True
@@ -254,11 +256,12 @@ class BufferingWriter(Blocking):
             self._clock.cancel()
 
     async def _empty_outbox(self, *, waits: bool = False, in_background: bool = False) -> None:
-        """Let the writer accept what is there; when interrupted, no batch is lost or doubled.
+        """Let the writer accept the outbox; an interrupt neither loses nor doubles a batch.
 
-        A batch that is refused is dropped, and the caller told.  It stays if it is refused only at
-        the moment, `waits` until then; if the call is `in_background`, for a later one to be told;
-        and at exit, which tells how much was not written.
+        A refused batch is dropped, and the error is raised.  There are three exceptions.  A batch
+        that is refused only for the moment stays; with `waits` it is tried until it is accepted.
+        With `in_background` a refused batch stays, so that a later call raises the error.  At exit
+        it stays as well, so that the log says how much was not written.
         """
         async with self._accepting:
             while self._outbox:
@@ -286,7 +289,7 @@ class BufferingWriter(Blocking):
         accepted.add_done_callback(self._watch)
 
     async def finish(self) -> None:
-        """Flush and close at exit; say what could not be written."""
+        """Flush and close at exit; log what could not be written."""
         self._closed = True
         self._stop_clock()
         reason = f"it took more than {_EXIT_FLUSH_S:g} s"
@@ -316,23 +319,24 @@ class BufferingWriter(Blocking):
 
 
 class WritersNamespace(Blocking):
-    """A namespace that closes the writers which are still open with itself, and at exit."""
+    """A namespace that closes its open writers when it closes, and at exit."""
 
     def __init__(self, portal: Portal, namespace: Any) -> None:
         super().__init__(portal, namespace.aclose)
-        self._writers: dict[BufferingWriter, None] = {}  # those that are open, in order
+        self._writers: dict[BufferingWriter, None] = {}  # open writers, in order
         close_at_exit(self, self._finish)
 
     def close(self) -> None:
-        """Close the writers that are still open, and every connection; readers stop working."""
+        """Close the open writers and every connection; readers stop working."""
         forget(self)
-        with contextlib.ExitStack() as steps:  # from the last to the first, whichever of them fails
+        # From the last to the first, even if some of them fail.
+        with contextlib.ExitStack() as steps:
             steps.callback(super().close)
             for writer in reversed(self._writers):
                 steps.callback(writer.close)
 
     async def _finish(self) -> None:
-        """Close it, since the process ends and nobody else will."""
+        """Close at exit, if the caller has not closed it."""
         await asyncio.gather(*(writer.finish() for writer in list(self._writers)))
         async with asyncio.timeout(_EXIT_CLOSE_S):
             await self._aclose()

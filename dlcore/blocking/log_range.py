@@ -1,4 +1,4 @@
-"""The blocking range of a log: batches, tables, frames, and a stream that others scan."""
+"""The blocking range of a log: batches, tables, frames, and an Arrow stream for other tools."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Framed(ABC):
-    """What gives frames, because it gives a table."""
+    """Conversions to frames, for classes that give a table."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
-        """Return all of it as a table."""
+        """Return all records as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
         """Return all of it as a pandas frame; parts of positions are `frame["dlsn"].struct`'s.
@@ -35,7 +35,7 @@ class Framed(ABC):
         return pandas_from_arrow(self.to_arrow())
 
     def to_polars(self) -> Any:
-        """Return all of it as a Polars frame.
+        """Return all records as a Polars frame.
 
         Raises:
             ConfigurationError: Polars is not installed.
@@ -47,11 +47,11 @@ class Framed(ABC):
 
 
 class LogRange(Framed):
-    """The records of a log in [start, end), fixed when it was made; use `log.read`.
+    """The records of a log in [start, end), fixed at its creation; use `log.read`.
 
-    Iterating yields Arrow batches with the columns of `schema`.  DuckDB, Polars and others that
-    know Arrow's stream interface scan it as it is, batch by batch.  Each use reads again; what is
-    truncated before it is read is an `AlreadyTruncatedError`.
+    Iterating yields Arrow batches with the columns of `schema`.  DuckDB, Polars and other tools
+    with Arrow's stream interface scan it directly, batch by batch.  Each use reads again.  Records
+    that are truncated before they are read raise `AlreadyTruncatedError`.
     """
 
     def __init__(self, portal: Portal, log_range: AsyncLogRange) -> None:
@@ -66,7 +66,7 @@ class LogRange(Framed):
 
     @property
     def extent(self) -> RangeExtent:
-        """What it covers."""
+        """The bounds of the range."""
         return self._range.extent
 
     @property
@@ -81,8 +81,8 @@ class LogRange(Framed):
         if self.extent.is_empty:
             return
         with LogReader(self._portal, self._portal.call(self._range.open_reader())) as reader:
-            # What the range covers was readable when it was made, perhaps by other bookies than
-            # those that this reader asks: it is waited for.
+            # The records were readable when the range was created, perhaps from other bookies than
+            # this reader asks.  Therefore it waits for them.
             batches = reader.batches(follow=True)
             while reader.position < end and (batch := next(batches, None)) is not None:
                 part = self._range.view.of(rows_before(batch, end))
@@ -90,7 +90,7 @@ class LogRange(Framed):
                     yield part
 
     def to_arrow(self) -> pa.Table:
-        """Return all of it as a table; the records are not copied.
+        """Return all records as a table, without copying them.
 
         Raises: AlreadyTruncatedError, and as `LogReader.read_batch`.
         """

@@ -1,4 +1,4 @@
-"""The blocking face of one log: its writers, its readers, and what is known about it."""
+"""The blocking API of one log: its writers, its readers, and its metadata."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DistributedLogManager(Blocking):
-    """One log: its writers, its readers, and what is known about it."""
+    """One log: its writers, its readers, and its metadata."""
 
     def __init__(
         self, portal: Portal, manager: AsyncManager, writers: dict[BufferingWriter, None]
@@ -56,9 +56,9 @@ class DistributedLogManager(Blocking):
         return self._manager.log_id
 
     def open_writer(self, *, ledger_metadata: Mapping[str, str] | None = None) -> LogWriter:
-        """Take the writer lock, recover what a dead writer left, and return the writer.
+        """Take the writer lock, recover the segment of a dead writer, and return the writer.
 
-        `ledger_metadata` is stored with each ledger that it creates.
+        `ledger_metadata` is stored with each ledger that the writer creates.
 
         Raises: ConfigurationError, EndOfStreamError, OwnershipAcquireFailedError,
             LedgerRecoveryError, LogNotFoundError, MetadataError.
@@ -80,9 +80,9 @@ class DistributedLogManager(Blocking):
     ) -> LogReader:
         """Open a reader at a position; at the first readable record if none is given.
 
-        For a `subscriber` it starts at the position that is stored for him, and is his only one.
-        With `skip_broken_entries` it leaves out what no replica holds undamaged, and counts it;
-        with `ignore_truncation` it reads what is truncated and still stored.
+        For a `subscriber` it starts at the subscriber's stored position, and is the subscriber's
+        only reader.  With `skip_broken_entries` it skips and counts entries without an intact
+        replica.  With `ignore_truncation` it also reads truncated records that are still stored.
 
         Raises: AlreadyTruncatedError, ConfigurationError, OwnershipAcquireFailedError,
             LogNotFoundError, MetadataError.
@@ -100,7 +100,7 @@ class DistributedLogManager(Blocking):
         return LogReader(self._portal, reader)
 
     def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the positions that are stored for subscribers: of the next record each reads.
+        """Return the stored positions of subscribers: of the next record that each will read.
 
         Raises: LogNotFoundError, MetadataError.
         """
@@ -114,9 +114,10 @@ class DistributedLogManager(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> DLSN:
-        """Store where a subscriber that has no reader goes on, forward or back, and return it.
+        """Move a subscriber without a reader to another position, forward or back, and return it.
 
-        Raises: OwnershipAcquireFailedError: he has a reader; LogNotFoundError, MetadataError.
+        Raises: OwnershipAcquireFailedError: the subscriber has a reader; LogNotFoundError,
+            MetadataError.
         """
         return self._call(
             self._manager.move_subscription(
@@ -125,9 +126,10 @@ class DistributedLogManager(Blocking):
         )
 
     def delete_subscription(self, subscriber: str) -> bool:
-        """Forget a subscriber that has no reader; return whether there was one.
+        """Forget a subscriber without a reader; return whether it existed.
 
-        Raises: OwnershipAcquireFailedError: he has a reader; LogNotFoundError, MetadataError.
+        Raises: OwnershipAcquireFailedError: the subscriber has a reader; LogNotFoundError,
+            MetadataError.
         """
         return self._call(self._manager.delete_subscription(subscriber))
 
@@ -141,9 +143,9 @@ class DistributedLogManager(Blocking):
     ) -> LogRange:
         """Return the records in [start, end), as batches, tables, frames, or an Arrow stream.
 
-        A bound is a position, a transaction id (int) or a time (datetime with a time zone); without
-        one it is the first record that is not truncated, or the end of what is readable now.
-        `columns` are those wanted, `where` what rows must fulfil.
+        A bound is a position, a transaction id (int) or a time (datetime with a time zone).  The
+        defaults are the first record that is not truncated, and the current end of the readable
+        records.  `columns` are the wanted columns, `where` is a condition on rows.
 
         Raises: AlreadyTruncatedError, ConfigurationError, LogNotFoundError, LedgerReadError,
             MetadataError.
@@ -157,24 +159,24 @@ class DistributedLogManager(Blocking):
         return LogRange(self._portal, found)
 
     def get_schema(self) -> pa.Schema | None:
-        """Return the columns of a typed log; None of a log of bytes.
+        """Return the columns of a typed log; None for a byte log.
 
         Raises: LogNotFoundError, MetadataError.
         """
         return self._call(self._manager.get_schema())
 
     def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
-        """Add columns to a typed log, or widen their types; return all, as they are then.
+        """Add columns to a typed log, or widen their types; return all its columns after that.
 
-        `schema` says all columns; with `merge` the log keeps those that it says nothing of.
+        `schema` has all columns; with `merge` the log also keeps columns that are not in `schema`.
 
-        Raises: SchemaMismatchError: it is no such change; ConfigurationError, LogNotFoundError,
-            MetadataError.
+        Raises: SchemaMismatchError: it is another kind of change; ConfigurationError,
+            LogNotFoundError, MetadataError.
         """
         return self._call(self._manager.update_schema(schema, merge=merge))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
-        """Open the log's writer as a binary file, which begins where the bytes of the log end.
+        """Open the log's writer as a binary file, positioned at the end of the log's bytes.
 
         Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
         """
@@ -182,7 +184,7 @@ class DistributedLogManager(Blocking):
         return AppendOnlyStreamWriter(self._twin_of(opened), position)
 
     def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
-        """Open the log's bytes as a binary file, at `position` or at the first byte there is.
+        """Open the log's bytes as a binary file, at `position` or at the first readable byte.
 
         Raises: as `open_reader`, and as `AppendOnlyStreamReader.seek`.
         """
@@ -232,16 +234,16 @@ class DistributedLogManager(Blocking):
         return self._call(self._manager.get_first_txid())
 
     def status(self) -> LogStatus:
-        """Return what the log holds, how it is stored, and who writes it.
+        """Return the log's contents, storage and writer.
 
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
         return self._call(self._manager.status())
 
     def watch_segments(self) -> Generator[list[LogSegment], None, None]:
-        """Yield the log's segments: as they are now, and again after each change.
+        """Yield the log's segments now, and again after each change.
 
-        It waits for the next one.  Raises: LogNotFoundError: the log is deleted; MetadataError.
+        It waits for changes.  Raises: LogNotFoundError: the log is deleted; MetadataError.
         """
 
         async def watch() -> SegmentWatch:
@@ -252,7 +254,8 @@ class DistributedLogManager(Blocking):
             while True:
                 yield self._call(anext(watching))
         finally:
-            with suppress(AlreadyClosedError):  # at the end of the process, by the collector
+            # At the end of the process, by the garbage collector.
+            with suppress(AlreadyClosedError):
                 self._call(watching.aclose())
 
     def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
@@ -281,7 +284,7 @@ class DistributedLogManager(Blocking):
         return self._call(self._manager.get_log_segments())
 
     def get_snapshot(self) -> LogSnapshot:
-        """Return what is readable now, with all that scans need.
+        """Return a snapshot of the readable records, with all that scans need.
 
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
@@ -299,14 +302,14 @@ class DistributedLogManager(Blocking):
         return self._call(self._manager.is_end_of_stream_marked())
 
     def get_settings(self) -> LogSettings:
-        """Return what is stored with the log for whoever writes it.
+        """Return the settings stored with the log, which every writer of it uses.
 
         Raises: LogNotFoundError, MetadataError.
         """
         return self._call(self._manager.get_settings())
 
     def update_settings(self, /, **changes: object) -> LogSettings:
-        """Change settings that are stored with the log, by name; None unsets one; return all.
+        """Change settings that are stored with the log, by name; None unsets one.  Return all.
 
         Raises: ConfigurationError: there is no such setting, or it cannot have that value;
             LogNotFoundError, MetadataError.
@@ -314,7 +317,7 @@ class DistributedLogManager(Blocking):
         return self._call(self._manager.update_settings(**changes))
 
     def recover(self) -> None:
-        """Fence and complete what a dead writer left.
+        """Fence and complete the segment of a dead writer.
 
         Raises: OwnershipAcquireFailedError: a writer owns the log; LedgerRecoveryError,
             LogNotFoundError, MetadataError.
@@ -322,7 +325,7 @@ class DistributedLogManager(Blocking):
         self._call(self._manager.recover())
 
     def rename(self, name: str) -> None:
-        """Give the log another name, at once for everybody, unless a writer owns it.
+        """Give the log another name, at once for all clients, unless a writer owns it.
 
         Raises: InvalidLogNameError, LogExistsError, OwnershipAcquireFailedError, LogRenamedError,
             LogNotFoundError, MetadataError.
@@ -330,7 +333,7 @@ class DistributedLogManager(Blocking):
         self._call(self._manager.rename(name))
 
     def delete(self) -> None:
-        """Delete the log and its data; harmless when it is gone.
+        """Delete the log and its data; harmless if it is deleted already.
 
         Raises: OwnershipAcquireFailedError: a writer owns the log; LogRenamedError, MetadataError.
         """
@@ -343,7 +346,7 @@ class DistributedLogManager(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> bool:
-        """Drop the records below a position, id or time; return whether that changed anything.
+        """Truncate the records below a position, id or time; return whether this changed anything.
 
         Raises: ConfigurationError: the position is past the end, or not one is given;
             LogNotFoundError, LedgerReadError, MetadataError.
@@ -352,14 +355,14 @@ class DistributedLogManager(Blocking):
         return self._call(truncating)
 
     def purge_logs_older_than(self, txid: int) -> bool:
-        """Drop the segments that lie wholly below a transaction id, but for the last.
+        """Truncate the segments that lie wholly below a transaction id, except the last one.
 
         Raises: as `get_snapshot` and `truncate`.
         """
         return self._call(self._manager.purge_logs_older_than(txid))
 
     def mark_end_of_stream(self) -> None:
-        """Seal a log that nobody writes to: no record can follow.
+        """Seal a log without a writer: no record can follow.
 
         Raises: EndOfStreamError, OwnershipAcquireFailedError, LedgerRecoveryError,
             LogNotFoundError, MetadataError.

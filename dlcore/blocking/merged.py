@@ -21,7 +21,7 @@ _Record = TypeVar("_Record")
 class MergedReader(Blocking, Generic[_Record]):
     """Reads many logs as one, by transaction id; use `Namespace.open_merged_reader`.
 
-    `for log, record in reader` yields all that is readable.  Not thread-safe.
+    `for log, record in reader` yields all readable records.  Not thread-safe.
     """
 
     def __init__(self, portal: Portal, reader: AsyncMergedReader[_Record]) -> None:
@@ -33,7 +33,7 @@ class MergedReader(Blocking, Generic[_Record]):
 
     @property
     def positions(self) -> dict[str, DLSN]:
-        """Where it reads on in each log.
+        """The next position in each log.
 
         Raises: ConfigurationError: it was opened before a fork, in another process.
         """
@@ -41,7 +41,7 @@ class MergedReader(Blocking, Generic[_Record]):
         async def positions() -> dict[str, DLSN]:
             return self._reader.positions
 
-        return self._call(positions())  # on the loop, where a read that was cancelled may be ending
+        return self._call(positions())  # on the loop, where a cancelled read may be ending
 
     def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
@@ -50,9 +50,11 @@ class MergedReader(Blocking, Generic[_Record]):
 
         `follow` and `patience_s` are those of the async method.
 
-        Raises: DLError: of one of the logs' readers; what was read of the others stays.
+        Raises: DLError: the reader of a log failed; records of the other logs are kept for the next
+            call.
         """
-        # In two steps: an interrupt may come after records were gathered and before that is known.
+        # In two steps, because an interrupt may come after records were gathered and before the
+        # result is known.
         self._call(self._reader.gather(count, follow=follow, patience_s=patience_s))
         return self._reader.take_gathered(count)
 
@@ -61,7 +63,7 @@ class MergedReader(Blocking, Generic[_Record]):
     ) -> Iterator[MergedRecord[_Record]]:
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
-        Each record that comes out is read: who leaves the loop reads on behind it.
+        A yielded record counts as read: after a loop that ends early, reading continues behind it.
 
         Raises: as `read_bulk`.
         """

@@ -1,4 +1,4 @@
-"""The bridge from blocking code to asyncio: one event loop in a thread of its own per process."""
+"""The bridge from blocking code to asyncio: one event loop per process, in its own thread."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Closer: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 _Result = TypeVar("_Result")
 _STOP_TIMEOUT_S = 10.0
 _CLOSERS_TIMEOUT_S = 30.0
-"""More than any closer takes: it only keeps a defect from blocking the exit."""
+"""Longer than any closer takes; it keeps a defect from blocking the exit."""
 
 
 class Portal:
     """Runs coroutines on a background event loop for callers in other threads.
 
-    It belongs to the process that made it: after a fork the thread is gone, and what was opened
-    through it must be opened again in the child.
+    It belongs to the process that created it.  After a fork the thread is gone, and the child must
+    open its own objects.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Portal:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it belongs to a process that this one was forked from."""
+        """Whether it belongs to a parent process, from which this one was forked."""
         return self._pid != os.getpid()
 
     @property
@@ -72,7 +72,7 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Call `callback` on the loop soon."""
+        """Schedule a call of `callback` on the loop."""
         self._check()
         self._loop.call_soon_threadsafe(callback)
 
@@ -95,7 +95,7 @@ class Portal:
             raise AlreadyClosedError("the background event loop has stopped")
 
     def stop(self) -> None:
-        """Stop the loop and its thread; harmless when it has stopped, or in a forked child."""
+        """Stop the loop and its thread; harmless if it has stopped, or in a forked child."""
         if not self.is_usable or not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -103,7 +103,7 @@ class Portal:
 
 
 class _Shared:
-    """The process's portal, and what to close before it stops."""
+    """The process's portal, and the objects to close before it stops."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -122,7 +122,7 @@ class _Shared:
             return self.portal
 
     def close(self) -> None:
-        """Run every closer, all at once, and stop the portal."""
+        """Run all closers at the same time, and stop the portal."""
         portal = self.portal
         if portal is None or not portal.is_usable:
             return
@@ -145,12 +145,12 @@ class _Shared:
 
 
 class _Exit(threading.Thread):
-    """Closes what is open when the process exits: once all other threads have ended.
+    """Closes open objects when the process exits, once all other threads have ended.
 
-    Others may still write after the main thread has ended.  When that has happened, Python waits
-    for every thread that is no daemon, and then calls what was registered with `atexit`; by then
-    kazoo has stopped.  So closing has a thread of its own, which Python waits for.  It is there
-    from the first use on, for Python 3.12 starts none any more when the main thread has ended.
+    Other threads may still write after the main thread has ended.  After that, Python waits for
+    every thread that is no daemon, and then calls the functions registered with `atexit`; by then
+    kazoo has stopped.  Therefore closing has its own thread, which Python waits for.  It starts at
+    the first use, because Python 3.12 starts no thread after the main thread has ended.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:
@@ -174,7 +174,7 @@ _shared = _Shared()
 
 
 class _FailingStream:
-    """Stands for a standard stream whose last flush fails."""
+    """Replaces a standard stream so that its last flush fails."""
 
     closed = False
 
@@ -194,10 +194,10 @@ _exit_fails = False
 
 
 def fail_exit() -> None:
-    """Let the process, which is about to end, end with a status that says that data was lost."""
-    # No hook can change the status, and `os._exit` would skip what others still have to do.  But
-    # Python ends with status 120 when the last flush of a standard stream fails, quietly so for
-    # stderr: this is documented, and it is what happened.
+    """Make the ending process return a status that says that data was lost."""
+    # No hook can change the status, and `os._exit` would skip the remaining exit handlers.  But
+    # Python documents that it ends with status 120 if the last flush of a standard stream fails.
+    # For stderr this happens without a message.
     global _exit_fails
     _exit_fails = True
 
@@ -208,14 +208,14 @@ def _spoil_stderr() -> None:
 
 
 def _let_pyarrow_finish() -> None:
-    # The first array made by pyarrow imports pandas under a lock of its own.  A thread that does
-    # it is gone in a forked child, which would wait for that lock for ever.
+    # The first array made by pyarrow imports pandas under pyarrow's own lock.  If another thread
+    # does this during a fork, the child would wait for the lock for ever.
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].array([])
 
 
 def _start_afresh() -> None:
-    # A fork may have happened while another thread held the lock.
+    # Another thread may have held the lock during the fork.
     global _shared
     _shared = _Shared()
 
@@ -238,5 +238,5 @@ def close_at_exit(owner: object, closer: Closer) -> None:
 
 
 def forget(owner: object) -> None:
-    """Drop what `close_at_exit` registered for `owner`."""
+    """Remove the closer that `close_at_exit` registered for `owner`."""
     _shared.closers.pop(id(owner), None)

@@ -1,4 +1,4 @@
-"""Scans of the blocking face: batches fetched on the portal while the caller works on others."""
+"""Scans of the blocking API: batches are fetched on the portal while the caller uses others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
 _PREFETCH_BYTES = 16 * 1024 * 1024
-"""`scan` keeps about this much fetched ahead of its caller."""
+"""About how many bytes `scan` fetches ahead of its caller."""
 
 
 def scan(
@@ -30,13 +30,13 @@ def scan(
 ) -> Iterator[ScanBatch]:
     """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
 
-    Bookies are asked directly; the metadata store at `uri` is contacted only after a read failed,
-    to learn where entries and bookies are now.  `tls` is as for `open_namespace`.
+    Bookies are read directly.  The metadata store at `uri` is contacted only after a read failed,
+    to find the current ensembles and addresses.  `tls` is as for `open_namespace`.
 
     Raises:
-        LedgerReadError: no replica could give an entry.
-        AlreadyTruncatedError: records were truncated or deleted since the scan was planned; known
-            only with `uri`.
+        LedgerReadError: no replica of an entry is readable.
+        AlreadyTruncatedError: records were truncated or deleted since the scan was planned;
+            detected only with `uri`.
     """
     portal = shared_portal()
     clients = _scan_clients(portal, config or LedgerClientConfig(), tls)
@@ -44,7 +44,7 @@ def scan(
 
 
 class _SharedScanClients:
-    """Connections that all scans of the process share, so that a scan does not begin with them."""
+    """Connections that all scans of the process share, so that a scan need not open them."""
 
     def __init__(self, portal: Portal, clients: ScanClients) -> None:
         self.portal = portal
@@ -66,7 +66,7 @@ def _scan_clients(portal: Portal, config: LedgerClientConfig, tls: TlsFiles | No
 
 
 class _Prefetched:
-    """Scan batches fetched on the portal; nobody refers to it but the caller, so it can go."""
+    """Batches that the portal fetches ahead; only the caller refers to it, so it can be freed."""
 
     def __init__(
         self, portal: Portal, scans: list[ScanRange], uri: str | None, clients: ScanClients
@@ -104,7 +104,7 @@ class _Prefetched:
 
 
 class _Prefetch:
-    """What crosses from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
+    """The queue from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
 
     def __init__(self) -> None:
         self.items: queue.SimpleQueue[tuple[ScanBatch | BaseException | None, int]] = (
@@ -114,7 +114,7 @@ class _Prefetch:
         self._ahead_bytes = 0
 
     async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
-        """Fetch everything; an error, or None at the end, is the last item."""
+        """Fetch all batches; the last item is an error, or None at the end."""
         from dlcore.scanning import scan as scan_async
 
         try:
@@ -132,6 +132,6 @@ class _Prefetch:
             self.items.put((None, 0))
 
     def taken(self, size_bytes: int) -> None:
-        """Make room."""
+        """Note that the caller has taken a batch, so that more can be fetched."""
         self._ahead_bytes -= size_bytes
         self._room.set()

@@ -1,4 +1,4 @@
-"""The blocking reader: rows are taken over in bulk, so that few calls cross threads."""
+"""The blocking reader: rows are taken in bulk, so that few calls cross threads."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _Record = TypeVar("_Record")
 
 
 class RowsTwin(Blocking, Generic[_Rows, _Record]):
-    """The blocking twin of a `RowsReader` that has a name of its log, and can `seek`."""
+    """The blocking twin of a `RowsReader` that has a log name, and a method `seek`."""
 
     def __init__(self, portal: Portal, reader: Any) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
-        self._rows: deque[_Rows] = deque()  # taken over from the reader in bulk
+        self._rows: deque[_Rows] = deque()  # taken from the reader in bulk
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
@@ -47,22 +47,22 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
 
     @property
     def position(self) -> DLSN:
-        """Where it reads on: each record below was returned, was truncated, or is not wanted."""
+        """The next position: every record below was returned, was truncated, or is not wanted."""
         position: DLSN = self._rows[0].position if self._rows else self._reader.position
         return position
 
     @property
     def committed(self) -> DLSN | None:
-        """The position stored for its subscriber; None if it reads for none."""
+        """The subscriber's stored position; None without a subscriber."""
         committed: DLSN | None = self._reader.committed
         return committed
 
     def commit(self, position: DLSN | None = None) -> DLSN:
-        """Store where its subscriber goes on, the reader's position if none is given; return it.
+        """Store the subscriber's position, by default the reader's position; return it.
 
         Raises:
-            SubscriptionMovedError: another reader took the subscription over.
-            ConfigurationError: it was opened without a subscriber.
+            SubscriptionMovedError: another reader took over the subscription.
+            ConfigurationError: the reader was opened without a subscriber.
         """
         if position is None:
             position = self.position
@@ -76,7 +76,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Read on at another position, forward or back; arguments are those of `open_reader`.
+        """Continue at another position, forward or back; the arguments are those of `open_reader`.
 
         Raises: as `DistributedLogManager.open_reader`.
         """
@@ -87,10 +87,10 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
     def records(self, *, follow: bool = False) -> Iterator[_Record]:
         """Yield records until every readable one was returned, or the log's end.
 
-        With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
-        who leaves the loop reads on behind it.
+        With `follow` it waits for more records, until the log is sealed.  A yielded record counts
+        as read: after a loop that ends early, reading continues behind it.
 
-        Raises: as `read_next`, but for EndOfStreamError.
+        Raises: as `read_next`, except EndOfStreamError.
         """
         while (rows := self._next_rows(follow=follow)) is not None:
             yield from rows.records()
@@ -98,9 +98,9 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
     def batches(self, *, follow: bool = False) -> Iterator[pa.RecordBatch]:
         """Yield Arrow batches as `read_batch` returns them; ends as `records` does.
 
-        With `follow` it waits as long as it takes: `read_batch(timeout_s=…)` has a deadline.
+        With `follow` it waits without a limit; `read_batch(timeout_s=…)` has a deadline.
 
-        Raises: as `read_next`, but for EndOfStreamError.
+        Raises: as `read_next`, except EndOfStreamError.
         """
         while (rows := self._next_rows(follow=follow)) is not None:
             yield rows.take_batch(self.log_name)
@@ -111,7 +111,8 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
     def read_next(self, *, non_blocking: bool = False) -> _Record | None:
         """Return the next record, or None when every readable record has been returned.
 
-        With `non_blocking`, return at once, and None also while the next record is being fetched.
+        With `non_blocking` it returns at once, and also returns None while the next record is
+        fetched.
 
         Raises:
             EndOfStreamError: the log is sealed, and all of it was read.
@@ -123,7 +124,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
     def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[_Record]:
         """Return up to `count` records, fewer only when every readable record has been returned.
 
-        With `timeout_s` wait for more, and return fewer only when so much time is over.
+        With `timeout_s` it waits for more, and returns fewer only after this time.
 
         Raises:
             ConfigurationError: `count` is below 1.
@@ -138,7 +139,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
                 self._take(
                     until_caught_up=timeout_s is None, records_min=missing, timeout_s=timeout_s
                 )
-            except DLError:  # the next call meets it again
+            except DLError:  # the next call raises it again
                 if missing == count:
                     raise
         return take_records(self._rows, count)
@@ -146,7 +147,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
     def read_batch(self, *, timeout_s: float | None = None) -> pa.RecordBatch | None:
         """Return the rest of the current entry as Arrow, or None when caught up.
 
-        With `timeout_s` wait for one, and return None only when so much time is over.
+        With `timeout_s` it waits for an entry, and returns None only after this time.
 
         Raises: as `read_next`.
         """
@@ -160,14 +161,15 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
             return None
 
     def _fill(self, **wanted: Unpack[RowsWanted]) -> _Rows | None:
-        """Return rows that have one left, None if there are none."""
+        """Return rows of which at least one is left, None if there are none."""
         drop_taken(self._rows)
         if not self._rows:
             self._take(**wanted)
         return self._rows[0] if self._rows else None
 
     def _take(self, **wanted: Unpack[RowsWanted]) -> None:
-        # In two steps: an interrupt may come after rows were gathered and before that is known.
+        # In two steps, because an interrupt may come after rows were gathered and before the result
+        # is known.
         self._call(self._reader.gather_rows(**wanted))
         self._rows.extend(self._reader.take_gathered())
 
@@ -175,8 +177,8 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
 class LogReader(RowsTwin["EntryRows", LogRecordWithDLSN]):
     """A reader at a position of the log.  Not thread-safe.
 
-    `for record in reader` yields every record that is readable, and ends there; `records` and
-    `batches` can also follow the log.
+    `for record in reader` yields all readable records, and then ends.  `records` and `batches` can
+    also follow the log.
     """
 
     _reader: AsyncLogReader
@@ -184,5 +186,5 @@ class LogReader(RowsTwin["EntryRows", LogRecordWithDLSN]):
 
     @property
     def broken_entries(self) -> int:
-        """How many entries were left out because they are broken, if that was asked for."""
+        """Number of broken entries that were skipped, if `skip_broken_entries` is set."""
         return self._reader.broken_entries

@@ -1,4 +1,4 @@
-"""The blocking face of staged appends."""
+"""The blocking API of staged appends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StagingWriter(Blocking):
-    """Writes durable records that no log holds until an append commits them."""
+    """Writes durable records that belong to no log until an append commits them."""
 
     def __init__(self, portal: Portal, writer: AsyncStaging | RemoteStagingWriter) -> None:
         super().__init__(portal, writer.aclose)
@@ -41,27 +41,27 @@ class StagingWriter(Blocking):
         self._call(self._writer.write_batches(parts))
 
     def begin_round(self, number: int) -> None:
-        """Tell that what is written next is for a round of appends; rounds have rising numbers.
+        """Begin a round of appends, to which the next records belong; rounds have rising numbers.
 
-        All appends of lower rounds are decided or given up.  Raises: MetadataError.
+        All appends of lower rounds are committed or abandoned.  Raises: MetadataError.
         """
         self._call(self._writer.begin_round(number))
 
     def stage(self) -> list[StagedExtent]:
-        """Wait until everything written since the last call is durable; return it, log by log.
+        """Wait until the records since the last call are durable; return their extents, log by log.
 
         Raises: WriteError.
         """
         return self._call(self._writer.stage())
 
     def discard(self) -> None:
-        """Forget what was written since the last `stage`.  Raises: as `write_batch`."""
+        """Drop the records written since the last `stage`.  Raises: as `write_batch`."""
         self._call(self._writer.discard())
 
     def close(self, *, delete: bool = False) -> None:
-        """Close the ledgers; with `delete` drop them, unless a log holds entries of them.
+        """Close the ledgers; with `delete` delete them, unless a log holds entries of them.
 
-        Raises: MetadataError: what is left is settled as a dead process's.
+        Raises: MetadataError: the leftovers are cleaned up as those of a dead process.
         """
         if self._closed:
             return
@@ -81,14 +81,14 @@ class StagedAppend(Blocking):
         return repr(self._append)
 
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents takes all of them.
+        """Stage rows for a log; `commit` without extents commits all of them.
 
         Raises: as `StagingWriter.write_batch`.
         """
         self._call(self._append.write_batch(log, batch))
 
     def stage(self) -> list[StagedExtent]:
-        """Make durable what was written here, and return it: what `commit` takes by itself.
+        """Make the written records durable, and return their extents, the default of `commit`.
 
         Raises: as `StagingWriter.stage`.
         """
@@ -97,9 +97,9 @@ class StagedAppend(Blocking):
     def commit(
         self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
-        """Append `extents`, or what was written here, to their logs: all or nothing.
+        """Append `extents`, by default all written records, to their logs: all or nothing.
 
-        What the logs named by `replaces` held before is truncated in the same transaction.
+        The earlier records of the logs in `replaces` are truncated in the same transaction.
 
         Raises: AppendAbortedError, TransactionTooLargeError, DuplicateAppendError,
             AppendSupersededError, AppendMismatchError, OwnershipAcquireFailedError,
@@ -108,5 +108,5 @@ class StagedAppend(Blocking):
         return self._call(self._append.commit(extents, replaces=replaces))
 
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
-        """Drop what was staged.  Raises: MetadataError."""
+        """Drop the staged records.  Raises: MetadataError."""
         self._call(self._append.abort(extents))

@@ -1,4 +1,4 @@
-"""A log as a binary file: raw streams, to which `io` adds buffers and text."""
+"""A log as a binary file: raw streams, to which `io` adds buffering and text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class _Stream(io.RawIOBase):
-    """What both have of a file."""
+    """The common base of both streams."""
 
     def __del__(self) -> None:
-        """Do not close it, as `io` would: nobody knows in which thread."""
+        """Do not close it, as `io` would: the thread of this call is not known."""
 
     def _require_open(self) -> None:
         if self.closed:
@@ -29,8 +29,8 @@ class _Stream(io.RawIOBase):
 class AppendOnlyStreamWriter(_Stream):
     """Appends bytes to a stream, as a file that is open for writing.  Not thread-safe.
 
-    `write` buffers; `flush` and `close` wait until all of it is durable and visible.  One that is
-    not closed is closed with its namespace, or at exit, never by being forgotten.
+    `write` buffers; `flush` and `close` wait until all bytes are durable and visible.  An open
+    stream is closed with its namespace, or at exit, but not by the garbage collector.
     """
 
     def __init__(self, writer: BufferingWriter, position: int) -> None:
@@ -43,7 +43,7 @@ class AppendOnlyStreamWriter(_Stream):
 
     @property
     def position(self) -> int:
-        """Where the durable bytes end, as of the last flush."""
+        """The end of the durable bytes, as of the last flush."""
         return self._position
 
     def writable(self) -> bool:
@@ -51,11 +51,11 @@ class AppendOnlyStreamWriter(_Stream):
         return True
 
     def tell(self) -> int:
-        """Return where the next bytes go."""
+        """Return the position of the next byte to write."""
         return self._end
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Accept all of `data`; return how many bytes.  Raises as `LogWriter.write`."""
+        """Accept all of `data`; return its size in bytes.  Raises as `LogWriter.write`."""
         self._require_open()
         from dlcore.log.entries.stream import cut
 
@@ -66,9 +66,9 @@ class AppendOnlyStreamWriter(_Stream):
         return len(view)
 
     def flush(self) -> None:
-        """Wait until all that was written is durable and visible.
+        """Wait until all written bytes are durable and visible.
 
-        Raises: ValueError: it is closed; else as `LogWriter.commit`.
+        Raises: ValueError: the stream is closed; else as `LogWriter.commit`.
         """
         self._require_open()
         if self._position != self._end:
@@ -81,13 +81,13 @@ class AppendOnlyStreamWriter(_Stream):
         self._writer.mark_end_of_stream()
 
     def abort(self) -> None:
-        """Close it without flushing, as a crash would; what was flushed stays."""
+        """Close without flushing, as a crash would; flushed bytes stay."""
         self._end = self._position
         self._writer.abort()
         self.close()
 
     def close(self) -> None:
-        """Flush, and release the log; harmless when it is closed.  Raises: as `LogWriter.close`."""
+        """Flush, and release the log; harmless if it is closed.  Raises: as `LogWriter.close`."""
         try:
             super().close()
         finally:
@@ -97,15 +97,15 @@ class AppendOnlyStreamWriter(_Stream):
 class AppendOnlyStreamReader(_Stream):
     """Reads the bytes of a stream, as a file that is open for reading.  Not thread-safe.
 
-    At the end nothing is read, and more once it was written; `has_ended` tells that nothing more
-    will come, for the stream is sealed.
+    At the end a read returns nothing, until more bytes are written.  With `has_ended` nothing more
+    will come, because the stream is sealed.
     """
 
     def __init__(self, portal: Portal, reader: AsyncAppendOnlyStreamReader) -> None:
         super().__init__()
         self._portal = portal
         self._reader = reader
-        # The twin may be further: it has read for a call that was interrupted.
+        # The twin may be further, because it has read for a call that was interrupted.
         self._position = reader.tell()
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class AppendOnlyStreamReader(_Stream):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the end of a sealed stream was met: all of it was read."""
+        """Whether all of a sealed stream was read, up to its end."""
         return self._reader.has_ended
 
     def readable(self) -> bool:
@@ -129,9 +129,9 @@ class AppendOnlyStreamReader(_Stream):
         return self._position
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read into `buffer` as many bytes as are at hand; return how many, 0 at the end.
+        """Read the available bytes into `buffer`; return their number, 0 at the end.
 
-        Raises: ValueError: it is closed; else as `AsyncAppendOnlyStreamReader.read`.
+        Raises: ValueError: the stream is closed; else as `AsyncAppendOnlyStreamReader.read`.
         """
         self._require_open()
 
@@ -144,7 +144,7 @@ class AppendOnlyStreamReader(_Stream):
         return count
 
     def readall(self) -> bytes:
-        """Return all bytes that are readable.  Raises: as `readinto`."""
+        """Return all readable bytes.  Raises: as `readinto`."""
         self._require_open()
 
         async def read() -> bytes:
@@ -156,7 +156,7 @@ class AppendOnlyStreamReader(_Stream):
         return found
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a position, forward or back, perhaps past the end; return it.
+        """Move to a position, forward or back, possibly beyond the end; return it.
 
         Raises: ConfigurationError: there is no such position; else as `readinto`.
         """
@@ -167,10 +167,10 @@ class AppendOnlyStreamReader(_Stream):
         return self._position
 
     def skip_to(self, position: int) -> bool:
-        """Go to a position if it is readable, or the end; else stay and return False.
+        """Move to a position that is readable, or is the end; else stay and return False.
 
         Raises:
-            EndOfStreamError: the stream is sealed and ends before.
+            EndOfStreamError: the stream is sealed and ends before the position.
         """
         self._require_open()
         is_there = self._portal.call(self._reader.skip_to(position))
@@ -179,7 +179,7 @@ class AppendOnlyStreamReader(_Stream):
         return is_there
 
     def close(self) -> None:
-        """Stop reading; harmless when it is closed."""
+        """Stop reading; harmless if it is closed already."""
         if not self.closed:
             super().close()
             if not self._portal.is_inherited:

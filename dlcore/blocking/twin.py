@@ -1,4 +1,4 @@
-"""The base of the blocking face's classes: an async twin, and the portal to run it on."""
+"""The base of the blocking API's classes: an async twin, and the portal to run it on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class Blocking:
-    """Something with an async twin: runs coroutines on the portal, closes once, also at exit."""
+    """An object with an async twin: runs coroutines on the portal, closes once, also at exit."""
 
     def __init__(self, portal: Portal, aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._portal = portal
@@ -25,7 +25,7 @@ class Blocking:
         return self._portal.call(coroutine)
 
     def close(self) -> None:
-        """Close it; harmless when it is closed."""
+        """Close it; harmless if it is closed already."""
         if self._closed:
             return
         self._closed = True
@@ -45,7 +45,7 @@ class Blocking:
 
 
 def iterate(portal: Portal, iterator: AsyncIterator[_Result]) -> Iterator[_Result]:
-    """Return what an async iterator gives, each of it fetched when it is asked for."""
+    """Return the items of an async iterator, each fetched when it is requested."""
 
     async def fetch() -> tuple[_Result, ...]:
         async for each in iterator:

@@ -25,7 +25,7 @@ _RETRY_DELAY_S = 1.0
 class LogWatch(Blocking):
     """The changes of a namespace's logs: an iterator that waits, until it is closed.
 
-    It begins with the logs that there are, each as created.
+    It begins with the existing logs, each as a creation.
     """
 
     def __init__(self, portal: Portal, watch: AsyncLogWatch) -> None:
@@ -38,12 +38,12 @@ class LogWatch(Blocking):
         return repr(self._watch)
 
     def close(self) -> None:
-        """Stop watching: loops end, and listeners hear no more."""
+        """Stop watching: loops end, and listeners get no more changes."""
         self._ended.set()
         super().close()
 
     def get_names(self) -> list[str]:
-        """Return the sorted names of the logs there are, as far as they were looked at.
+        """Return the sorted names of the existing logs, as far as the watch has read them.
 
         Raises: AlreadyClosedError: its namespace was closed.
         """
@@ -54,15 +54,15 @@ class LogWatch(Blocking):
         return self._call(names())
 
     def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
-        """Return the next changes, as many as were found; none if the time is up before.
+        """Return the next changes, as many as were found; none if the time is over before.
 
         Raises:
             AlreadyClosedError: the watch, or its namespace, was closed.
-            MetadataConnectionError: no answer for longer than a session lives; calling again goes
-                on, and nothing is lost.
+            MetadataConnectionError: no answer for longer than a session lives; another call
+                continues, and no change is lost.
         """
 
-        async def fetch() -> None:  # an interrupt may come before a result is known
+        async def fetch() -> None:  # an interrupt may come before the result is known
             self._changes.extend(await self._watch.take(timeout_s=timeout_s))
 
         if not self._changes:
@@ -70,7 +70,7 @@ class LogWatch(Blocking):
         return [self._changes.popleft() for _ in range(len(self._changes))]
 
     def listen(self, callback: Callable[[list[LogChange]], None]) -> None:
-        """Call `callback` with each next changes, in a thread of its own, until it is closed.
+        """Call `callback` with all following changes, in its own thread, until it is closed.
 
         While the metadata store does not answer, it is asked again and again; an error of the
         callback is logged.

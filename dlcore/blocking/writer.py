@@ -34,15 +34,16 @@ def _as_typed(writer: AsyncLogWriter) -> AsyncTypedLogWriter | None:
 class LogWriter(BufferingWriter):
     """The log's writer.  Not thread-safe.
 
-    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
-    over, and what has waited for `LogConfig.flush_interval_s` is handed over in the background.
-    The next call, also a `write`, raises the error of a record that was handed over, and takes
-    nothing then; a `write` at the same moment may be the one before.
-    Where the log's writer takes none at the moment (`fail_while_rolling`), what was taken waits for
-    the next call, which hands it over first or takes nothing: LogNotReadyError.
+    `write` buffers in the calling thread.  `flush`, `commit`, `close` or a full buffer pass the
+    records on to be written.  Records that have waited for `LogConfig.flush_interval_s` are passed
+    on in the background.  If a record that was passed on fails, the next call, also a `write`,
+    raises the error and accepts nothing.  A `write` at the moment of the failure may still be
+    accepted.  If the log's writer refuses records for the moment (`fail_while_rolling`), accepted
+    records wait for the next call.  That call passes them on first, or raises LogNotReadyError and
+    accepts nothing.
 
-    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
-    at exit within 10 s is logged as an error, and the exit status is 120.
+    An open writer is closed with its namespace, or at exit.  If records cannot be written at exit
+    within 10 s, an error is logged, and the exit status is 120.
     """
 
     _writer: AsyncLogWriter
@@ -59,7 +60,8 @@ class LogWriter(BufferingWriter):
         )
         self._last_txid = writer.last_txid
         self._typed = _as_typed(writer)
-        self._lowest_txid = self._next_lowest_txid()  # that may follow; too high: look closer
+        # Lowest id on the fast path; too high: use the slow path.
+        self._lowest_txid = self._next_lowest_txid()
         _opened_here.add(self)
 
     def __repr__(self) -> str:
@@ -92,9 +94,9 @@ class LogWriter(BufferingWriter):
             from dlcore.log.writing.transmit import no_record
 
             raise no_record(record) from error
-        # In this order each step may be taken; nearly every record passes all of them.
+        # The order makes each check safe; nearly every record passes all of them.
         if (
-            type(record) is not LogRecord  # another may change before it is handed over
+            type(record) is not LogRecord  # another type may change before it is passed on
             or type(txid) is not int
             or not self._lowest_txid <= txid <= TXID_MAX
             or type(payload) is not bytes
@@ -113,14 +115,14 @@ class LogWriter(BufferingWriter):
         return TXID_MAX + 1 if looks_closer else max(0, self._last_txid)
 
     def _hand_over_taken(self) -> None:
-        """Hand over what this call took; what is refused at the moment waits for the next one."""
+        """Pass on this call's records; those refused for the moment wait for the next call."""
         try:
             self._hand_over()
         except LogNotReadyError:
             self._lowest_txid = self._next_lowest_txid()
 
     def _look_around_taken(self) -> None:
-        """As `_hand_over_taken`, if there is so much."""
+        """As `_hand_over_taken`, if there are enough records."""
         try:
             self._look_around()
         except LogNotReadyError:
@@ -129,7 +131,7 @@ class LogWriter(BufferingWriter):
             self._lowest_txid = self._next_lowest_txid()
 
     def _hand_over_left(self) -> None:
-        """Hand over what earlier calls took: unless it is accepted, this one takes nothing."""
+        """Pass on the records of earlier calls; if they are refused, this call accepts nothing."""
         self._tell_failure()
         if self._outbox:
             self._hand_over()
@@ -150,15 +152,16 @@ class LogWriter(BufferingWriter):
         self._lowest_txid = self._next_lowest_txid()
 
     def _look_closer(self) -> None:
-        """In a forked child no record is taken: `_checked` says why."""
+        """In a forked child accept no record: `_checked` raises the reason."""
         self._lowest_txid = TXID_MAX + 1
-        self._taking = threading.Lock()  # whoever held it is not in this process
+        self._taking = threading.Lock()  # the holder of the lock is not in this process
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of `batch`, which has the columns txid (int64) and value (binary).
 
-        For a typed log it has columns of the log's schema, and `_txid` where rows have their own;
-        else they get the present time in epoch milliseconds, or the one before, if that is higher.
+        For a typed log it has columns of the log's schema, and `_txid` if rows have their own ids.
+        Otherwise each row gets the current time in epoch milliseconds as its id, or the id before
+        it, if that is higher.
         """
         self._require_usable()
         self._buffer_to_outbox()
@@ -184,7 +187,7 @@ class LogWriter(BufferingWriter):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> bool:
-        """Drop the records below a position, id or time; return whether that changed anything.
+        """Truncate the records below a position, id or time; return whether this changed anything.
 
         Raises: as `DistributedLogManager.truncate`, and as `flush`.
         """
@@ -192,14 +195,14 @@ class LogWriter(BufferingWriter):
         return self._call(truncating)
 
     def abort(self) -> None:
-        """Give up without flushing, as a crash would; what was acknowledged stays."""
+        """Close without flushing, as a crash would; acknowledged records stay."""
         super().abort()
         self._lowest_txid = self._next_lowest_txid()
 
     def close(self) -> None:
-        """Flush, complete the segment, release the lock; harmless when it is closed.
+        """Flush, complete the segment, release the lock; harmless if it is closed already.
 
-        Raises: as `flush`: records failed; what was acknowledged is durable.
+        Raises: as `flush`: records failed; acknowledged records are durable.
         """
         try:
             super().close()
@@ -207,8 +210,8 @@ class LogWriter(BufferingWriter):
             self._lowest_txid = self._next_lowest_txid()
 
     async def finish(self) -> None:
-        """Flush and close at exit; say what could not be written."""
-        self._lowest_txid = TXID_MAX + 1  # what is written from now on, nobody would hand over
+        """Flush and close at exit; log what could not be written."""
+        self._lowest_txid = TXID_MAX + 1  # a later record would never be passed on
         await super().finish()
 
     def _accept(self, waiting: Any) -> asyncio.Future[DLSN]:
