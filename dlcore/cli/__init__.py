@@ -1,4 +1,4 @@
-"""The `dlog` command: a sandbox to try things in, and logs, segments, bookies, ledgers by hand."""
+"""The `dlog` command: a sandbox cluster, and operations on logs, segments, bookies and ledgers."""
 
 from __future__ import annotations
 

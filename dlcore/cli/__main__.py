@@ -1,4 +1,4 @@
-"""`python -m dlcore.cli`: the `dlog` command where it is not on the path."""
+"""`python -m dlcore.cli`: the `dlog` command, if it is not on the path."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The root of the `dlog` command, and how its failures reach the shell.
+"""The root of the `dlog` command, and how it reports failures to the shell.
 
-Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted,
-143 terminated.  A failure is one line on standard error, `error: …`, without a traceback; `--debug`
-shows it.  With `--json` that line is an object: its message, the name and code of the error, and
-whether trying again may help.
+Exit codes: 0 done, 1 the operation failed, 2 the command line was wrong, 130 interrupted, 143
+terminated.  A failure is one line on standard error, `error: …`, without a traceback; `--debug`
+shows the traceback.  With `--json` the line is an object with the message, the name and code of the
+error, and whether another try may succeed.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ dlog.add_command(proxy_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit the process with its code; SIGTERM ends it as cleanly."""
+    """Run the command and exit the process with its code; SIGTERM ends it as cleanly as SIGINT."""
     load_lazily()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As standard error does: a locale's encoding may lack letters of names, payloads, helps.
+        # As for standard error: the encoding of a locale may lack letters of names, payloads or
+        # help.
         sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     sys.exit(run(arguments))
@@ -82,7 +83,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-        arguments: the command line without the program's name; by default that of the process.
+        arguments: the command line without the program's name; the default is the process's.
     """
     given: dict[str, object] = {}
     logging.lastResort = LoggedNotes(given)
@@ -103,7 +104,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt) as error:
         return _fail("interrupted", error, EXIT_INTERRUPTED, given)
     except BrokenPipeError:
-        _drop_output()  # its reader left, as `head` does
+        _drop_output()  # the reader closed the pipe, as `head` does
         return EXIT_FAILED
     except OSError as error:
         if given.get(DEBUG_KEY):
@@ -116,7 +117,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         usage = isinstance(error, ConfigurationError)
         text = str(error) or type(error).__name__
         return _fail(text, error, EXIT_USAGE if usage else EXIT_FAILED, given)
-    return exit_code if isinstance(exit_code, int) else 0  # of a command that said `exit`
+    # The exit code of a command that returned one.
+    return exit_code if isinstance(exit_code, int) else 0
 
 
 def _usage_text(error: click.ClickException) -> str:
@@ -132,7 +134,7 @@ def _system_text(error: OSError) -> str:
 
 
 def _drop_output() -> None:
-    """Let what was not written go nowhere: the interpreter would complain of it at exit."""
+    """Discard output that was not written: else the interpreter would report it at exit."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

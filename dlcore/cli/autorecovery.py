@@ -1,4 +1,4 @@
-"""`dlog autorecovery`: the service that makes lost replicas again, and what it is at."""
+"""`dlog autorecovery`: the service that restores lost replicas, and its status."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def autorecovery_options() -> dict[str, Option]:
-    """Return the settings of the service by key, with what they mean."""
+    """Return the settings of the service by key, with their meaning."""
     level = Option(str, "info", "What the log tells at least: debug, info, warning or error.")
     found = options_of(AutoRecoveryConfig) | options_of(UpkeepConfig) | {"log_level": level}
     return {key: replace(option, changes=True) for key, option in found.items()}
@@ -50,7 +50,7 @@ def autorecovery_options() -> dict[str, Option]:
 @click.group("autorecovery")
 @common_options
 def autorecovery_group() -> None:
-    """Make lost replicas again: run the service, look at it, pause it."""
+    """Restore lost replicas: run the service, show its status, pause it."""
 
 
 @autorecovery_group.command("run", epilog="Example: dlog autorecovery run")
@@ -59,13 +59,13 @@ def autorecovery_group() -> None:
 def run_service(**options: object) -> None:
     """Run a candidate for auditor and a worker, until interrupted.
 
-    Any number may run; one of them audits, all repair.  They also keep logs up: small extents that
-    streaming queries have written are merged, and what nobody needs any more is removed.  Logs go
-    to standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
+    Any number may run; one of them audits, all repair.  They also do upkeep: they merge small
+    extents of streaming queries, and remove records and staged ledgers that are not needed any
+    more.  Logs go to standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
 
-    Its settings may also stand in the table [autorecovery] of the configuration file, and in
-    variables like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S; those by which it talks to bookies in the
-    table [ledger_client].  On SIGHUP the file is read again.
+    Its settings may also be in the table [autorecovery] of the configuration file, and in variables
+    like DLOG_AUTORECOVERY_AUDIT_INTERVAL_S.  Settings of its bookie client are in the table
+    [ledger_client].  On SIGHUP the file is read again.
     """
 
     def read() -> _ServiceConfig:
@@ -78,7 +78,7 @@ def run_service(**options: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ServiceConfig:
-    """What the service does, how it talks to bookies, and what it tells."""
+    """The settings of the service, of its bookie client, and of its log."""
 
     client: LedgerClientConfig
     recovery: AutoRecoveryConfig
@@ -87,7 +87,7 @@ class _ServiceConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], client: LedgerClientConfig) -> _ServiceConfig:
-        """Return what the settings say, by key; `ConfigurationError` if one of them cannot be."""
+        """Return the settings by key, checked; raises `ConfigurationError` for a wrong value."""
         log_level = settings.get("log_level", "info")
         require_log_level(log_level)
         recovery = config_of(AutoRecoveryConfig, settings)
@@ -112,7 +112,7 @@ async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConf
                     click.echo(f"auto-recovery of {namespace.uri} at work")
                     config = await _changed(running, stop, hung_up, read, config)
                 if running.done():
-                    running.result()  # raises if it ended by a defect
+                    running.result()  # raises if a defect ended it
 
 
 @contextlib.asynccontextmanager
@@ -142,10 +142,11 @@ async def _changed(
     read: Callable[[], _ServiceConfig],
     config: _ServiceConfig,
 ) -> _ServiceConfig | None:
-    """Return the configuration to go on with, once it is another one; None: the end."""
+    """Return the next configuration, once it is a different one; None: the service has ended."""
 
     async def read_here() -> _ServiceConfig:
-        return read()  # not in a thread: it asks click's context, which is this one's
+        # Not in another thread: it uses click's context, which belongs to this thread.
+        return read()
 
     stopped = asyncio.create_task(stop.wait())
     changed = asyncio.create_task(next_configuration(hung_up, read_here, config))
@@ -159,7 +160,7 @@ async def _changed(
 @autorecovery_group.command("status", epilog="Example: dlog autorecovery status --json")
 @common_options
 def show_status() -> None:
-    """Show who audits, whether it is paused, and which ledgers lack replicas, and why."""
+    """Show the auditor, whether it is paused, and the ledgers that lack replicas, and why."""
     from dlcore.autorecovery.maintenance import Maintenance
 
     async def read(namespace: Namespace) -> RecoveryStatus:
@@ -197,9 +198,9 @@ def show_status() -> None:
 @click.option("--off", is_flag=True, help="Let it go on.")
 @common_options
 def pause(*, off: bool) -> None:
-    """Pause auto-recovery in all processes, or with --off let it go on.
+    """Pause auto-recovery in all processes, or with --off resume it.
 
-    What is being copied is given up within moments; an audit and a check begin anew afterwards.
+    Copying stops within moments.  After the pause, an audit and a check begin again.
     """
     from dlcore.autorecovery.listing import RepairList
 

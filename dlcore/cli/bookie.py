@@ -34,14 +34,14 @@ _REGISTRATION_POLL_S = 0.1
 _REGISTRATION_POLLS = 100
 _INFO_TIMEOUT_S = 10.0
 _ABSENT_POLLS = 5
-"""A bookie that is not registered is absent again and again; one that moves between the lists of
-the writable and the others may be seen in neither once."""
+"""Polls before a bookie counts as not registered.  A bookie that moves between the lists of the
+writable and the read-only bookies may be in neither list at one poll."""
 
 
 @click.group("bookie")
 @common_options
 def bookie_group() -> None:
-    """Run bookies, look at them, take one out of service, give one up."""
+    """Run bookies, show them, hold one read-only, decommission one."""
 
 
 @bookie_group.command(
@@ -58,7 +58,7 @@ def run_bookie(options: tuple[str, ...]) -> None:
         for variable, key in (("DLOG_URI", NAMESPACE_KEY), (FILE_VARIABLE, CONFIG_KEY))
         if given.get(key)
     }
-    # In the place of this process: signals, output and exit code are the bookie's.
+    # Replace this process: signals, output and exit code are the bookie's.
     os.execve(sys.executable, [sys.executable, "-m", "bookie", *options], environment)
 
 
@@ -68,9 +68,9 @@ def run_bookie(options: tuple[str, ...]) -> None:
 @lists_names
 @common_options
 def list_bookies() -> None:
-    """List the bookies that are registered now: where they are, their room, if they take writes.
+    """List the registered bookies: address, free space, and whether they take writes.
 
-    Free space is as of some minutes ago at most.
+    The free space is at most some minutes old.
     """
     bookies = sorted(
         run_async(lambda namespace: namespace.get_bookies()), key=lambda info: info.bookie
@@ -113,10 +113,10 @@ def _gib(count: int) -> str:
 @confirmed
 @common_options
 def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
-    """Give up the bookie NAME, which must be stopped: others take over all that it held.
+    """Decommission the stopped bookie NAME: other bookies get copies of its entries.
 
-    Auto-recovery does the work.  When no ledger needs the bookie any more its cookie is deleted; an
-    interrupted decommission may be started again.
+    Auto-recovery does the work.  When no ledger needs the bookie any more, its cookie is deleted.
+    An interrupted decommission may be started again.
     """
     from dlcore.autorecovery.maintenance import Maintenance
 
@@ -146,8 +146,9 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
 def collect(name: str, *, yes: bool) -> None:
     """Let the bookie NAME collect the garbage that its brake holds back.
 
-    A bookie for which most ledgers look deleted at once keeps them for a day, in case that their
-    metadata vanished by accident; its log says so.  This lets them go with its next passes, once.
+    If most ledgers of a bookie look deleted at once, it keeps them for a day, because their
+    metadata may have been lost by accident.  Its log says so.  This command lets the next pass
+    delete them, once.
     """
     from dlcore.autorecovery.maintenance import Maintenance
 
@@ -186,8 +187,8 @@ async def _describe_garbage(namespace: Namespace, name: str) -> str:
 def set_read_only(name: str, *, off: bool) -> None:
     """Keep the bookie NAME from getting new ledgers, until --off, also over restarts.
 
-    What is being written to it goes on until its segments end, and it serves all that it holds.  A
-    bookie with a full disk is read-only whatever this says.
+    Writes to its existing ledgers continue until their segments end, and it serves all its entries.
+    A bookie with a full disk is read-only in any case.
     """
 
     async def hold(namespace: Namespace) -> bool:
@@ -226,7 +227,7 @@ async def _count_ledgers_of(namespace: Namespace, name: str) -> int:
 @bookie_group.group("cookie")
 @common_options
 def cookie_group() -> None:
-    """Look at the cookies by which the cluster knows bookies' disks, and forget one."""
+    """Show the cookies by which the cluster knows bookies' disks, and delete one."""
 
 
 @cookie_group.command("list", epilog="Example: dlog bookie cookie list")
@@ -265,9 +266,9 @@ def _cookie_row(cookie: BookieCookie, is_registered: bool) -> dict[str, object]:
 def delete_cookie(name: str, *, yes: bool) -> None:
     """Forget the disk of the stopped bookie NAME, which is lost for good.
 
-    Started on an empty disk, the bookie then is a new one under its old name, and auto-recovery
-    makes again what the lost disk held.  Where the disk is not lost, start the bookie on it; to
-    have it emptied first, decommission it.
+    After this, the bookie can start on an empty disk as a new one with its old name, and
+    auto-recovery restores the copies of the lost disk elsewhere.  If the disk is not lost, start
+    the bookie on it.  To move its data away first, decommission it.
     """
     require_consent(yes=yes)
     held = run_async(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)

@@ -1,4 +1,4 @@
-"""`dlog log copy`, `purge` and `cat`: a log's records to another log, away, or out as bytes."""
+"""`dlog log copy`, `purge` and `cat`: copy a log's records, drop old ones, print bytes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _CHUNK_BYTES = 1 << 20
 @click.option("--create", is_flag=True, help="Create TARGET, if it is missing, like SOURCE.")
 @common_options
 def copy_records(source: str, target: str, *, create: bool) -> None:
-    """Copy what is readable of the log SOURCE to the end of the log TARGET, each record once.
+    """Copy the readable records of the log SOURCE to the end of the log TARGET, each record once.
 
-    The position is kept with what was copied: called again, also after a crash, it goes on where it
-    was, and copies what came since.  It is forgotten 90 days after the last copy, or when commits
-    go earlier (--commits-age-s of auto-recovery): a later copy begins anew, and repeats records.
+    The position is stored with the copied records: another call, also after a crash, continues
+    there, and copies the records since then.  The position is deleted 90 days after the last copy,
+    or earlier with --commits-age-s of auto-recovery.  A later copy begins again, and repeats
+    records.
     """
     progress = Progress()
 
@@ -88,7 +89,7 @@ def purge_log(log: str, txid: int, *, yes: bool) -> None:
 @click.option("--position", type=click.IntRange(min=0), help="The first byte wanted [the first].")
 @common_options
 def cat_log(log: str, position: int | None) -> None:
-    """Print the bytes of LOG, a stream that `dlog log write --stream` or a program wrote."""
+    """Print the bytes of LOG, which `dlog log write --stream` or a program wrote as a stream."""
 
     async def cat(namespace: Namespace) -> None:
         async with (

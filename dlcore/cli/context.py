@@ -1,7 +1,7 @@
-"""The context of every subcommand: the namespace to talk to, and how to answer.
+"""The context of every subcommand: the namespace, and the form of its answers.
 
-What takes long to import, the clients above all, is imported where a command begins its work: help,
-completion and wrong command lines answer at once.
+Modules that take long to import, above all the clients, are imported where a command begins its
+work.  Therefore help, completion and wrong command lines answer at once.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _FILE_KEY = "file is read"
 _SERVING = "serve_"
 _PATIENCE_S = 60.0
 _CONNECT_SHARE = 0.75
-"""Less than all of it, so that who refused is told, and not only that it took too long."""
+"""Share of the patience for connecting: less than all of it, so that the error names the server
+that refused, and not only the timeout."""
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
 
 
 def common_options(command: _Command) -> _Command:
-    """Add --uri, --json and the like; given to a group they hold for its subcommands."""
+    """Add --uri, --json and the like; options of a group hold for its subcommands, too."""
     for option in (
         click.option(
             "--debug",
@@ -64,7 +65,7 @@ def common_options(command: _Command) -> _Command:
         click.option(
             "--json",
             is_flag=True,
-            is_eager=True,  # whatever is wrong with the rest is said in JSON too
+            is_eager=True,  # errors in the other options are also printed as JSON
             expose_value=False,
             callback=_remember(JSON_KEY),
             help="Answer in JSON, for programs; also errors.",
@@ -126,7 +127,7 @@ def _remember(key: str) -> Callable[[click.Context, click.Parameter, object], No
     def callback(context: click.Context, parameter: click.Parameter, value: object) -> None:
         source = context.get_parameter_source(parameter.name or key)
         by_hand = source is click.core.ParameterSource.COMMANDLINE
-        # The environment must not replace what stands on the command line before the subcommand.
+        # The environment must not override an option before the subcommand.
         if value and (by_hand or key not in context.obj):
             context.obj[key] = value
 
@@ -148,20 +149,20 @@ DLOG_OPTIONS = {
     "tls_cert": Option(str, None, "PEM file of our certificate, where they ask for one."),
     "tls_key": Option(str, None, "PEM file of its private key."),
 }
-"""What the table [dlog] of the configuration file and variables may say."""
+"""Settings of the table [dlog] of the configuration file, and of variables."""
 
 
 def given_settings() -> dict[str, Any]:
-    """Return what is said of every command: by its line, by variables, by the file.
+    """Return the settings of every command: from its line, from variables, from the file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or says what cannot be.
+        ConfigurationError: the file cannot be read, or has a wrong setting.
     """
     given: dict[str, Any] = click.get_current_context().obj
     if _FILE_KEY not in given:
         found = read_settings("dlog", DLOG_OPTIONS, file=given.get(CONFIG_KEY), environment={})
         if given.get(NAMESPACE_KEY):
-            found.pop(ENDPOINT_KEY, None)  # which would come first
+            found.pop(ENDPOINT_KEY, None)  # an endpoint would take precedence
         given[_FILE_KEY] = True
         for key, value in found.items():
             given.setdefault(key, value)
@@ -169,11 +170,11 @@ def given_settings() -> dict[str, Any]:
 
 
 def takes_settings(options: Mapping[str, Option]) -> Callable[[_Command], _Command]:
-    """Add an option for each setting of a program that the command runs; None where not given."""
+    """Add an option for each setting of a program that the command runs; None if not given."""
 
     def add(command: _Command) -> _Command:
         for key, option in reversed(list(options.items())):
-            # --tls-… are the files for bookies, of every command.
+            # --tls-… are the files for connections to bookies, in every command.
             flag = f"{_SERVING}{key}" if key.startswith("tls_") else key
             command = click.option(
                 f"--{flag.replace('_', '-')}",
@@ -188,10 +189,10 @@ def takes_settings(options: Mapping[str, Option]) -> Callable[[_Command], _Comma
 def program_settings(
     table: str, options: Mapping[str, Option], given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return what is said of a program: by `given` of the command line, by variables, by the file.
+    """Return the settings of a program: from `given` of the command line, variables, the file.
 
     Raises:
-        ConfigurationError: there is no such setting, or it cannot have that value.
+        ConfigurationError: a setting is unknown, or has a wrong value.
     """
     file = click.get_current_context().obj.get(CONFIG_KEY)
     by_hand = {
@@ -201,17 +202,17 @@ def program_settings(
 
 
 def client_config() -> LedgerClientConfig:
-    """Return how bookies are talked to, by what file and variables say of the ledger client.
+    """Return the configuration of the bookie client, from the file and variables.
 
     Raises:
-        ConfigurationError: there is no such setting, or it cannot have that value.
+        ConfigurationError: a setting is unknown, or has a wrong value.
     """
     options = options_of(LedgerClientConfig, explained=False)
     return config_of(LedgerClientConfig, program_settings("ledger_client", options, {}))
 
 
 def has_settings_file() -> bool:
-    """Whether a configuration file is named."""
+    """Whether the command line names a configuration file."""
     file = click.get_current_context().obj.get(CONFIG_KEY)
     return bool(configuration_file(file, os.environ))
 
@@ -222,7 +223,7 @@ def wants_json() -> bool:
 
 
 def lists_names(command: _Command) -> _Command:
-    """Add --quiet to a command that lists things; `show_rows` then prints what they are called."""
+    """Add --quiet to a command that lists things; `show_rows` then prints only their names."""
     return click.option(
         "-q",
         "--quiet",
@@ -242,7 +243,8 @@ def namespace_uri() -> str:
     """Return the namespace that --uri or DLOG_URI names.
 
     Raises:
-        click.UsageError: neither is given, or an endpoint, which cannot do what the command does.
+        click.UsageError: neither is given, or an endpoint is given, and the command does not work
+            with one.
     """
     context = click.get_current_context()
     if namespace_endpoint() is not None:
@@ -269,7 +271,7 @@ def namespace_tls() -> TlsFiles | None:
     """Return the files that --tls-ca, --tls-cert and --tls-key name, or None.
 
     Raises:
-        ConfigurationError: one is missing that the others need.
+        ConfigurationError: a file is missing that the others need.
     """
     from dlcore.tls import TlsFiles
 
@@ -284,13 +286,13 @@ def namespace_tls() -> TlsFiles | None:
 def confirmed(command: _Command) -> _Command:
     """Add --yes to a command that destroys something.
 
-    It calls `require_consent` at once, and `ask` when it knows what will go.
+    It calls `require_consent` at once, and `ask` when it knows what it will destroy.
     """
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
 
 def require_consent(*, yes: bool) -> None:
-    """Refuse where nobody can be asked, before anything is done.
+    """Raise if the user cannot be asked, before anything is done.
 
     Raises:
         click.UsageError: there is no terminal, or --json, and --yes is not given.
@@ -303,7 +305,7 @@ def require_consent(*, yes: bool) -> None:
 
 
 def note(text: str) -> None:
-    """Say something beside the answer, on standard error: a line, or with --json an object."""
+    """Print a note on standard error: a line, or with --json an object."""
     _show_note(text, as_json=wants_json())
 
 
@@ -312,19 +314,19 @@ def _show_note(text: str, *, as_json: bool) -> None:
 
 
 class LoggedNotes(logging.Handler):
-    """Says what is logged, where a program has set up no log of its own, as notes are said."""
+    """Prints log messages as notes, if the program has set up no logging of its own."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
         super().__init__(logging.WARNING)
-        self._given = given  # for it is called in any thread
+        self._given = given  # it is called in any thread
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
+        """Print the message."""
         _show_note(record.getMessage(), as_json=bool(self._given.get(JSON_KEY)))
 
 
 def ask(what: str, *, yes: bool) -> None:
-    """Say on standard error `what` will be done, and unless `yes`, ask whether to.
+    """Print on standard error `what` will be done, and unless `yes`, ask for consent.
 
     Raises:
         click.Abort: the answer is no.
@@ -341,13 +343,13 @@ def run_async(
     remote: Callable[[RemoteNamespace], Coroutine[Any, Any, _Result]] | None = None,
     is_long: bool = False,
 ) -> _Result:
-    """Run `work` with that namespace, open for its time, on an event loop of its own.
+    """Run `work` with the namespace, open meanwhile, on its own event loop.
 
-    With an endpoint `remote` is run, or refused if there is none.  Unless it `is_long`, and prints
-    or tells how far it is, it may take the time of --patience.
+    With an endpoint `remote` is run; without `remote` the command is refused.  The time limit is
+    --patience, unless the work `is_long`, and prints results or its progress.
 
     Raises:
-        DLError: whatever `work` raises, or that it took too long.
+        DLError: `work` failed, or took too long.
     """
     endpoint, tls = namespace_endpoint(), namespace_tls()
     if endpoint is not None and remote is not None:
@@ -374,19 +376,19 @@ def run_async(
 
 
 def patience() -> float:
-    """Return for how many seconds a question may go on."""
+    """Return the time limit of a question, in seconds."""
     return float(given_settings().get(_PATIENCE_KEY) or _PATIENCE_S)
 
 
 def connect_timeout_s() -> float:
-    """Return for how many seconds ZooKeeper is waited for at first."""
+    """Return how long to wait for the first connection to ZooKeeper, in seconds."""
     return min(SESSION_TIMEOUT_S, _CONNECT_SHARE * patience())
 
 
 def in_time(
     work: Coroutine[Any, Any, _Result], asked: str | None = None
 ) -> Coroutine[Any, Any, _Result]:
-    """Return `work` bounded by the time of --patience, with an error that says so."""
+    """Return `work` with the time limit of --patience, and an error that names it."""
     uri, patience_s = asked or namespace_uri(), patience()
 
     async def run() -> _Result:
@@ -404,7 +406,7 @@ def in_time(
 
 @contextmanager
 def connect() -> Iterator[Namespace]:
-    """Open that namespace."""
+    """Open the namespace."""
     from dlcore.sync import open_namespace
 
     uri, tls, timeout_s = namespace_uri(), namespace_tls(), connect_timeout_s()
@@ -416,7 +418,7 @@ def connect() -> Iterator[Namespace]:
 
 @contextmanager
 def connect_proxies() -> Iterator[RemoteLogs]:
-    """Open the logs at the endpoint, which is given."""
+    """Open the logs at the given endpoint."""
     from dlcore.remote.sync import open_namespace
 
     endpoint = namespace_endpoint()

@@ -1,8 +1,8 @@
 """Records in a stream of bytes: pure, in both directions.
 
-Delimited: each record is followed by the delimiter, a line's end by default; what stands behind the
-last one is a record too.  Framed: each record follows its length, four bytes, the highest first, so
-any bytes are a record.  Whole: all of the input is one record.
+Delimited: each record is followed by the delimiter, a line feed by default; the bytes after the
+last delimiter are a record too.  Framed: each record follows its length, four bytes, big-endian, so
+a record may hold any bytes.  Whole: all of the input is one record.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LENGTH = struct.Struct(">I")
 
 
 class Splitter(Protocol):
-    """Makes records of input that comes in chunks."""
+    """Cuts input that comes in chunks into records."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the records that `chunk` completes."""
         ...
 
     def end(self) -> list[bytes]:
-        """Return what is left at the end of the input.
+        """Return the rest at the end of the input.
 
         Raises:
             ConfigurationError: the input ends inside a record.
@@ -52,13 +52,13 @@ class Delimited:
         return records
 
     def end(self) -> list[bytes]:
-        """Return what stands behind the last delimiter."""
+        """Return the bytes after the last delimiter."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
 
 class Framed:
-    """Records behind their lengths."""
+    """Records that follow their lengths."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -83,7 +83,7 @@ class Framed:
         return records
 
     def end(self) -> list[bytes]:
-        """Return nothing: a record is complete, or the input is cut."""
+        """Return nothing: the last record is complete, or the input is cut."""
         if self._rest:
             raise ConfigurationError(
                 f"the input ends inside a record: {len(self._rest)} bytes follow the last whole one"
@@ -115,7 +115,7 @@ class Whole:
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a record behind its length."""
+    """Return a record after its length."""
     return _LENGTH.pack(len(payload)) + payload
 
 

@@ -1,4 +1,4 @@
-"""`dlog log inspect`, `repair`, `space` and `lag`: what is wrong, what it takes, how far behind."""
+"""`dlog log inspect`, `repair`, `space` and `lag`: problems of logs, their size, readers' lag."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _LOGS_AT_ONCE = 100
 @click.option("--entries", is_flag=True, help="Also read every entry, and count its records.")
 @common_options
 def inspect_logs(logs: tuple[str, ...], *, entries: bool) -> None:
-    """Look at each LOG, or at all of them, for what is wrong.
+    """Find problems of each LOG, or of all logs.
 
-    That is: segments missing between others, several in progress, counts and transaction ids that
-    contradict each other, ledgers that are gone or too short, what dead writers and interrupted
-    truncations left; with --entries also entries that no bookie can give, or that hold other
-    numbers of records than is noted.  Of all logs also those to which no name leads.  Exit code 1
-    if anything was found.
+    These are: missing segments, several segments in progress, counts and transaction ids that
+    contradict each other, ledgers that are gone or too short, and leftovers of dead writers and
+    interrupted truncations.  With --entries also entries that no bookie can return, or with other
+    numbers of records than stored.  If no LOG is given, also logs without a name.  Exit code 1 if
+    anything was found.
     """
     findings = run_async(lambda namespace: _inspect(namespace, logs, entries), is_long=True)
     rows = [
@@ -74,7 +74,7 @@ async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -
                 )
             except LogNotFoundError:
                 if logs:
-                    raise  # else it was deleted since they were listed
+                    raise  # else the log was deleted after it was listed
         if not logs:
             findings += await find_nameless(namespace.log_context, report=progress.tell)
     return findings
@@ -85,10 +85,10 @@ async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -
 @confirmed
 @common_options
 def repair_log(log: str, *, yes: bool) -> None:
-    """Put right what `dlog log inspect` finds wrong with LOG, as far as that needs no guess.
+    """Repair the problems of LOG that `dlog log inspect` finds, if the repair needs no guess.
 
-    A dead writer's segment is recovered, what is truncated and was not removed is removed.  What
-    else is wrong stays, and is shown; exit code 1 then.
+    A dead writer's segment is recovered.  Truncated data that was not removed is removed.  Other
+    problems remain and are shown, with exit code 1.
     """
     require_consent(yes=yes)
     found = run_async(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
@@ -131,10 +131,10 @@ async def _repair(namespace: Namespace, log: str, wanted: list[str]) -> None:
 )
 @common_options
 def show_space(prefix: str | None, group_by: str | None) -> None:
-    """Show what each log takes, or each of those that start with PREFIX; the largest first.
+    """Show the size of each log, or of each that starts with PREFIX; the largest first.
 
-    Stored is what its records take on all bookies together.  Logs whose metadata is damaged, or of
-    which no bookie answers, are told on standard error, and make exit code 1.
+    Stored is the size of its records on all bookies together.  Logs with damaged metadata, or
+    without an answer of a bookie, are listed on standard error, with exit code 1.
     """
     try:
         pattern = None if group_by is None else re.compile(group_by)
@@ -195,11 +195,11 @@ def _space_of(snapshot: LogSnapshot) -> tuple[int, int, int, int, int]:
 @click.argument("dlsn", required=False)
 @common_options
 def show_lag(log: str, dlsn: str | None) -> None:
-    """Show how far behind the end of LOG a reader is whose next record is at position DLSN.
+    """Show the lag behind the end of LOG of a reader whose next record is at position DLSN.
 
-    Without DLSN, of all subscribers of LOG.  In records and bytes, and in seconds since the first
-    record was written that is not read.  Spark's positions are in the offsets of a query's
-    checkpoint.
+    Without DLSN, show the lag of all subscribers of LOG.  The lag is in records and bytes, and in
+    seconds since the next record to read was written.  Spark's positions are in the offsets of a
+    query's checkpoint.
     """
     position = None if dlsn is None else DLSN.parse(dlsn)
 

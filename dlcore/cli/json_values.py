@@ -1,15 +1,15 @@
-"""Values of typed logs as JSON has them, whole Arrow columns at a time, there and back.
+"""Conversion of values of typed logs to JSON and back, by whole Arrow columns.
 
-    null, boolean, numbers, text    what JSON calls so
+    null, boolean, numbers, text    the same in JSON
     binary                          text, in base64
-    decimal                         text, which no program rounds
-    date, time, timestamp           text as ISO 8601 has it, with all digits of their unit
+    decimal                         text, because programs round numbers
+    date, time, timestamp           text in ISO 8601, with all digits of their unit
     duration                        a whole number, of its unit
     month_day_nano_interval         {"months": 1, "days": -2, "nanoseconds": 3}
     list, struct                    a list, an object
     map                             a list of {"key": …, "value": …}: keys may be of any type
 
-NaN and infinities, which JSON has not, are spelled as Python and JavaScript do.
+NaN and infinities, which JSON lacks, are written as in Python and JavaScript.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _INTERVAL = {"months": "int32", "days": "int32", "nanoseconds": "int64"}
 
 
 def json_type(kind: pa.DataType, *, is_shown: bool = False) -> pa.DataType:
-    """Return the type as which Arrow reads values of a type from JSON, or as which they are shown.
+    """Return the type that Arrow reads from JSON for a type, or shows as JSON.
 
-    Arrow reads timestamps itself, also those without a zone; nulls of no type in a list not at all.
+    Arrow reads timestamps itself, also those without a zone.  It cannot read nulls without a type
+    in a list.
     """
     types, part = pa.types, partial(json_type, is_shown=is_shown)
     if types.is_list(kind):
@@ -58,15 +59,15 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def to_json(column: pa.Array) -> pa.Array:
-    """Return a column of a log as JSON has it; decimals are the reader's to make text."""
+    """Return a column of a log as JSON values; the caller must convert decimals to text."""
     return _changed(column, json_type(column.type, is_shown=True), _to_json)
 
 
 def from_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the column of a log that `to_json` makes this of.
+    """Return the column of a log from the result of `to_json`.
 
     Raises:
-        ValueError, pa.ArrowInvalid: it has a value that the type has not.
+        ValueError, pa.ArrowInvalid: a value does not belong to the type.
     """
     return _changed(column, kind, _from_json)
 
@@ -74,7 +75,7 @@ def from_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _changed(
     column: pa.Array, kind: pa.DataType, leaf: Callable[[pa.Array, pa.DataType], pa.Array]
 ) -> pa.Array:
-    """Return a column as one of another type that has the same parts, whose leaves are changed."""
+    """Convert the leaves of a column, and return it as another type with the same structure."""
     types = pa.types
     if column.type == kind:
         return column
@@ -87,7 +88,7 @@ def _changed(
         ]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
     if types.is_list(kind) or types.is_map(kind):
-        # A map is laid out as a list of pairs.
+        # A map is stored as a list of pairs.
         values = _changed(column.values, kind.field(0).type, leaf)
         if types.is_map(kind) and values.field(0).null_count:
             raise ValueError("a key is null")
@@ -109,7 +110,7 @@ def _to_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
         texts = [None if each is None else base64.b64encode(each) for each in column.to_pylist()]
         return pa.array(texts, pa.binary()).cast(kind)
     shown = column.cast(kind)
-    # Arrow parts date and time by a space.
+    # Arrow separates date and time by a space.
     return pc.replace_substring(shown, " ", "T") if types.is_timestamp(column.type) else shown
 
 
@@ -128,7 +129,7 @@ def _from_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
             for text in column.to_pylist()
         ]
         return pa.array(values, kind)
-    if pa.types.is_time(kind):  # which Arrow makes of no text
+    if pa.types.is_time(kind):  # Arrow does not convert text to this type
         moments = pc.binary_join_element_wise("1970-01-01T", column, "")
         return moments.cast(pa.timestamp(kind.unit)).cast(kind)
     return column.cast(kind)

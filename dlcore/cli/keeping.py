@@ -1,4 +1,4 @@
-"""`dlog log settings|retention`: what is stored with a log, and how long it keeps its records."""
+"""`dlog log settings|retention`: the settings stored with a log, and its retention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dlcore.remote import RemoteNamespace
 
 _KEEPING = ("retention_s", "explicit_truncation")
-"""The settings that say when records go."""
+"""The settings that decide when records are removed."""
 
 
 @click.command("settings", epilog="Example: dlog log settings clicks --set compression=zstd")
@@ -39,15 +39,15 @@ _KEEPING = ("retention_s", "explicit_truncation")
 @confirmed
 @common_options
 def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *, yes: bool) -> None:
-    """Show what is stored with LOG for whoever writes it, and change it; writers take it over.
+    """Show and change the settings that are stored with LOG; its writers apply them.
 
-    A change of retention_s or explicit_truncation asks, for records may go by it.
+    A change of retention_s or explicit_truncation asks for consent, because it may remove records.
     """
     wanted = dict.fromkeys(unset) | dict(_setting(change) for change in changes)
     if not wanted:
         settings = _stored(log)
     else:
-        LogSettings().changed(wanted)  # what cannot be is told before anything is asked
+        LogSettings().changed(wanted)  # a wrong setting is refused before the user is asked
         if not wanted.keys().isdisjoint(_KEEPING):
             require_consent(yes=yes)
         settings = _change(log, wanted, yes=yes)
@@ -62,9 +62,9 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
 def reset_txids(log: str, txid: int, *, yes: bool) -> None:
     """Let the next record of LOG have any transaction id from TXID on.
 
-    The way back where a record with a far too high one got into the log, which no other can follow.
-    The log must hold no record: copy what is worth keeping to another log, then truncate this one
-    to its end.  Who read it by transaction ids has to begin anew.
+    Use this after a record with a far too high transaction id, which no other record can follow.
+    The log must hold no record: copy the records to keep to another log, then truncate this log to
+    its end.  Readers that use transaction ids have to start again.
     """
     require_consent(yes=yes)
     ask(f"Let transaction ids of log {log} begin at {txid} again", yes=yes)
@@ -85,7 +85,7 @@ def _setting(text: str) -> tuple[str, object]:
     if not separator:
         raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
     try:
-        return key, json.loads(value)  # numbers and true, false, null; what is none of them is text
+        return key, json.loads(value)  # numbers, true, false and null; anything else is text
     except ValueError:
         return key, value
 
@@ -96,10 +96,10 @@ def _setting(text: str) -> tuple[str, object]:
 @confirmed
 @common_options
 def set_retention(log: str, age: float | None, *, yes: bool) -> None:
-    """Show how long LOG keeps its records, or let it keep them for AGE: 7d, 12h, 30m, or forever.
+    """Show how long LOG keeps its records, or set this time to AGE: 7d, 12h, 30m, or forever.
 
-    What is older goes with the next sweep of auto-recovery, whole segments at a time.  Of a log
-    with the setting explicit_truncation only what is truncated goes, once it is so old.
+    The next sweep of auto-recovery removes older records, in whole segments.  With the setting
+    explicit_truncation it removes only truncated records, once they are older.
     """
     if age is None:
         settings = _stored(log)
@@ -132,7 +132,7 @@ def _stored(log: str) -> LogSettings:
 
 
 def _change(log: str, changes: Mapping[str, object], *, yes: bool) -> LogSettings:
-    """Change settings; ask before, if records go by it that would have stayed."""
+    """Change settings; ask for consent if this removes records that would have stayed."""
     describe = partial(_describe_going, log=log, changes=changes)
     going = run_async(describe, remote=describe)
     if going:

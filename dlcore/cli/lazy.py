@@ -1,6 +1,6 @@
-"""Modules that take long to load and that most commands never use: loaded when one does.
+"""Lazy loading of modules that take long to load and that most commands never use.
 
-Only the process of the command does so; whoever imports dlcore gets modules as always.
+Only the process of the command does this; other programs that import dlcore load modules as usual.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 LAZY = ("crc32c", "numpy", "pyarrow")
-"""Together half of the time that the clients take to load: checksums and arrays of entries."""
+"""Together they take half of the clients' load time: checksums, and arrays of entries."""
 
 
 class _LazyModule(ModuleType):
-    """Stands for a module until something of it is asked for, then has all that it has."""
+    """A placeholder for a module, which loads it at the first access to an attribute."""
 
     _lock = threading.RLock()
 
@@ -30,7 +30,7 @@ class _LazyModule(ModuleType):
 
 
 def load_lazily() -> None:
-    """Let the modules of `LAZY` load on first use; those that are loaded stay."""
+    """Make the modules of `LAZY` load at first use; modules that are loaded already stay."""
     for name in LAZY:
         if name not in sys.modules and importlib.util.find_spec(name) is not None:
             sys.modules[name] = _LazyModule(name)

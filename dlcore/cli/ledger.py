@@ -49,7 +49,7 @@ _ENTRY_LINE = "{:>8} {:>9} {:>8} {:>8}  {}"
 @click.group("ledger")
 @common_options
 def ledger_group() -> None:
-    """Look at ledgers, end them, and audit them; `dlog segment list` says which a log has."""
+    """Show, recover and audit ledgers; `dlog segment list` shows the ledgers of a log."""
 
 
 @ledger_group.command("list", epilog="Example: dlog ledger list --from 1000 -n 20")
@@ -58,9 +58,9 @@ def ledger_group() -> None:
 @lists_names
 @common_options
 def list_ledgers(first: int, count: int | None) -> None:
-    """List the ledgers, ascending by id: state, quorums, length, and the log they were made for.
+    """List the ledgers, ascending by id: state, quorums, length, and the log they were created for.
 
-    Those whose metadata is damaged are told on standard error, and make exit code 1.
+    Ledgers with damaged metadata are listed on standard error, with exit code 1.
     """
 
     async def read(namespace: Namespace) -> ReadLedgers:
@@ -107,9 +107,9 @@ def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
 @click.option("--raw", is_flag=True, help="Only the entries' bodies, one after the other.")
 @common_options
 def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> None:
-    """Read entries of a ledger, each verified: its bytes, the LAC it tells, the records it holds.
+    """Read entries of a ledger, each verified: its bytes, its LAC, and its records.
 
-    Of a ledger that is not closed, up to what readers may see.
+    In a ledger that is not closed, up to the last confirmed entry.
     """
     if raw and wants_json():
         raise click.UsageError("give one of --raw and --json")
@@ -144,7 +144,7 @@ def _show_entry(frame: EntryFrame, *, raw: bool) -> None:
         "first_txid": None,
         "last_txid": None,
     }
-    with contextlib.suppress(InvalidEntryError):  # of a ledger that holds no log
+    with contextlib.suppress(InvalidEntryError):  # the ledger may hold no log
         header = decode_entry_header(frame.body)
         fields |= {
             "records": header.record_count,
@@ -165,12 +165,12 @@ def _show_entry(frame: EntryFrame, *, raw: bool) -> None:
 @confirmed
 @common_options
 def audit_ledgers(*, delete: bool, yes: bool) -> None:
-    """Compare the ledgers in storage with those that logs name.
+    """Compare the existing ledgers with those that logs name.
 
-    Orphans are ledgers of no log, and of nothing staged: each holds space for nobody.  Missing are
-    ledgers that a log names and that are gone.  Damaged are logs of which nobody knows which
-    ledgers they have: while there are any, no ledger is called an orphan.  Exit code 1 if there are
-    any of these, unless --delete removed all.
+    Orphans are ledgers that belong to no log and to no staged append: they waste space.  Missing
+    are ledgers that a log names and that are gone.  Damaged are logs whose ledgers are not known;
+    while there are any, no ledger counts as an orphan.  Exit code 1 if there are any of these,
+    unless --delete removed all.
     """
     if delete:
         require_consent(yes=yes)
@@ -230,10 +230,10 @@ async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> No
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @common_options
 def show_ledger(ledger_id: int) -> None:
-    """Show one ledger: state, quorums, length, and which bookies hold which entries.
+    """Show one ledger: state, quorums, length, and the bookies that hold its entries.
 
-    Wanted is the quorum of one that had to begin with fewer bookies than that, and lacking is how
-    many more bookies are to store each entry.
+    Wanted is the intended quorum of a ledger that was created with fewer bookies.  Lacking is the
+    number of bookies that must still be added for each entry.
     """
     metadata = run_async(lambda namespace: namespace.get_ledger(ledger_id))
     quorum = metadata.quorum
@@ -255,7 +255,7 @@ def show_ledger(ledger_id: int) -> None:
         "lacking": metadata.copies_lacking,
         "created": time_text(metadata.created_ms),
         "log": metadata.custom.get("log"),
-        # Until a ledger is closed only its bookies know its end.
+        # Before a ledger is closed, only its bookies know its end.
         "last_entry": metadata.last_entry_id if closed else None,
         "bytes": metadata.length_bytes if closed else None,
     }
@@ -271,9 +271,9 @@ def show_ledger(ledger_id: int) -> None:
 @confirmed
 @common_options
 def recover_ledger(ledger_id: int, *, yes: bool) -> None:
-    """Fence the writer of a ledger and close it after its last entry; harmless if it is closed.
+    """Fence the writer of a ledger and close the ledger after its last entry; harmless if closed.
 
-    A writer that lives can write no more to the ledger, so this asks unless it is closed.
+    A live writer cannot write to the ledger any more, so the command asks unless it is closed.
     """
     found = run_async(lambda namespace: namespace.get_ledger(ledger_id))
     if found.state.name != "CLOSED":
@@ -300,10 +300,10 @@ def recover_ledger(ledger_id: int, *, yes: bool) -> None:
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @common_options
 def check_ledger(ledger_id: int) -> None:
-    """Ask each bookie of each ensemble whether it holds what it should.
+    """Check whether each bookie of each ensemble holds the entries that it should.
 
-    Of a ledger that is not closed the last ensemble is checked up to what readers may see.  Exit
-    code 1 unless all is there.
+    In a ledger that is not closed, the last ensemble is checked up to the LAC.  Exit code 1 unless
+    all entries are there.
     """
     from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 

@@ -1,8 +1,8 @@
 """`dlog log`: create, list, show, delete, truncate, seal and count logs, and find positions.
 
-Records are written and read in `dlcore.cli.writing` and `dlcore.cli.reading`; what is wrong with
-logs and what they take is told in `dlcore.cli.inspecting`, what is stored for their writers and how
-long they keep their records in `dlcore.cli.keeping`.
+Other commands of logs are in other modules.  `dlcore.cli.writing` and `dlcore.cli.reading` write
+and read records.  `dlcore.cli.inspecting` shows problems and sizes of logs.  `dlcore.cli.keeping`
+shows and changes their settings and retention.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def create_log(
     schema_file: Path | None,
     if_missing: bool,
 ) -> None:
-    """Create the log LOG, of bytes, or typed by --schema or --schema-file.
+    """Create the log LOG, a byte log, or a typed log with --schema or --schema-file.
 
     Acknowledged records survive the loss of QA - 1 bookies.
     """
@@ -155,7 +155,7 @@ def _quorum(
             )
         return QuorumConfig.of_replication_factor(replication_factor)
     default = QuorumConfig()
-    # What is not given follows from what is: --ensemble 4 keeps three copies, --ensemble 2 has two.
+    # Missing values follow from given ones: --ensemble 4 keeps three copies, --ensemble 2 has two.
     ensemble_size = ensemble or max(default.ensemble_size, write_quorum or 0)
     write_quorum_size = write_quorum or min(default.write_quorum_size, ensemble_size)
     ack_quorum_size = ack_quorum or min(default.ack_quorum_size, write_quorum_size)
@@ -185,7 +185,7 @@ def list_logs(prefix: str | None) -> None:
 @click.argument("log")
 @common_options
 def show_log(log: str) -> None:
-    """Show one log: its first and last record, size, quorums, writer, and what lacks replicas."""
+    """Show one log: its first and last record, size, quorums, writer, and missing replicas."""
 
     async def read(namespace: Namespace) -> dict[str, object]:
         async with await namespace.open_log(log) as manager:
@@ -222,9 +222,9 @@ def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]
 @click.argument("end", required=False, metavar="[END]")
 @common_options
 def count_records(log: str, start: str | None, end: str | None) -> None:
-    """Print how many records LOG holds, truncated ones left out.
+    """Print how many records LOG holds, without truncated ones.
 
-    Or how many from position START on, up to but not including END.
+    Or the number of records from position START on, up to but not including END.
     """
     first = None if start is None else DLSN.parse(start)
     last = None if end is None else DLSN.parse(end)
@@ -252,7 +252,7 @@ def count_records(log: str, start: str | None, end: str | None) -> None:
 def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
     """Print the position of a record of LOG by its transaction id or time.
 
-    Where no record is so late, that is the end of the log: where the next one will be.
+    If no record is so late, print the end of the log, which is the position of the next record.
     """
     if (txid is None) == (timestamp_ms is None):
         raise click.UsageError("give --txid or --timestamp, one of them")
@@ -281,9 +281,9 @@ def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
 @confirmed
 @common_options
 def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
-    """Drop the records of LOG before position DLSN, for good.
+    """Truncate the records of LOG before position DLSN, permanently.
 
-    A position past the end is refused; the end itself drops every record.
+    A position beyond the end is refused; the end itself truncates all records.
     """
     position = DLSN.parse(dlsn)
     require_consent(yes=yes)
@@ -315,8 +315,9 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
 def seal_log(log: str, *, yes: bool) -> None:
     """Mark the end of LOG: no record can ever follow, and readers learn that it has ended.
 
-    What a dead writer left is recovered first.  A live writer keeps its log, this fails then; a
-    proxy that is asked with --endpoint, or knows who writes it, lets go of it.
+    The segment of a dead writer is recovered first.  If a live writer owns the log, the command
+    fails.  A proxy that owns it and is asked with --endpoint, or through another proxy, releases
+    it.
     """
     require_consent(yes=yes)
     ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
@@ -339,10 +340,10 @@ def seal_log(log: str, *, yes: bool) -> None:
 @click.argument("new_name")
 @common_options
 def rename_log(log: str, new_name: str) -> None:
-    """Give LOG another name, at once for everybody; refused while it is written.
+    """Give LOG another name, at once for all clients; refused while a writer owns it.
 
-    Who has it open goes on.  A Spark query finds the log by its name: start it again with the new
-    one.  What its last batch wrote is known by the log's id, and not written again.
+    Clients that have it open continue.  A Spark query finds the log by its name: start it again
+    with the new name.  Its last batch is recognized by the log's id, and is not written again.
     """
     run_async(
         lambda namespace: namespace.rename_log(log, new_name),
@@ -375,7 +376,7 @@ def show_schema(log: str) -> None:
 @confirmed
 @common_options
 def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
-    """Show the positions that LOG keeps for its subscribers, or forget one of them."""
+    """Show the stored positions of LOG's subscribers, or delete one of them."""
     if subscriber is not None:
         require_consent(yes=yes)
 
@@ -407,10 +408,10 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
 @confirmed
 @common_options
 def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
-    """Delete LOG and its data, for good.
+    """Delete LOG and its data, permanently.
 
-    A log whose metadata is damaged is deleted with --damaged.  Ledgers of which nobody can tell
-    that they were its own stay then, until `dlog ledger audit --delete`.
+    A log with damaged metadata is deleted with --damaged.  Ledgers that are not known to belong to
+    it remain until `dlog ledger audit --delete`.
     """
     require_consent(yes=yes)
     what = run_async(
@@ -441,7 +442,7 @@ async def _describe_deletion(namespace: Namespace, log: str, damaged: bool) -> s
         async with await namespace.open_log(log) as manager:
             snapshot = await manager.get_snapshot()
             records = await manager.get_log_record_count()
-    except CorruptMetadataError as error:  # of one of its ledgers
+    except CorruptMetadataError as error:  # metadata of one of its ledgers
         return f"Delete log {log}, of which cannot be told how much it holds: {error}"
     size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
     return f"Delete log {log} with {records} records in {len(snapshot.segments)} segments, {size}"

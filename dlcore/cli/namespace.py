@@ -1,4 +1,4 @@
-"""`dlog namespace`: make a namespace, find and look at namespaces."""
+"""`dlog namespace`: create, find and show namespaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 @click.group("namespace")
 @common_options
 def namespace_group() -> None:
-    """Make namespaces and look at them."""
+    """Create, list, show and watch namespaces."""
 
 
 @namespace_group.command(
@@ -49,7 +49,7 @@ def namespace_group() -> None:
 )
 @common_options
 def create_namespace() -> None:
-    """Make the namespace that --uri names; one that is there stays as it is."""
+    """Create the namespace that --uri names; an existing one is not changed."""
     uri = namespace_uri()
 
     parsed = parse_uri(uri)
@@ -85,7 +85,7 @@ def list_namespaces() -> None:
 def _on_store(
     servers: str, work: Callable[[MetadataStore], Coroutine[Any, Any, _Result]]
 ) -> _Result:
-    """Run `work` on a metadata store in which there may be no namespace yet."""
+    """Run `work` on a metadata store that may have no namespace yet."""
     from dlcore.metadata.zookeeper import ZooKeeperStore
 
     async def run() -> _Result:
@@ -101,7 +101,7 @@ def _on_store(
 @namespace_group.command("show", epilog="Example: dlog namespace show --json")
 @common_options
 def show_namespace() -> None:
-    """Show the namespace: its cluster, how many logs it has, its bookies and their room."""
+    """Show the namespace: its cluster, the number of its logs, its bookies and their free space."""
 
     async def read(namespace: Namespace) -> dict[str, object]:
         context = namespace.recovery_context
@@ -125,9 +125,9 @@ def show_namespace() -> None:
 @click.argument("prefix", required=False)
 @common_options
 def watch_namespace(prefix: str | None) -> None:
-    """Show which logs there are, and are created, deleted and renamed, until interrupted.
+    """Show the existing logs, and then creations, deletions and renames, until interrupted.
 
-    With PREFIX of those whose names start with it.
+    With PREFIX only of logs whose names start with it.
     """
     as_json = wants_json()
 

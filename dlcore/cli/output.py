@@ -23,7 +23,7 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 Row = Mapping[str, object]
 _LIST_SHOWN_MAX = 5
-"""A segment may have a thousand ledgers; JSON has them all."""
+"""Most ledgers of a segment in a table: it may have a thousand; JSON has all of them."""
 _PROGRESS_INTERVAL_MS = 200
 _UNIT = 1024
 
@@ -31,12 +31,12 @@ _UNIT = 1024
 def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> None:
     """Show `rows` as a table with `columns`, or all their fields as a JSON array.
 
-    With --quiet only the first column, without a head.
+    With --quiet only the first column, without a header.
 
     Args:
-        rows: one mapping each; fields that are no column appear in JSON only.
-        columns: field names, in order; they head the table with spaces for underscores.
-        empty: what to say on standard error when there are no rows.
+        rows: one mapping per row; fields that are not in `columns` appear only in JSON.
+        columns: field names, in order; the headers have spaces instead of underscores.
+        empty: message on standard error if there are no rows.
     """
     if wants_json():
         show_json(list(rows))
@@ -58,7 +58,7 @@ def show_rows(rows: Sequence[Row], *, columns: Sequence[str], empty: str) -> Non
 
 
 def show_fields(fields: Row) -> None:
-    """Show one thing, a line per field, or as a JSON object."""
+    """Show one object, a line per field, or as a JSON object."""
     if wants_json():
         show_json(dict(fields))
         return
@@ -68,7 +68,7 @@ def show_fields(fields: Row) -> None:
 
 
 def show_done(text: str, fields: Row) -> None:
-    """Say what was done: `text` for people, `fields` as a JSON object for programs."""
+    """Report a result: `text` for people, `fields` as a JSON object for programs."""
     if wants_json():
         show_json(dict(fields))
     else:
@@ -81,7 +81,7 @@ def show_json(value: object) -> None:
 
 
 def show_error(text: str, error: BaseException, *, exit_code: int, as_json: bool) -> None:
-    """Say on standard error what failed: one line, or a JSON object."""
+    """Report a failure on standard error: one line, or a JSON object."""
     message = " ".join(text.split())
     if not as_json:
         click.echo(f"error: {message}", err=True)
@@ -97,9 +97,9 @@ def show_error(text: str, error: BaseException, *, exit_code: int, as_json: bool
 
 
 def end_with(failures: Mapping[str, DLError]) -> None:
-    """Say on standard error what could not be told, by what it is of; exit with 1 if there is any.
+    """Report failures on standard error, by the item that failed; exit with 1 if there are any.
 
-    For what is told beside others that are shown.
+    It is for failures of single items, after the other items were shown.
     """
     for name, failure in failures.items():
         show_error(f"{name}: {failure}", failure, exit_code=1, as_json=wants_json())
@@ -108,16 +108,17 @@ def end_with(failures: Mapping[str, DLError]) -> None:
 
 
 def show_bytes(data: bytes | memoryview) -> None:
-    """Print bytes as they are."""
+    """Print bytes unchanged."""
     if sys.stdout is not None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
 
 
 class Progress:
-    """Tells people how far long work is: on standard error, if that is a terminal, never with JSON.
+    """Shows the progress of long work to people: on standard error, never with JSON.
 
-    Nor where `beside`, which the work prints to or reads from, is a terminal: there it is seen.
+    It is shown only if standard error is a terminal.  It is not shown if `beside`, the other stream
+    of the work, is a terminal: the user sees the progress there.
     """
 
     def __init__(self, *, beside: IO[Any] | None = None) -> None:
@@ -130,12 +131,12 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Clear the line, whatever comes next."""
+        """Clear the line, also after an error."""
         if self.is_shown:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def tell(self, what: str, done: object, total: int | None = None) -> None:
-        """Say that so much is done, at most some times a second."""
+        """Show that `done` is done, at most a few times a second."""
         now_ms = SystemClock().now_ms()
         if self.is_shown and abs(now_ms - self._told_at_ms) >= _PROGRESS_INTERVAL_MS:
             self._told_at_ms = now_ms
@@ -143,7 +144,7 @@ class Progress:
             click.echo(f"\r{what}: {done}{of}\x1b[K", nl=False, err=True)
 
     def say(self, text: str) -> None:
-        """Say something once, on a line that stays."""
+        """Print a message on a line that stays."""
         if self.is_shown:
             click.echo(f"\r{text}\x1b[K", err=True)
 
@@ -151,7 +152,7 @@ class Progress:
 def telling_time(
     what: str, work: Callable[[_Argument], Awaitable[_Result]]
 ) -> Callable[[_Argument], Coroutine[Any, Any, _Result]]:
-    """Return `work` that says for how long it is at it: for what has no parts to count."""
+    """Return `work` that shows its running time, for work without parts to count."""
 
     async def tell_time(progress: Progress) -> None:
         begun_ms = SystemClock().now_ms()
@@ -172,7 +173,7 @@ def telling_time(
 
 
 def cell(value: object) -> str:
-    """Return `value` as a table shows it."""
+    """Return `value` as text for a table."""
     match value:
         case None:
             return "-"
@@ -192,7 +193,7 @@ def printable(text: str) -> str:
 
 
 def payload_text(payload: bytes) -> str:
-    """Return a payload for people: text where it is UTF-8, a bytes literal where it is not."""
+    """Return a payload for people: as text if it is UTF-8, else as a bytes literal."""
     try:
         return printable(payload.decode("utf-8"))
     except UnicodeDecodeError:
@@ -223,7 +224,7 @@ def bytes_text(count: int) -> str:
 
 
 def time_text(epoch_ms: int) -> str:
-    """Return a time as UTC text with milliseconds, or the bare number where no calendar has it."""
+    """Return a time as UTC text with milliseconds, or the number if it is beyond the calendar."""
     try:
         moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
     except (OverflowError, ValueError, OSError):

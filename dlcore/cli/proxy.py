@@ -1,4 +1,4 @@
-"""`dlog proxy`: the process that serves logs to clients which speak Arrow Flight."""
+"""`dlog proxy`: the process that serves logs to Arrow Flight clients."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PATIENCE_S = 10.0
 @click.group("proxy")
 @common_options
 def proxy_group() -> None:
-    """Serve logs to clients which speak Arrow Flight."""
+    """Serve logs to Arrow Flight clients."""
 
 
 @proxy_group.command("run", epilog="Example: dlog proxy run --port 4190")
@@ -48,11 +48,11 @@ def proxy_group() -> None:
 def run_proxy(**options: object) -> None:
     """Run one proxy, until interrupted.
 
-    Any number may run, also on one machine.  It prints where it serves once it does.  Logs go to
+    Any number may run, also on one machine.  It prints its location once it serves.  Logs go to
     standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
 
-    Its settings may also stand in the table [proxy] of the configuration file, and in variables
-    like DLOG_PROXY_PORT; those by which it talks to bookies in the table [ledger_client].
+    Its settings may also be in the table [proxy] of the configuration file, and in variables like
+    DLOG_PROXY_PORT.  Settings of its bookie client are in the table [ledger_client].
     """
     config = config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
     client = client_config()
@@ -65,10 +65,10 @@ def run_proxy(**options: object) -> None:
 @proxy_group.command("drain", epilog="Example: dlog proxy drain --endpoint grpc://proxy-1:4190")
 @common_options
 def drain_proxy() -> None:
-    """Let the proxy at --endpoint go of all logs and take none, until it is undrained or ends.
+    """Make the proxy at --endpoint release all logs and accept none, until it is undrained or ends.
 
-    It ends once the proxy owns nothing; clients are sent to the others.  For balancers it is not
-    ready from the beginning.
+    The command ends once the proxy owns no log; clients are sent to the other proxies.  For load
+    balancers the proxy is not ready from the beginning of the drain.
     """
     _act("drain")
     endpoint = namespace_endpoint()
@@ -78,14 +78,14 @@ def drain_proxy() -> None:
 @proxy_group.command("undrain", epilog="Example: dlog proxy undrain --endpoint grpc://proxy-1:4190")
 @common_options
 def undrain_proxy() -> None:
-    """Let the proxy at --endpoint take logs again that was told to drain; it is ready then."""
+    """Make the drained proxy at --endpoint accept logs again; it is ready then."""
     _act("undrain")
     endpoint = namespace_endpoint()
     show_done(f"{endpoint} takes logs again", {"undrained": endpoint})
 
 
 def _act(action: str) -> None:
-    """Have the one proxy that is named do something."""
+    """Send an action to the one named proxy."""
     from dlcore.remote import planning
     from dlcore.remote.endpoint import Endpoint
 
@@ -112,10 +112,10 @@ def _act(action: str) -> None:
 @click.argument("log")
 @common_options
 def release_log(log: str) -> None:
-    """Let the proxy that owns LOG let go of it, so that a program which reaches bookies can write.
+    """Make the proxy that owns LOG release it, so that a program with direct access can write.
 
-    Whatever the proxy has accepted becomes durable first.  It owns LOG again as soon as a client
-    writes to it; the setting mode=direct of LOG keeps proxies from it for good.
+    Records that the proxy has accepted become durable first.  The proxy owns LOG again as soon as a
+    client writes to it.  The setting mode=direct of LOG excludes proxies permanently.
     """
     endpoint = namespace_endpoint()
     if endpoint is None:

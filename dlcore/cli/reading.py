@@ -1,4 +1,4 @@
-"""`dlog log tail` and `dlog log dump`: records and entries out, for people and for programs."""
+"""`dlog log tail` and `dlog log dump`: print records and entries, for people and programs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _OLD_FIELDS = {f"payload{end}": f"value{end}" for end in ("", "_hex", "_base64")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordPrinter:
-    """How records are shown: for people, by a format, as JSON lines, or as bare payloads."""
+    """Prints records: for people, by a format, as JSON lines, or as payloads only."""
 
     template: str | None = None
     delimiter: bytes | None = None
@@ -76,7 +76,7 @@ class RecordPrinter:
         """Return the printer that the options describe.
 
         Raises:
-            click.UsageError: they contradict each other, or the format has a field that none has.
+            click.UsageError: they contradict each other, or the format has an unknown field.
         """
         if (template is not None) + raw + framed + wants_json() > 1:
             raise click.UsageError("give one of --format, --raw, --framed and --json")
@@ -91,7 +91,7 @@ class RecordPrinter:
         )
 
     def show(self, records: Iterable[_Shown]) -> None:
-        """Print records; what was read must not wait in a pipe for more."""
+        """Print records; flush them, so that none waits in a pipe for later ones."""
         if self.delimiter is not None or self.is_framed:
             show_bytes(b"".join(self._bytes_of(record.payload) for record in records))
         else:
@@ -133,7 +133,7 @@ _ESCAPE = re.compile(r"\\([tn\\])")
 
 
 def _parsed(given: str) -> str:
-    """Return a template with its escapes replaced, once it has shown a record."""
+    """Return a template with its escapes replaced, after a test with a record."""
     template = _ESCAPE.sub(lambda found: _ESCAPED[found[1]], given)
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -160,7 +160,7 @@ def _filled(template: str, record: _Shown) -> str:
 
 
 def printed(command: _Command) -> _Command:
-    """Add the options that say how records are shown."""
+    """Add the options for the form of printed records."""
     for option in (
         click.option(
             "--framed",
@@ -227,9 +227,9 @@ def tail_log(
 ) -> None:
     """Show the last records of LOG: DLSN, transaction id, time of writing and payload.
 
-    With a start, all records from there on, or N of them.  A payload that is not UTF-8 text is
-    shown as a bytes literal.  Of a typed log each row is shown as a JSON object of its columns.
-    With --json each record is a line of its own.
+    With a start, show all records from there on, or N of them.  A payload that is not UTF-8 text is
+    shown as a bytes literal.  A row of a typed log is shown as a JSON object of its columns.  With
+    --json each record is one line.
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
         raise click.UsageError("give --from-dlsn, --from-txid or --from-timestamp, one of them")
@@ -248,7 +248,7 @@ def tail_log(
 
 @dataclass(frozen=True, kw_only=True)
 class _Tail:
-    """What to show of a log; async, since following is waiting."""
+    """The records of a log to show; async, because following is waiting."""
 
     log: str
     config: LogConfig
@@ -264,12 +264,12 @@ class _Tail:
             await self._show(manager, manager.get_snapshot)
 
     async def run_remote(self, namespace: RemoteNamespace) -> None:
-        """Show it through proxies."""
+        """Show the records, read through proxies."""
         log = await namespace.open_log(self.log)
         await self._show(log, partial(snapshot_of, namespace, self.log))
 
     async def _show(self, log: _Log, snapshot: Callable[[], Awaitable[LogSnapshot]]) -> None:
-        with suppress(EndOfStreamError):  # a sealed log has an end, also for -f
+        with suppress(EndOfStreamError):  # a sealed log has an end, also with -f
             if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
                 await self._show_end(log, await snapshot())
             else:
@@ -293,7 +293,7 @@ class _Tail:
                 await self._show_on(reader, None)
 
     async def _show_on(self, reader: _Reader, count: int | None) -> int:
-        """Show what follows, or `count` records of it; return how many."""
+        """Show the next records, or `count` of them; return their number."""
         done = 0
         with Progress(beside=sys.stdout) as progress:
             while count is None or done < count:
@@ -308,7 +308,7 @@ class _Tail:
 
 
 async def _open_reader(log: _Log, **start: Any) -> _Reader:
-    """Open a reader; of a typed log one that gives its rows as records."""
+    """Open a reader; for a typed log one that returns its rows as records."""
     reader = await log.open_reader(**start)
     if not reader.is_typed:
         return reader
@@ -320,7 +320,7 @@ async def _open_reader(log: _Log, **start: Any) -> _Reader:
 def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
     """Return a position with at least `count` records behind it, close to the end of the log.
 
-    Extents know how many records they hold, so whole extents before the tail are never read.
+    The metadata of extents has their record counts, so whole extents before the tail are not read.
     """
     found = 0
     for segment in reversed(snapshot.segments):
@@ -349,12 +349,12 @@ def dump_log(
     delimiter: bytes | None,
     framed: bool,
 ) -> None:
-    """Show all records of LOG as of now, or those between two positions.
+    """Show the current records of LOG, or those between two positions.
 
-    Of a typed log they are JSON objects of its columns: with --raw nothing else.
+    Rows of a typed log are JSON objects of its columns; with --raw nothing else is shown.
 
-    With --entries a line for each entry: its position, its ledger and entry there, how many
-    records it holds, their transaction ids, its bytes and its time.
+    With --entries, show a line for each entry: its position, its ledger and entry id there, the
+    number of its records, their transaction ids, its size and its time.
     """
     printer = RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed)
     if entries and (template is not None or raw or framed):

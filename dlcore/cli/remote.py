@@ -1,4 +1,4 @@
-"""Commands that ask proxies, where an endpoint is given instead of a namespace."""
+"""Commands that ask proxies, if an endpoint is given instead of a namespace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:
-    """Return what a log holds now.  Raises: LogNotFoundError."""
+    """Return a snapshot of a log.  Raises: LogNotFoundError."""
     snapshot = (await namespace.get_snapshots([log]))[log]
     if snapshot is None:
         raise LogNotFoundError(f"log {log!r} does not exist")
@@ -25,7 +25,7 @@ async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:
 
 
 async def release(endpoint: str, log: str, *, patience_s: float, tls: TlsFiles | None) -> bool:
-    """Let the proxy that owns a log let go of it; False if none does.  Raises: LogNotFoundError."""
+    """Make the owner of a log release it; False if it has no owner.  Raises: LogNotFoundError."""
     from dlcore.proxy.flight.requests import LogRequest
     from dlcore.remote.endpoint import Endpoint
     from dlcore.remote.planning import act
@@ -57,7 +57,7 @@ async def remote_status(namespace: RemoteNamespace, log: str) -> dict[str, objec
 
 
 async def remote_schema(namespace: RemoteNamespace, log: str) -> pa.Schema | None:
-    """Return the columns of a typed log; None of one of bytes.  Raises: LogNotFoundError."""
+    """Return the columns of a typed log; None for a byte log.  Raises: LogNotFoundError."""
     schemas = await namespace.get_schemas([log])
     if log not in schemas:
         raise LogNotFoundError(f"log {log!r} does not exist")
@@ -66,7 +66,7 @@ async def remote_schema(namespace: RemoteNamespace, log: str) -> pa.Schema | Non
 
 
 async def remote_deletion(namespace: RemoteNamespace, log: str) -> str:
-    """Return what the deletion of a log deletes."""
+    """Return the effect of a log's deletion, as text."""
     records = (await (await namespace.open_log(log)).get_info()).records
     return f"Delete log {log} with {records} records"
 
@@ -85,7 +85,7 @@ async def remote_count(
 async def remote_position(
     namespace: RemoteNamespace, log: str, wanted: NotLessThan
 ) -> tuple[DLSN, DLSN]:
-    """Return where a record is, and the end of its log."""
+    """Return the position of a record, and the end of its log."""
     snapshot = await snapshot_of(namespace, log)
     (place,) = await namespace.find_places([(snapshot, wanted)])
     return place.dlsn, snapshot.end

@@ -1,4 +1,4 @@
-"""Rows of typed logs on the command line: JSON objects, as records are bytes."""
+"""Rows of typed logs on the command line: JSON objects, which take the place of payloads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MS = pa.timestamp("ms", "UTC")
 
 
 class TypedRow(NamedTuple):
-    """A row, as what shows records wants one: its payload is a JSON object of its columns."""
+    """A row in the form of a record: its payload is a JSON object of its columns."""
 
     dlsn: DLSN
     txid: int
@@ -40,13 +40,13 @@ class TypedRow(NamedTuple):
 
     @property
     def row(self) -> dict[str, Any]:
-        """The columns, by name, as JSON has them."""
+        """The columns by name, as JSON values."""
         found: dict[str, Any] = json.loads(self.payload)
         return found
 
 
 class RowReader(AsyncClosing):
-    """A reader of a typed log, which gives rows as others give records."""
+    """A reader of a typed log that returns rows in the form of records."""
 
     def __init__(self, reader: AsyncLogReader | RemoteReader) -> None:
         self._reader = reader
@@ -59,7 +59,7 @@ class RowReader(AsyncClosing):
         log: DistributedLogManager | RemoteLog,
         **start: Any,
     ) -> RowReader:
-        """Make one of a reader of a log, or of another one that is opened with all columns."""
+        """Return one for a reader of a log, or for a new reader that has all columns."""
         if isinstance(log, DistributedLogManager):
             return cls(reader)
         await reader.aclose()
@@ -82,7 +82,7 @@ class RowReader(AsyncClosing):
 
 
 def rows_of(batch: pa.RecordBatch) -> list[TypedRow]:
-    """Return the rows of a batch that a reader of a typed log gave."""
+    """Return the rows of a batch from a reader of a typed log."""
     dlsns, txids, sequence_ids = (batch.column(name).to_pylist() for name in _READ_NAMES[:3])
     times = pc.cast(pc.cast(batch.column("_timestamp"), _MS, safe=False), pa.int64()).to_pylist()
     return [
@@ -102,19 +102,20 @@ def json_rows(batch: pa.RecordBatch) -> list[str]:
     """Return the rows of a batch of a log's columns as JSON objects (`dlcore.cli.json_values`)."""
     columns = [to_json(column) for column in batch.columns]
     rows = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-    return [json.dumps(row, ensure_ascii=False, default=str) for row in rows]  # decimals are left
+    # Only decimals need `str`.
+    return [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
 
 
 def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) -> pa.RecordBatch:
-    """Return the rows of a typed log that JSON objects are, a line each.
+    """Convert JSON objects, one in each line, to rows of a typed log.
 
     Args:
-        lines: the objects; columns that none of them names are left out.
-        schema: the log's.
-        written: how many lines came before, and were written.
+        lines: the objects; columns that are in none of them are left out.
+        schema: the log's schema.
+        written: number of earlier lines, which were written.
 
     Raises:
-        ConfigurationError: it tells which line is something else, and what would be right.
+        ConfigurationError: a line is something else; the error names it, and what is expected.
     """
     try:
         return _parsed(lines, schema)
@@ -151,7 +152,7 @@ def _parsed(lines: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
 def _made(column: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return from_json(column, field.type)
-    except ValueError as error:  # Arrow's are of this kind
+    except ValueError as error:  # also Arrow's errors
         raise ValueError(f"column {field.name!r}: {error}") from error
 
 

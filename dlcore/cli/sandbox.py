@@ -80,12 +80,13 @@ def sandbox_command(
 ) -> None:
     """Run ZooKeeper, bookies, proxies and auto-recovery as processes, until interrupted.
 
-    Prints the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
+    Print the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
     """
     from dlcore.sandbox.cluster import Sandbox
 
     if uri_file is not None:
-        _remove(uri_file)  # of an earlier run: whoever waits for the file must not find that one
+        # Of an earlier run: a program that waits for the file must not find that one.
+        _remove(uri_file)
     with _stop_signals() as stopped:
         try:
             with Sandbox(
@@ -105,7 +106,7 @@ def sandbox_command(
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Turn SIGINT and SIGTERM into an event, so that a start or stop under way is not torn."""
+    """Turn SIGINT and SIGTERM into an event, so that they do not interrupt a start or a stop."""
     stopped = threading.Event()
 
     def stop(_: int, __: FrameType | None) -> None:
@@ -120,7 +121,7 @@ def _stop_signals() -> Iterator[threading.Event]:
 
 
 def _watch(sandbox: Sandbox, stopped: threading.Event) -> None:
-    """Wait for the end; say once of each process that it ended by itself."""
+    """Wait for the end; report each process once if it ends by itself."""
     running: list[Bookie | Proxy | AutoRecoveryProcess] = [*sandbox.bookies, *sandbox.proxies]
     if sandbox.autorecovery is not None:
         running.append(sandbox.autorecovery)
@@ -163,7 +164,7 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
 
 
 def _write(path: Path, uri: str) -> None:
-    # Renamed into place: whoever waits for the file finds all of it.
+    # Renamed into place: a program that waits for the file finds it complete.
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(uri + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`dlog segment`: the segments that a log is made of."""
+"""`dlog segment`: the segments of a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.group("segment")
 @common_options
 def segment_group() -> None:
-    """Look at the segments of a log."""
+    """Show the segments of a log."""
 
 
 @segment_group.command("list", epilog="Example: dlog segment list clicks")
@@ -28,7 +28,7 @@ def segment_group() -> None:
 def list_segments(log: str) -> None:
     """List the segments of LOG, oldest first.
 
-    Of a segment that is being written the counts are what readers can see now.
+    The counts of a segment in progress are those that readers see now.
     """
 
     async def read(namespace: Namespace) -> list[dict[str, object]]:
@@ -41,7 +41,7 @@ def list_segments(log: str) -> None:
     rows = run_async(read)
     if not wants_json():
         for row in rows:
-            if row["truncation"] != "active":  # one column less for what is rarely there
+            if row["truncation"] != "active":  # one column less, because this is rare
                 row["state"] = f"{row['state']}, {row['truncation']}"
     show_rows(
         rows,
@@ -51,7 +51,7 @@ def list_segments(log: str) -> None:
 
 
 def _row(segment: LogSegment, view: SegmentView | None, first: DLSN) -> dict[str, object]:
-    # An open extent's counts are not in the metadata: the view has read them from its bookies.
+    # An open extent's counts are not in the metadata; the view has read them from bookies.
     seen = view if segment.has_open_extent else None
     return {
         "lssn": segment.lssn,

@@ -1,4 +1,4 @@
-"""`dlog staging`: what was staged and belongs to no log yet, and what is left over."""
+"""`dlog staging`: staged records that belong to no log yet, and leftovers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _DAY_S = 24 * 3600
 @click.group("staging")
 @common_options
 def staging_group() -> None:
-    """Look at what appends have staged, and clean up what is left over."""
+    """Show what appends have staged, and remove leftovers."""
 
 
 @staging_group.command("list", epilog="Example: dlog staging list")
 @common_options
 def list_staged() -> None:
-    """List the staged ledgers of which more may be committed.
+    """List the staged ledgers with extents that may still be committed.
 
-    One whose process is gone is settled after the next commit of its identity, or cleaned by age.
+    The ledger of a dead process is cleaned up after the next commit of its identity, or by age.
     """
 
     async def read(namespace: Namespace) -> list[StagedStatus]:
@@ -74,9 +74,9 @@ def list_staged() -> None:
 @confirmed
 @common_options
 def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
-    """Remove what dead processes staged and never committed, and old records of commits.
+    """Remove uncommitted staged ledgers of dead processes, and old records of commits.
 
-    The upkeep beside auto-recovery does the same from time to time, with the defaults.
+    The upkeep in auto-recovery does the same from time to time, with the defaults.
     """
     require_consent(yes=yes)
     now_ms = SystemClock().now_ms()

@@ -1,4 +1,4 @@
-"""Times on the command line: as people write them, as epoch milliseconds inside."""
+"""Times on the command line: written for people, epoch milliseconds in the program."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 
 
 class EpochMs(click.ParamType):  # type: ignore[type-arg]
-    """A time in ISO 8601, in UTC unless it says otherwise, epoch milliseconds, or how long ago."""
+    """A time in ISO 8601 (UTC unless it has a zone), epoch milliseconds, or an age."""
 
     name = "time"
 
@@ -48,7 +48,7 @@ class EpochMs(click.ParamType):  # type: ignore[type-arg]
 
 
 class Age(click.ParamType):  # type: ignore[type-arg]
-    """How long ago: a number with s, m, h or d behind it, or forever."""
+    """An age: a number with the unit s, m, h or d, or forever."""
 
     name = "age"
 
@@ -68,7 +68,7 @@ class Age(click.ParamType):  # type: ignore[type-arg]
 
 
 def age_text(age_s: float) -> str:
-    """Return an age for people, in the largest unit that makes it a whole number."""
+    """Return an age for people, in the largest unit that gives a whole number."""
     for unit, seconds in reversed(_UNITS_S.items()):
         if age_s % seconds == 0:
             return f"{age_s / seconds:g}{unit}"

@@ -1,4 +1,4 @@
-"""`dlog log watch`: what happens to a log, as it happens."""
+"""`dlog log watch`: shows changes of a log as they happen."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 @click.argument("log")
 @common_options
 def watch_log(log: str) -> None:
-    """Show what happens to LOG until interrupted: segments, appends, truncation, seal, deletion.
+    """Show changes of LOG until interrupted: segments, appends, truncation, seal, deletion.
 
-    Changes that follow each other fast may be shown as one.
+    Changes in quick succession may be shown as one.
     """
     run_async(lambda namespace: _watch(namespace, log), is_long=True)
 
@@ -54,7 +54,7 @@ async def _watch(namespace: Namespace, name: str) -> None:
 
 
 def changes_of(before: LogState, after: LogState) -> Iterator[str]:
-    """Yield what happened from one state of a log to a later one, in words."""
+    """Yield the changes from one state of a log to a later one, in words."""
     for segment in after.segments:
         old = before.segment(segment.lssn)
         if old is None and segment.lssn > before.head.max_lssn:

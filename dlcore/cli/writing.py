@@ -72,15 +72,15 @@ def write_log(
     whole: bool,
     stream: bool,
 ) -> None:
-    """Append records to LOG: each line of the input is one, without the line's end.
+    """Append records to LOG: each line of the input is one, without its line feed.
 
-    Of a typed log each is a JSON object of its columns, as --raw of tail and dump prints them:
-    binary is text in base64; decimals, dates and times are text, as ISO 8601 has it; a duration is
-    a whole number of its unit; a map is a list of {"key": …, "value": …}; an interval has months,
-    days and nanoseconds.
+    For a typed log each line is a JSON object of its columns, as --raw of tail and dump prints
+    them.  Binary is text in base64; decimals, dates and times are text, dates and times in ISO
+    8601; a duration is a whole number of its unit; a map is a list of {"key": …, "value": …}; an
+    interval has months, days and nanoseconds.
 
-    A record is durable and visible to readers when no further input is waiting behind it; at the
-    end everything is.
+    A record becomes durable and visible to readers as soon as no further input is waiting; at the
+    end all records are.
     """
     if (delimiter is not None) + framed + whole + stream > 1:
         raise click.UsageError("give one of --delimiter, --framed, --whole and --stream")
@@ -141,7 +141,7 @@ def _read_records(descriptor: int, splitter: Splitter) -> Iterator[tuple[list[by
 
 
 class _Writer(NamedTuple):
-    """How records are written that follow so many, and made durable."""
+    """How to write records, given the number of earlier ones, and how to make them durable."""
 
     write: Callable[[list[bytes], int], object]
     commit: Callable[[], DLSN | None]
@@ -155,7 +155,7 @@ def _numbered(records: list[bytes], count: int) -> list[LogRecord]:
 
 
 def _rows_writer(writer: LogWriter | RemoteWriter, schema: pa.Schema, *, numbered: bool) -> _Writer:
-    """Return what writes JSON objects as rows of a typed log."""
+    """Return a writer of JSON objects as rows of a typed log."""
     import pyarrow as pa
 
     from dlcore.cli.rows import batch_of_json
@@ -183,7 +183,7 @@ def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
         if schema is not None:
             yield _rows_writer(writer, schema, numbered=numbered)
             return
-        clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids may not
+        clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids must not
 
         def write_now(records: list[bytes], _: int) -> None:
             nonlocal txid_floor
@@ -198,7 +198,7 @@ def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
 
 @contextmanager
 def _open_remote_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
-    """Write through proxies, beside whoever else does; they give the time as transaction ids."""
+    """Write through proxies, beside other clients; the proxies use the time as transaction ids."""
     from dlcore.log.entries.batches import batch_of
 
     with connect_proxies() as namespace, namespace.open_log(log).open_writer() as writer:

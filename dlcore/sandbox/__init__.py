@@ -1,4 +1,4 @@
-"""A cluster on this machine: ZooKeeper and bookies as child processes, behind a blocking face."""
+"""A cluster on this machine: ZooKeeper and bookies as child processes, with a blocking API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded cluster: one ZooKeeper, some bookies and proxies, each a process of its own.
+"""The embedded cluster: one ZooKeeper, some bookies and proxies, each in its own process.
 
 <data dir>/sandbox.lock                 held while a sandbox, or what it left, runs on the folder
 <data dir>/zookeeper/{zoo.cfg,zookeeper.log,data}
@@ -38,9 +38,9 @@ ROOT = "/dlog"
 """The path of a sandbox's namespace."""
 
 _START_TIMEOUT_S = 90.0
-"""A bookie takes about a second; several at once on a busy machine take longer."""
+"""Time for a bookie to start: it takes about a second; several on a busy machine take longer."""
 _LOCK_TIMEOUT_S = 3.0
-"""Long enough for what a killed sandbox left to die, short enough to refuse a folder in use."""
+"""Long enough for processes of a killed sandbox to end, and short for a folder that is in use."""
 _AUTORECOVERY_OPTIONS = (
     "--lost-bookie-delay-s=10",
     "--open-ledger-grace-s=30",
@@ -51,14 +51,14 @@ _AUTORECOVERY_OPTIONS = (
     "--sweep-interval-s=60",
     "--merged-grace-s=60",
 )
-"""Short: what is lost in a sandbox is lost to be seen coming back."""
+"""Short, so that users of a sandbox see repairs soon."""
 _SERVING = re.compile(r"^bookie (\S+) \(incarnation (\S+)\) serving on (\S+:\d+)$", re.MULTILINE)
 
 _PROXY_SERVING = re.compile(r"^proxy serving on (\S+)$", re.MULTILINE)
 
 
 class _Process:
-    """One process of a sandbox, which may be started again."""
+    """One process of a sandbox, which can be restarted."""
 
     def __init__(self, name: str, *, options: Sequence[str], cluster: Sandbox) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        """The id of its latest process."""
+        """The process id of the latest start."""
         return self._latest_child.pid
 
     @property
@@ -78,27 +78,27 @@ class _Process:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process runs."""
+        """Whether the process runs."""
         return self._child is not None and self._child.is_running
 
     def kill(self) -> None:
-        """Kill it with SIGKILL, as a crash would, and wait until the process is gone."""
+        """Kill the process with SIGKILL, as a crash would, and wait until it is gone."""
         self._latest_child.kill()
 
     def terminate(self) -> None:
-        """Stop it in order with SIGTERM and wait until the process is gone."""
+        """Stop the process in order with SIGTERM, and wait until it is gone."""
         self._latest_child.terminate()
 
     def pause(self) -> None:
-        """Let it stand still (SIGSTOP)."""
+        """Stop the process with SIGSTOP, until `resume`."""
         self._latest_child.pause()
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Continue the process after `pause`."""
         self._latest_child.resume()
 
     def _run(self, command: Sequence[str]) -> None:
-        """Start a process: Python with the words of `command` and the options."""
+        """Start a process: Python with the arguments of `command` and the options."""
         self._child = ChildProcess(
             [sys.executable, *command, *self._options],
             log_path=self.log_path,
@@ -107,7 +107,7 @@ class _Process:
         )
 
     def _wait_for(self, announcement: re.Pattern[str]) -> re.Match[str]:
-        """Wait until its latest process says that it serves."""
+        """Wait until the latest process announces that it serves."""
         child = self._latest_child
         has_settled = wait_until(
             lambda: not child.is_running or announcement.search(child.output()) is not None,
@@ -144,7 +144,7 @@ class Bookie(_Process):
 
     @property
     def address(self) -> str:
-        """Where it answers or last answered: ``host:port``."""
+        """Address of the bookie, or its last one: ``host:port``."""
         return self._address
 
     @property
@@ -153,7 +153,7 @@ class Bookie(_Process):
         return self._incarnation
 
     def restart(self) -> None:
-        """Start it again on its folder, stopping it first if it runs; wait until it serves."""
+        """Restart the bookie on its folder, after stopping it if it runs; wait until it serves."""
         self.terminate()
         self._spawn()
         self._wait_until_serving()
@@ -182,11 +182,11 @@ class Proxy(_Process):
 
     @property
     def location(self) -> str:
-        """What Flight clients connect to, or last did: ``grpc://host:port``."""
+        """Location for Flight clients, or the last one: ``grpc://host:port``."""
         return self._location
 
     def restart(self) -> None:
-        """Start it again, stopping it first if it runs; wait until it serves."""
+        """Restart the proxy, after stopping it if it runs; wait until it serves."""
         self.terminate()
         self._spawn()
         self._wait_until_serving()
@@ -209,7 +209,7 @@ class AutoRecoveryProcess(_Process):
         return f"<AutoRecoveryProcess {f'pid={self.pid}' if self.is_running else 'stopped'}>"
 
     def restart(self) -> None:
-        """Start it, stopping it first if it runs; it is at work soon after."""
+        """Restart the process, after stopping it if it runs; it begins its work soon."""
         if self._child is not None:
             self._child.terminate()
         command = ["-m", "dlcore.cli", "autorecovery", "run", "--uri", self._cluster.uri]
@@ -217,21 +217,22 @@ class AutoRecoveryProcess(_Process):
 
 
 class Sandbox:
-    """A whole cluster for one's own work, for tests and for demonstrations.
+    """A whole cluster for experiments, tests and demonstrations.
 
-    Its processes end with this one, however this one ends.  Without `data_dir` the data lives in a
-    temporary folder until `stop`; with it, a later sandbox on the same folder finds all of it, and
-    starts as many bookies as it had if that is more than `bookies`.  With `base_port` ZooKeeper
-    listens there and the bookies on the ports after it, otherwise free ports are taken.
+    Its processes end with this one, however this one ends.  Without `data_dir` the data is in a
+    temporary folder until `stop`.  With it, a later sandbox on the same folder finds all data, and
+    starts as many bookies as before if that is more than `bookies`.  With `base_port` ZooKeeper
+    listens there and the bookies on the ports after it; otherwise free ports are used.
 
-    With `proxies` so many serve Arrow Flight, on the ports after those of the bookies.
+    `proxies` is the number of Arrow Flight proxies, on the ports after those of the bookies.
 
-    With `racks` the bookies stand in these in turn: ``bookie-1`` in the first one, and so on.
-    Without `autorecovery` nobody makes the replicas again that lost bookies held.
+    With `racks` the bookies are assigned to these in turn: ``bookie-1`` to the first one, and so
+    on.  Without `autorecovery` the replicas of lost bookies are not restored.
 
     Raises (from `start`):
-        ConfigurationError: Java is missing, the folder or a port is taken.
-        MetadataConnectionError, BookieUnavailableError: a process did not come up; says why.
+        ConfigurationError: Java is missing, or the folder or a port is in use.
+        MetadataConnectionError, BookieUnavailableError: a process did not start; the message says
+            why.
     """
 
     def __init__(
@@ -338,7 +339,7 @@ class Sandbox:
         return folder
 
     def start(self) -> None:
-        """Start everything; return when all bookies and proxies serve."""
+        """Start all processes; return when all bookies and proxies serve."""
         if self._zookeeper is not None:
             return
         try:
@@ -417,12 +418,12 @@ class Sandbox:
         return ports
 
     def stop(self) -> None:
-        """Stop everything and wait until no process is left; nothing happens if it does not run."""
-        # The first first: they need the others.
+        """Stop all processes and wait until none is left; do nothing if none runs."""
+        # In this order, because the first ones need the others.
         started = [self._autorecovery, *self._proxies, *self._bookies]
         children = [each._child for each in started if each is not None and each._child is not None]
         try:
-            for proxy in self._proxies:  # a proxy lets go of its logs, which bookies help with
+            for proxy in self._proxies:  # a proxy releases its logs, which needs bookies
                 if proxy._child is not None:
                     proxy.terminate()
             for child in children:
@@ -440,7 +441,7 @@ class Sandbox:
         self._bookies = []
         self._proxies = []
         if self._warden is not None:
-            self._warden.close()  # kills what an interrupted stop has left
+            self._warden.close()  # kills processes that an interrupted stop has left
             self._warden = None
         if self._lock is not None:
             self._lock.close()
@@ -493,7 +494,7 @@ def _make_namespace(servers: str) -> None:
         finally:
             await store.aclose()
 
-    # In a thread of its own: the caller (a notebook) may run an event loop.
+    # In another thread, because the caller (a notebook) may run an event loop.
     with ThreadPoolExecutor(1) as executor:
         executor.submit(asyncio.run, make()).result()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
-"""Words before a command that let it begin once its standard input has a line."""
+"""Arguments before a command that delay its start until its standard input has a line."""
 _POLL_INTERVAL_S = 0.02
 _TERMINATION_TIMEOUT_S = 15.0
 _PAUSE_TIMEOUT_S = 15.0
@@ -29,9 +29,9 @@ _LOG_TAIL_BYTES = 2000
 
 
 class Warden:
-    """Kills the processes put under its watch when this process ends, even by SIGKILL.
+    """Kills the watched processes when this process ends, even by SIGKILL.
 
-    It is a process of its own.  `PR_SET_PDEATHSIG` would not do: it follows the *thread* that
+    It is a separate process.  `PR_SET_PDEATHSIG` is not enough: it depends on the *thread* that
     started a child.
     """
 
@@ -45,13 +45,13 @@ class Warden:
         )
 
     def watch(self, pid: int) -> None:
-        """Put the child `pid` under watch."""
+        """Watch the child `pid`."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"%d\n" % pid)
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Let it kill what is left and end."""
+        """Kill the remaining processes, and end the warden."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -59,7 +59,7 @@ class Warden:
 
 
 class ChildProcess:
-    """One child: its output goes to a log file, its standard input ends when this process does."""
+    """One child: its output goes to a log file, and its standard input ends with this process."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class ChildProcess:
         self._is_asked = False
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
         with log_path.open("ab") as log:
-            # The gate opens only once the warden knows the process: it can never be missed.
+            # The gate opens only once the warden knows the process, so that none is missed.
             self._process = subprocess.Popen(
                 [*GATE, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
-                # Ctrl-C is for this process alone, which then stops its children in order.
+                # Ctrl-C goes only to this process, which then stops its children in order.
                 start_new_session=True,
             )
         warden.watch(self._process.pid)
@@ -95,7 +95,7 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     @property
@@ -104,22 +104,23 @@ class ChildProcess:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill it (SIGKILL) and wait until it is gone."""
+        """Kill the process (SIGKILL) and wait until it is gone."""
         self._process.kill()
         self._process.wait()
         self._close_stdin()
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM, waking it if it is paused, without waiting."""
+        """Send SIGTERM, and resume the process if it is paused; do not wait."""
         if self.is_running:
             self._process.send_signal(signal.SIGCONT)
             if not self._is_asked:
-                # Once: an interpreter on its way out has no handler any more, and would be killed.
+                # Only once: an interpreter that is ending has no handler any more, and would be
+                # killed.
                 self._is_asked = True
                 self._process.terminate()
 
     def terminate(self, *, timeout_s: float = _TERMINATION_TIMEOUT_S) -> None:
-        """Stop it with SIGTERM and wait; one that does not end in time is killed."""
+        """Stop the process with SIGTERM and wait; kill it if it does not end in time."""
         self.ask_to_stop()
         try:
             self._process.wait(timeout_s)
@@ -129,7 +130,7 @@ class ChildProcess:
         self._close_stdin()
 
     def pause(self) -> None:
-        """Stop it with SIGSTOP; return when it stands still."""
+        """Stop the process with SIGSTOP; return when it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
         if hasattr(os, "waitid"):
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -140,11 +141,11 @@ class ChildProcess:
             )
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Continue the process after `pause`."""
         self._process.send_signal(signal.SIGCONT)
 
     def output(self) -> str:
-        """Return what it has written to its log since it was started."""
+        """Return the output since the start of the process."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
@@ -160,11 +161,11 @@ class ChildProcess:
 
 
 class PortReservation:
-    """Holds a port of the loopback interface without listening until a child has taken it over.
+    """Holds a port of the loopback interface without listening, until a child uses it.
 
-    Linux lets a child that sets SO_REUSEADDR (as ZooKeeper does) bind and listen meanwhile, while
-    nobody is given the port as a free one.  Other systems let nobody: there the port was free a
-    moment ago, and is not held.
+    On Linux a child that sets SO_REUSEADDR, as ZooKeeper does, can bind and listen meanwhile, and
+    no other process gets the port as a free one.  Other systems do not allow this: there the port
+    was free a moment ago, and is not held.
     """
 
     def __init__(self, port: int) -> None:
@@ -185,7 +186,7 @@ class PortReservation:
             self._socket.close()
 
     def release(self) -> None:
-        """Give the port up."""
+        """Release the port."""
         self._socket.close()
 
 
@@ -195,8 +196,8 @@ def _state_of(pid: int) -> str:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Return True as soon as `condition` holds, or False when `timeout_s` have passed."""
-    # Blocking code has no event loop to ask for the time.
+    """Return True as soon as `condition` holds, or False after `timeout_s`."""
+    # Blocking code has no event loop with a clock.
     deadline = time.perf_counter() + timeout_s
     while not condition():
         if time.perf_counter() >= deadline:

@@ -1,7 +1,7 @@
-"""A script, run as a process of its own: kills the processes it was told of when its parent ends.
+"""A script for a separate process: kills the watched processes when its parent ends.
 
-Standard input brings one process id per line, and its end says that the parent is gone, however
-that happened.  Descriptors that it inherits (the folder's lock) stay open until all are dead.
+Standard input brings one process id per line.  Its end means that the parent is gone, for any
+reason.  Inherited descriptors (the folder's lock) stay open until all processes are dead.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _POLL_INTERVAL_S = 0.02
 
 
 class _ByDescriptor:
-    """A process by its descriptor, which never means a later process of the same id.
+    """A process by its descriptor, which never refers to a later process with the same id.
 
     Raises:
-        ProcessLookupError: it is gone.
+        ProcessLookupError: the process is gone.
     """
 
     def __init__(self, pid: int) -> None:
         self._descriptor = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        """Kill it, and wait until it is dead; one that is gone already is no error."""
+        """Kill the process, and wait until it is dead; it is no error if it is gone already."""
         try:
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         except ProcessLookupError:
             return
-        select.select([self._descriptor], [], [])  # readable when it is dead
+        select.select([self._descriptor], [], [])  # readable when the process is dead
 
 
 class _ByStart:
-    """The same where there are no such descriptors: the time of its start tells it from others."""
+    """The same on systems without such descriptors: its start time identifies the process."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -45,7 +45,7 @@ class _ByStart:
             raise ProcessLookupError(f"no process {pid}")
 
     def kill(self) -> None:
-        """Kill it, and wait until it is dead; one that is gone already is no error."""
+        """Kill the process, and wait until it is dead; it is no error if it is gone already."""
         if not self._is_alive():
             return
         try:
@@ -60,7 +60,7 @@ class _ByStart:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when a process began, None for one that is dead, whether or not it was waited for."""
+    """Return the start time of a process, None for a dead one, also before it was waited for."""
     command = ["ps", "-o", "stat=", "-o", "lstart=", "-p", str(pid)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     state, _, start = ended.stdout.strip().partition(" ")
@@ -68,14 +68,14 @@ def _start_of(pid: int) -> str | None:
 
 
 def main() -> None:
-    """Collect process ids until standard input ends, then kill what still runs."""
+    """Collect process ids until standard input ends, then kill the processes that still run."""
     kind = _ByDescriptor if hasattr(os, "pidfd_open") else _ByStart
     processes: list[_ByDescriptor | _ByStart] = []
     for line in sys.stdin:
         try:
             processes.append(kind(int(line)))
         except ProcessLookupError:
-            continue  # it is dead already
+            continue  # the process is dead already
     for process in processes:
         process.kill()
 

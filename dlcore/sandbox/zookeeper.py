@@ -1,4 +1,4 @@
-"""An embedded ZooKeeper: a child process from the jars that PySpark brings."""
+"""An embedded ZooKeeper: a child process from the jars in PySpark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _START_TIMEOUT_S = 60.0
-"""It takes half a second; a busy machine takes longer, and a process that ended is seen at once."""
+"""It takes half a second, or longer on a busy machine; a process that has ended is noticed at once.
+"""
 _PORT_ATTEMPTS_MAX = 5
 _ANSWER_TIMEOUT_S = 1.0
 _JAVA_HINT = (
@@ -29,7 +30,7 @@ _JAVA_HINT = (
     "on macOS: brew install openjdk@21 && export JAVA_HOME=$(brew --prefix openjdk@21)"
 )
 _NO_JAVA = "Unable to locate a Java Runtime"
-"""What the `java` prints that macOS has where no Java is installed."""
+"""Output of macOS's placeholder for `java`, if no Java is installed."""
 _JARS = (
     "zookeeper-[0-9]*.jar",
     "zookeeper-jute-*.jar",
@@ -45,9 +46,9 @@ _JARS = (
     "log4j-slf4j2-impl-*.jar",
 )
 _JVM_OPTIONS = (
-    # Until its extents are merged, a commit over 1,000 logs leaves 77 KB there (measured): a
-    # thousand of them 85 MB, with all else; and half a megabyte for some seconds.  What is not used
-    # is not taken.
+    # Until its extents are merged, a commit over 1,000 logs leaves 77 KB there (measured).  A
+    # thousand such commits leave 85 MB, with everything else, and half a megabyte more for some
+    # seconds.  Unused memory is not allocated.
     "-Xmx256m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",  # starts faster and needs less memory
@@ -57,8 +58,8 @@ _JVM_OPTIONS = (
     "-Dzookeeper.preAllocSize=1024",
     "-Dzookeeper.audit.enable=false",
 )
-# Short ticks let a session expire after one second where a test asks for it.  The only command
-# word is the one by which `_answers` tells this server from a stranger on its port.
+# With short ticks a session can expire after one second, which tests need.  `_answers` uses the
+# only allowed command word to distinguish this server from another program on its port.
 _CONFIG = """\
 dataDir={data_dir}
 clientPort={port}
@@ -71,20 +72,20 @@ autopurge.purgeInterval=1
 admin.enableServer=false
 4lw.commands.whitelist=conf
 """
-# Java encodes the names of files as the locale says, in C with ASCII alone, and tells the system's
-# errors, of which `_start_and_wait` looks for one, in the locale's language.
+# Java encodes file names by the locale, and the locale C allows only ASCII.  It also prints errors
+# of the system in the locale's language, and `_start_and_wait` looks for one of them.
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 
 
 class EmbeddedZooKeeper:
     """One ZooKeeper server on the loopback interface, with its data and log under `data_dir`.
 
-    Without `port` a free one is taken at the first start and kept from then on.  With `launcher`,
-    words put before its command, it may run elsewhere and listen at `host`.
+    Without `port` a free one is chosen at the first start, and kept.  With `launcher`, arguments
+    before its command, it may run on another host and listen at `host`.
 
     Raises (from `start`):
-        ConfigurationError: Java or PySpark is missing, the port is taken, or `data_dir` has a name
-            that is not UTF-8.
+        ConfigurationError: Java or PySpark is missing, the port is in use, or the name of
+            `data_dir` is not UTF-8.
         MetadataConnectionError: the server ended, or did not answer in time.
     """
 
@@ -123,7 +124,7 @@ class EmbeddedZooKeeper:
 
     @property
     def servers(self) -> str:
-        """What a client connects to: ``host:port``."""
+        """Address for clients: ``host:port``."""
         assert self._port is not None
         return f"{self._host}:{self._port}"
 
@@ -142,7 +143,7 @@ class EmbeddedZooKeeper:
         if self.is_running:
             return
         command = [*self._launcher, find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
-        _as_property(self._data_dir)  # raises before anything is made
+        _as_property(self._data_dir)  # raises before anything is created
         self._data_dir.mkdir(parents=True, exist_ok=True)
         if self._given_warden is None and self._warden is None:
             self._warden = Warden()
@@ -166,7 +167,7 @@ class EmbeddedZooKeeper:
                 raise ConfigurationError(f"port {reservation.port} of {self._host} is taken")
 
     def _start_and_wait(self, command: list[str], port: int) -> bool:
-        """Return whether the server answers; False if its port is taken."""
+        """Start the server; return False if its port is in use."""
         config = self._data_dir / "zoo.cfg"
         data_dir = _as_property(self._data_dir / "data")
         config.write_text(
@@ -203,7 +204,7 @@ class EmbeddedZooKeeper:
         return False
 
     def stop(self) -> None:
-        """Stop the server; nothing happens if it does not run."""
+        """Stop the server; do nothing if it does not run."""
         if self._child is not None:
             self._child.terminate()
             self._child = None
@@ -212,15 +213,15 @@ class EmbeddedZooKeeper:
             self._warden = None
 
     def kill(self) -> None:
-        """Kill the server (SIGKILL); `start` brings it back on the same port with its data."""
+        """Kill the server (SIGKILL); `start` restarts it on the same port with its data."""
         self._running_child.kill()
 
     def pause(self) -> None:
-        """Let the server stand still (SIGSTOP)."""
+        """Stop the server with SIGSTOP, until `resume`."""
         self._running_child.pause()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the server after `pause`."""
         self._running_child.resume()
 
     @property
@@ -233,7 +234,7 @@ class EmbeddedZooKeeper:
 def _as_property(path: Path) -> str:
     r"""Return a path as a file of properties has it: `\\` and all beyond ASCII are escaped."""
     try:
-        # The bytes of the name: another locale's encoding has made other letters of them here.
+        # The bytes of the name: another locale has decoded them to other letters.
         coded = os.fsencode(path).decode("utf-8").encode("utf-16-be")
     except UnicodeDecodeError as error:
         raise ConfigurationError(
@@ -248,8 +249,8 @@ def _as_property(path: Path) -> str:
 
 
 def find_java() -> str:
-    """Return the path of `java`, or raise `ConfigurationError` saying what to install."""
-    # JAVA_HOME is how a machine names its Java to PySpark too; the same one is used here.
+    """Return the path of `java`, or raise `ConfigurationError` with advice on installing it."""
+    # PySpark finds Java by JAVA_HOME too; the same one is used here.
     home = os.environ.get("JAVA_HOME")
     candidate = shutil.which("java", path=f"{home}/bin") if home else None
     java = candidate or shutil.which("java")
