@@ -20,14 +20,14 @@ Invariants: a log goes to its home only, so that it moves at most once while the
 the same, whatever several owners believe of each other's load; nothing goes to a proxy that is not
 live, tells no load, or has no room.  A log that a client could not write at its home stays.
 
-What others told is old.  Logs that were handed over count for their new owners from then on, also
-while these do not say so yet.
+What others told is old.  A log that was handed over counts for its new owner beside what this one
+told last, for as long as it may not have told of it: so nothing is handed over for want of news.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
@@ -43,8 +43,11 @@ RATE_FLOOR = 1024 * 1024
 """Bytes a second above the mean that are left alone, whatever share of it they are."""
 _STEPS = 100
 """A step takes one of so many logs."""
-_SENT_KEPT_S = 600.0
-"""For so long a log that was handed over counts for its new owner, whatever this one tells."""
+_TOLD_LOOKS = 2
+"""After so many looks its new owner has told of a log to which a stream was open."""
+_UNUSED_S = 600.0
+"""For so long another one counts for its new owner, though nobody may write it, so that it is
+nobody's by then."""
 _TELLING_SHARE = 10
 """A rate is told anew when it has changed by one of so many parts, and by that of the floor."""
 
@@ -127,21 +130,13 @@ class _Load:
     bytes_per_s: float
 
 
-@dataclass(slots=True)
-class _Gifts:
-    """What was handed over to one proxy, and what it told before."""
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A log that was handed over, and until when its new owner may not have told of it."""
 
-    before: ProxyLoad
-    sent: list[tuple[float, float]] = field(default_factory=list)  # when, and bytes a second
-
-    def counted(self, told: ProxyLoad) -> _Load:
-        """Return its load with what it may not have told yet."""
-        count, bytes_per_s = len(self.sent), sum(each for _, each in self.sent)
-        return _Load(
-            max(told.logs, self.before.logs + count),
-            min(told.room, self.before.room - count),
-            max(told.bytes_per_s, self.before.bytes_per_s + bytes_per_s),
-        )
+    home: str
+    until_s: float
+    bytes_per_s: float
 
 
 @dataclass(slots=True)
@@ -203,7 +198,8 @@ class Balancer:
         self._candidates: list[_Candidate] = []
         self._told: ProxyLoad | None = None
         self._tells_at_s = 0.0
-        self._gifts: dict[str, _Gifts] = {}
+        self._sent: list[_Sent] = []
+        self._seen: dict[str, int] = {}  # how many logs each told last
         self.state = BalanceState.ALONE
         self.handed_over = 0
         """How many logs it has decided to hand over, ever."""
@@ -231,7 +227,8 @@ class Balancer:
     def _looked(self, event: Looked) -> list[Effect]:
         if event.live != self._live:
             self._live, self._since_s = event.live, event.now_s
-            self._gifts.clear()
+            self._sent.clear()
+            self._seen.clear()
         self._measure(event)
         self._candidates = [
             _Candidate(log, meter.bytes_per_s, meter.is_written)
@@ -286,31 +283,44 @@ class Balancer:
         self._told = None
 
     def _loads_told(self, event: LoadsTold) -> list[Effect]:
-        self._expire(event.now_s)
         told = {
             location: load
             for location, load in event.loads.items()
             if load is not None and location in self._live and location != self._location
         }
+        self._forget_told_of(told, event.now_s)
         loads = {location: self._counted(location, load) for location, load in told.items()}
         chosen = self._step(loads)
+        told_s = _TOLD_LOOKS * LOOK_PAUSES * self._pause_s
         for each in chosen:
-            home = each.log.home
-            gifts = self._gifts.setdefault(home, _Gifts(told[home]))
-            gifts.sent.append((event.now_s, each.bytes_per_s))
+            until_s = event.now_s + (told_s if each.log.is_open else max(told_s, _UNUSED_S))
+            self._sent.append(_Sent(each.log.home, until_s, each.bytes_per_s))
         self.handed_over += len(chosen)
         self.state = BalanceState.MOVING if chosen else BalanceState.EVEN
         return [HandOver(each.log.name, each.log.home) for each in chosen]
 
-    def _expire(self, now_s: float) -> None:
-        for home, gifts in list(self._gifts.items()):
-            gifts.sent = [each for each in gifts.sent if now_s - each[0] < _SENT_KEPT_S]
-            if not gifts.sent:
-                del self._gifts[home]
+    def _forget_told_of(self, told: Mapping[str, ProxyLoad], now_s: float) -> None:
+        """Forget what was handed over to those who own more since, the oldest first, and old ones.
+
+        Who let go of others meanwhile owns no more: of what he got some counts twice for a while.
+        """
+        more = {
+            location: load.logs - self._seen.get(location, load.logs)
+            for location, load in told.items()
+        }
+        self._seen |= {location: load.logs for location, load in told.items()}
+        left = []
+        for each in self._sent:
+            if more.get(each.home, 0) > 0:
+                more[each.home] -= 1
+            elif now_s < each.until_s:
+                left.append(each)
+        self._sent = left
 
     def _counted(self, location: str, told: ProxyLoad) -> _Load:
-        gifts = self._gifts.get(location) or _Gifts(told)
-        return gifts.counted(told)
+        """Return what a proxy told with what it may not have told yet."""
+        sent = [each.bytes_per_s for each in self._sent if each.home == location]
+        return _Load(told.logs + len(sent), told.room - len(sent), told.bytes_per_s + sum(sent))
 
     def _step(self, loads: Mapping[str, _Load]) -> list[_Candidate]:
         """Return what is handed over now."""

@@ -132,6 +132,19 @@ def test_what_was_handed_over_counts_though_its_new_owner_does_not_say_so(
     assert step(balancer, logs, {OTHER: EMPTY}, AFTER_S + 1000)
 
 
+def test_a_new_owner_that_hands_over_others_meanwhile_gets_more(balancer: Balancer) -> None:
+    """It owns no more than before, so that it seems not to have told of what it got."""
+    logs = owned(*[OTHER] * 12, is_open=True)
+    told = changed_by(EMPTY, logs=8)
+    moved = settled(balancer, logs, {OTHER: told, THIRD: EMPTY})
+    now_s = AFTER_S
+    while now_s < 4 * AFTER_S:
+        logs = [each for each in logs if each.name not in moved]
+        now_s += PAUSE_S
+        moved = step(balancer, logs, {OTHER: told, THIRD: EMPTY}, now_s)
+    assert len(logs) == 8  # the mean and its tolerance
+
+
 @pytest.mark.parametrize(
     ("loads", "why"),
     [
