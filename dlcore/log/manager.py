@@ -129,7 +129,9 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         at, settings = await self._context.logs.open(self._log)
         require_unsealed(at)
         settings.require_mode(self.name, proxied=(turns := producers is not None))
-        lock = await self._acquire(turns=turns) if self._config.lock_enabled else None
+        lock = None
+        if self._config.lock_enabled:
+            lock = await self._acquire(turns=turns, asks=not turns)
         try:
             self._require_open()
             config = self._config
@@ -139,10 +141,14 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
                 await lock.release()
             raise
 
-    async def _acquire(self, timeout_s: float | None = None, *, turns: bool = False) -> WriterLock:
+    async def _acquire(
+        self, timeout_s: float | None = None, *, turns: bool = False, asks: bool = False
+    ) -> WriterLock:
         self._require_open()
         context, who = self._context, self._context.client_id
-        lock = WriterLock(context.logs, self._log, client_id=who, clock=context.clock, turns=turns)
+        lock = WriterLock(
+            context.logs, self._log, client_id=who, clock=context.clock, turns=turns, asks=asks
+        )
         if timeout_s is None:
             timeout_s = self._config.lock_timeout_s
         await lock.acquire(timeout_s=timeout_s)

@@ -353,6 +353,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     turn: Turn = "refused"
     since_ms: Count = 0
+    wanted_by: str = ""
 
     def described(self, client_id: str) -> str:
         """Return the holder and the time of acquisition, as text for the client of that id."""

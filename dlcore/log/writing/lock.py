@@ -28,6 +28,7 @@ from dlcore.log.metadata.values import (
     Turn,
 )
 from dlcore.log.writing.ownership import (
+    AskHolder,
     Denied,
     Effect,
     Event,
@@ -79,6 +80,7 @@ class WriterLock:
         client_id: str,
         clock: Clock,
         turns: bool = False,
+        asks: bool = False,
     ) -> None:
         self._logs = logs
         self._store = logs.metadata_store
@@ -89,6 +91,7 @@ class WriterLock:
         self._client_id = client_id
         self._clock = clock
         self.gives_turns = turns
+        self._asks = asks
         self._ownership = Ownership(waits=False)
         self._denial: DLError | None = None
         self._events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1000)
@@ -118,7 +121,7 @@ class WriterLock:
             OwnershipAcquireFailedError: another writer owns the log.
             LogNotFoundError: there is no such log.
         """
-        self._ownership = Ownership(waits=timeout_s > 0)
+        self._ownership = Ownership(waits=timeout_s > 0, asks=self._asks)
         self._unsubscribe = [
             self._store.watch(self._path, lambda: self._tell(LockChanged()), children=False),
             self._store.on_session(self._session_changed),
@@ -189,6 +192,8 @@ class WriterLock:
             if isinstance(effect, TryLock):
                 event = await self._try_lock(guarded=effect.guarded)
                 await self._perform(self._ownership.handle(event))
+            elif isinstance(effect, AskHolder):
+                await self._ask(effect.holder)
             else:
                 self._perform_now([effect])
 
@@ -204,8 +209,8 @@ class WriterLock:
                             self._owned_text(), owner=effect.holder.owner if effect.holder else ""
                         )
                     )
-                case TryLock():
-                    raise AssertionError("attempts are awaited")
+                case TryLock() | AskHolder():
+                    raise AssertionError("what asks the metadata store is awaited")
                 case _:
                     assert_never(effect)
 
@@ -255,16 +260,37 @@ class WriterLock:
                 return LockTaken() if is_ours else LockHeld(self._holder_of(node))
         return LogMoved() if guarded else TimedOut()
 
+    async def _ask(self, holder: LockHolder) -> None:
+        """Write to the node that its lock is wanted, if it is still that holder's."""
+        try:
+            node = await self._store.get(self._path, fresh=True)
+            if node is None or self._holder_of(node) != holder:
+                return  # it has changed, and the watch rings
+            value = encode(replace(holder, wanted_by=self._client_id))
+            await self._store.multi([Put(self._path, value, node.version)])
+        except (MetadataVersionError, NoNodeError):
+            return  # likewise
+        except UNANSWERED as error:
+            # After a reconnection the watch rings, and the next look asks again.
+            logger.info("log=%s: was its owner asked to let go? %s", self._name, error)
+        else:
+            logger.info("log=%s: its owner %s is asked to let go", self._name, holder.owner)
+
     async def _verify(self) -> int | None:
         return None if self.verify is None else await self.verify()
+
+    async def look(self) -> LockHolder | None:
+        """Return what the node says of the lock, if it is held here.  Raises: MetadataError."""
+        node = await self._store.get(self._path, fresh=True)
+        return self._holder_of(node) if node is not None and self._is_own(node) else None
 
     async def has_turn(self, turn: Turn) -> bool:
         """Return whether this writer holds the lock, and its turn is `turn`.
 
         Raises: MetadataError.
         """
-        node = await self._store.get(self._path, fresh=True)
-        return node is not None and self._is_own(node) and self._holder_of(node).turn == turn
+        holder = await self.look()
+        return holder is not None and holder.turn == turn
 
     async def set_turn(self, before: Turn, turn: Turn) -> bool:
         """Change the turn of the lock from `before`; return False if it was another one.

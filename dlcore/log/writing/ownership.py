@@ -111,7 +111,14 @@ class Denied:
     holder: LockHolder | None
 
 
-Effect: TypeAlias = TryLock | Granted | Suspended | Resumed | Denied
+@dataclass(frozen=True, slots=True)
+class AskHolder:
+    """Effect: let `holder` know that its lock is wanted; if that fails the next look asks again."""
+
+    holder: LockHolder
+
+
+Effect: TypeAlias = TryLock | Granted | Suspended | Resumed | Denied | AskHolder
 
 
 class Ownership:
@@ -210,6 +217,9 @@ class Ownership:
             return self._deny()
         if self.state is OwnershipState.ACQUIRING and not self._waits:
             return self._deny()
+        if self.state is OwnershipState.ACQUIRING and self._asks:
+            lets_go = holder.turn != "refused" and not holder.wanted_by
+            return [AskHolder(holder)] if lets_go else []
         return []
 
     def _deny(self) -> list[Effect]:

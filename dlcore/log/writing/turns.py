@@ -68,11 +68,19 @@ class TurnGiver:
         self._machine = machine
         self._perform = perform
         self._fail = fail
+        self._wanted_by = ""
+        self._on_wanted: Callable[[str], None] | None = None
         self._changed = asyncio.Event()
         path = context.logs.paths_of(log).lock
         self._unsubscribe = context.store.watch(path, self._changed.set, children=False)
         self._tasks = BackgroundTasks()
         self._tasks.start(self._run(), name=f"turns-{log.name}")
+
+    def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
+        """Call this once a writer waits for the lock itself, with who that is."""
+        self._on_wanted = on_wanted
+        if self._wanted_by:
+            on_wanted(self._wanted_by)
 
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -80,7 +88,7 @@ class TurnGiver:
             await self._changed.wait()
             self._changed.clear()
             try:
-                if not await self._lock.has_turn("asked"):
+                if not await self._is_turn_asked_for():
                     continue
                 begun_s = clock()
                 await self._give()
@@ -93,6 +101,17 @@ class TurnGiver:
                 return  # sealed, failed or closed
             # The waiting writers get the same time: consecutive appends must not block them.
             await asyncio.sleep(min(clock() - begun_s, TURN_S))
+
+    async def _is_turn_asked_for(self) -> bool:
+        """Look at the lock, and tell if it is wanted itself."""
+        holder = await self._lock.look()
+        if holder is None:
+            return False
+        if holder.wanted_by and not self._wanted_by:
+            self._wanted_by = holder.wanted_by
+            if self._on_wanted is not None:
+                self._on_wanted(holder.wanted_by)
+        return holder.turn == "asked"
 
     async def _give(self) -> None:
         aside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

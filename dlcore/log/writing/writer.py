@@ -55,7 +55,7 @@ from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns import TurnGiver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     import pyarrow as pa
@@ -120,18 +120,26 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         self._followers: list[SettingsFollower | TurnGiver] = [
             SettingsFollower(context, log, self._configure)
         ]
+        self._turns: TurnGiver | None = None
         context.open_objects.add(self)
         left_open.add(self)
         if lock is not None:
             if lock.gives_turns:
-                turns = TurnGiver(context, log, lock, self._machine, self._perform, self._fail)
-                self._followers.append(turns)
+                self._turns = TurnGiver(
+                    context, log, lock, self._machine, self._perform, self._fail
+                )
+                self._followers.append(self._turns)
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
             self._ownership_changed()
 
     def __repr__(self) -> str:
         return f"<AsyncLogWriter {self._machine!r}>"
+
+    def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
+        """Call this once another writer waits for the log, if this one gives turns."""
+        if self._turns is not None:
+            self._turns.tell_when_wanted(on_wanted)
 
     @property
     def log_name(self) -> str:

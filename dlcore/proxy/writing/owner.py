@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _DRAINED_AT_ONCE = 8
 """Many at once would hold each other up, and with them the log that is written most."""
+_GIVE_WAY_S = 1.0
+"""For so long a log that was let go of for a writer is left to it."""
 _LEAVE_S = 5.0
 """How long streams may take to tell their clients the last acknowledgements."""
 
@@ -258,6 +260,35 @@ class LogOwner:
         log.unreached = frozenset(unreached)
         self._ownership.acquired(name)
         logger.info("log=%s is owned", name)
+        writer.tell_when_wanted(partial(self._wanted, name, log))
+
+    def _wanted(self, name: str, log: OwnedLog, who: str) -> None:
+        """Let go of a log for a writer beside the proxies that waits for it."""
+        if self._logs.get(name) is log and self._ownership.release(name):
+            logger.info("log=%s is let go of for the writer %s", name, who)
+            self._change(name, self._give_way)
+
+    async def _give_way(self, name: str) -> None:
+        """Let go of a log, and let who waits for it take the lock before anybody else.
+
+        Clients that ask meanwhile wait.
+        """
+        log = self._logs[name]
+        context, changed = self._namespace.log_context, asyncio.Event()
+        key = LogKey(name=name, log_id=log.log_id)
+        path = context.logs.paths_of(key).lock
+        unsubscribe = context.store.watch(path, changed.set, children=False)
+        try:
+            await self._end_writer(name, log)
+            async with asyncio.timeout(_GIVE_WAY_S):
+                while await context.logs.read_lock(key) is None:
+                    await changed.wait()
+                    changed.clear()
+        except (TimeoutError, DLError) as error:
+            logger.info("log=%s was not taken: %s", name, type(error).__name__)
+        finally:
+            unsubscribe()
+            self._gone(name)
 
     async def _require_same(self, name: str, writer: AsyncLogWriter) -> None:
         """End a writer of a log that was renamed or deleted before it was locked.
@@ -312,7 +343,12 @@ class LogOwner:
         return is_here
 
     async def _close(self, name: str) -> None:
-        log = self._logs[name]
+        try:
+            await self._end_writer(name, self._logs[name])
+        finally:
+            self._gone(name)
+
+    async def _end_writer(self, name: str, log: OwnedLog) -> None:
         successor = self._ownership.successor(name, self._membership.live)
         log.end(not_here(name) if successor is None else elsewhere(name, successor))
         try:
@@ -320,8 +356,6 @@ class LogOwner:
         except DLError as error:
             # Who waits for what was not written is told by its future.
             logger.warning("log=%s was let go of: %s: %s", name, type(error).__name__, error)
-        finally:
-            self._gone(name)
 
     async def _abort(self, name: str) -> None:
         try:

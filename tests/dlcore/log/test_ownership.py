@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.writing.ownership import (
+    AskHolder,
     Denied,
     Event,
     Granted,
@@ -56,6 +58,20 @@ def test_not_waiting_for_another_owner() -> None:
     machine.start()
     assert machine.handle(LockHeld(OTHER)) == [Denied(OTHER)]
     assert machine.state is OwnershipState.DENIED
+
+
+def test_a_proxy_that_holds_the_lock_is_asked_to_let_go() -> None:
+    """Once, by a writer who waits and may ask; another holder would not."""
+    proxy = replace(OTHER, turn="free")
+    machine = Ownership(waits=True, asks=True)
+    machine.start()
+    assert machine.handle(LockHeld(OTHER)) == []
+    assert machine.handle(LockHeld(proxy)) == [AskHolder(proxy)]
+    assert machine.handle(LockHeld(replace(proxy, wanted_by="me"))) == []
+    assert machine.handle(LockTaken()) == [Granted()]
+    for other in (Ownership(waits=True), Ownership(waits=False, asks=True)):
+        other.start()
+        assert AskHolder(proxy) not in other.handle(LockHeld(proxy))
 
 
 def test_the_lock_is_regained_when_nothing_happened() -> None:
