@@ -144,6 +144,11 @@ class Deliveries:
                 await self._outgoing.send(send, run.data)
         return None
 
+    @property
+    def _others_wait(self) -> bool:
+        """Whether another client waits to be caught up."""
+        return self._turns.locked() or self._outgoing.readers_waiting > 0
+
     async def _catch_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
         """Send what lies in [position, end), which is readable.
 
@@ -166,10 +171,10 @@ class Deliveries:
                     async for message, reached in messages:
                         position = reached
                         sending = await self._outgoing.begin(send, message)
-                        patience_s = STALL_S / 10 if self._turns.locked() else STALL_S
+                        patience_s = STALL_S / 10 if self._others_wait else STALL_S
                         done, _ = await asyncio.wait({sending}, timeout=patience_s)
                         left -= len(message)
-                        if not done or (left < 0 and self._turns.locked()):
+                        if not done or (left < 0 and self._others_wait):
                             break
                         await sending
                         has_taken = True

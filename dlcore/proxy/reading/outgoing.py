@@ -28,8 +28,9 @@ STALL_S = 1.0
 _READERS_MIN = 2
 _READER_BYTES = 12 * MIB
 """What a reader has of what it reads ahead: two chunks on their way from a bookie, and entries."""
-_COPIES = 2
-"""Of a message to one reader: it, and gRPC's copy."""
+_COPIES = 3
+"""Of a message to one reader: it, gRPC's, and as much again of the heap around them, which messages
+of other sizes leave unused."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,17 +46,26 @@ class Outgoing:
     """The messages on their way to readers, `bytes_max` at once; one message has room if alone.
 
     Args:
-        bytes_max: what they may take, with the copies of them; readers beside them a quarter.
+        bytes_max: what they may take, with the copies of them.
+        on_use: called when a message begins to be sent, and when it is not any more.
         on_full: called when half of that is taken, and when a client is ended for want of room.
     """
 
-    def __init__(self, bytes_max: int, on_full: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        on_use: Callable[[], None] = lambda: None,
+        on_full: Callable[[], None] = lambda: None,
+    ) -> None:
         self.bytes_max = bytes_max
         self.size_bytes = 0
+        self._on_use = on_use
         self._on_full = on_full
         self._sending: dict[_Sending, None] = {}  # the longest under way first
         self._leaving: dict[_Sending, None] = {}  # ended, and gRPC has them still
         self._readers = 0
+        self.readers_waiting = 0
+        """How many wait for memory to read ahead."""
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
 
@@ -81,6 +91,7 @@ class Outgoing:
         writing = asyncio.ensure_future(send(message))
         self._sending[sending] = None
         self.size_bytes += size_bytes
+        self._on_use()
         if self.is_short:
             self._on_full()
         writing.add_done_callback(partial(self._written, sending))
@@ -93,6 +104,7 @@ class Outgoing:
         self._leaving.pop(sending, None)
         self.size_bytes -= sending.size_bytes
         self._freed.set()
+        self._on_use()
         error = None if writing.cancelled() else writing.exception()
         if sending.answer.done():
             return
@@ -111,9 +123,13 @@ class Outgoing:
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[None, None]:
         """Read ahead for a client meanwhile, once there is memory for it."""
-        while self._readers >= _READERS_MIN and not self._may_read():
-            self._freed.clear()
-            await self._freed.wait()
+        self.readers_waiting += 1
+        try:
+            while self._readers >= _READERS_MIN and not self._may_read():
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self.readers_waiting -= 1
         self._readers += 1
         try:
             yield
@@ -122,8 +138,7 @@ class Outgoing:
             self._freed.set()
 
     def _may_read(self) -> bool:
-        taken = self.size_bytes + (self._readers + 1) * _READER_BYTES
-        return taken <= self.bytes_max + self.bytes_max // 4
+        return self.size_bytes + (self._readers + 1) * _READER_BYTES <= self.bytes_max
 
     async def _room(self, size_bytes: int) -> None:
         """Wait for room, in turn; end whoever has stood still in it for too long."""
@@ -142,7 +157,10 @@ class Outgoing:
                     pass
 
     def _has_room(self, size_bytes: int) -> bool:
-        return not self.size_bytes or self.size_bytes + size_bytes <= self.bytes_max
+        return self._fits(self.size_bytes, size_bytes)
+
+    def _fits(self, taken_bytes: int, size_bytes: int) -> bool:
+        return not taken_bytes or taken_bytes + size_bytes <= self.bytes_max
 
     def _make_room(self, size_bytes: int) -> float:
         """End the client that has stood still for longest; return how long to wait before another.
@@ -153,7 +171,7 @@ class Outgoing:
         now_s = asyncio.get_running_loop().time()
         leaving_bytes = sum(each.size_bytes for each in self._leaving)
         staying_bytes = self.size_bytes - leaving_bytes
-        is_enough = not staying_bytes or staying_bytes + size_bytes <= self.bytes_max
+        is_enough = self._fits(staying_bytes, size_bytes)
         oldest = next(iter(self._leaving if is_enough else self._sending))
         if oldest.until_s > now_s:
             return oldest.until_s - now_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
+import threading
 from typing import TYPE_CHECKING
 
 from dlcore.kept_memory import give_back_what_is_free
@@ -16,12 +16,10 @@ from dlcore.kept_memory import give_back_what_is_free
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
-
 LOOK_S = 0.5
 """What was freed is given back so often while memory is short."""
 CALM_S = 30.0
-"""After so long without that, what is kept for later goes as well."""
+"""So long after it was used what is free is given back, and what is kept for later as well."""
 
 
 class Relief:
@@ -33,27 +31,33 @@ class Relief:
 
     def __init__(self, forget: Callable[[], None]) -> None:
         self._forget = forget
-        self._loop = asyncio.get_running_loop()
         self._look: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
+        self._was_short = False
+
+    def used(self) -> None:
+        """Note that memory is used now."""
+        if self._calm is None:
+            self._calm = asyncio.get_running_loop().call_later(CALM_S, self._give_all_back)
 
     def needed(self) -> None:
         """Note that memory is short now."""
+        self.used()
+        self._was_short = True
         if self._look is None:
-            self._look = self._loop.call_later(LOOK_S, self._give_back)
-            if self._calm is not None:
-                self._calm.cancel()
-            self._calm = self._loop.call_later(LOOK_S + CALM_S, self._give_all_back)
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._give_back)
 
     def _give_back(self) -> None:
         self._look = None
-        self._loop.run_in_executor(None, give_back_what_is_free)
+        _give_back_aside()
 
     def _give_all_back(self) -> None:
         self._calm = None
-        gc.collect()
+        if self._was_short:  # else the pause is not worth it
+            gc.collect()
+        self._was_short = False
         self._forget()
-        self._give_back()
+        _give_back_aside()
 
     def close(self) -> None:
         """Give nothing back any more."""
@@ -61,3 +65,9 @@ class Relief:
             if timer is not None:
                 timer.cancel()
         self._look = self._calm = None
+
+
+def _give_back_aside() -> None:
+    # It takes up to some ten milliseconds, and tells the event loop nothing.
+    name = "giving memory back"
+    threading.Thread(target=give_back_what_is_free, name=name, daemon=True).start()

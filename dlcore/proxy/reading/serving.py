@@ -94,7 +94,9 @@ class ReadPath:
         self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
         self.followed = FollowedLogs(RingBudget(config.ring_bytes_max))
         self._relief = Relief(namespace.log_context.ledgers.forget_free_memory)
-        self.outgoing = Outgoing(config.sending_bytes_max, self._relief.needed)
+        self.outgoing = Outgoing(
+            config.sending_bytes_max, on_use=self._relief.used, on_full=self._relief.needed
+        )
         self._deliveries = Deliveries(
             self.followed, self.outgoing, catching_up_max=config.catching_up_max
         )

@@ -140,7 +140,7 @@ def test_readers_ahead_leave_room_for_messages() -> None:
     """Two read ahead in any case, more as memory allows; the next one begins when one ends."""
 
     async def scenario() -> None:
-        sending = Outgoing(3 * outgoing._READER_BYTES)
+        sending = Outgoing(7 * outgoing._READER_BYTES // 2)
         begun: list[int] = []
         ends = [asyncio.Event() for _ in range(4)]
 
@@ -155,7 +155,7 @@ def test_readers_ahead_leave_room_for_messages() -> None:
         await until(lambda: len(begun) == 2)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert begun == [0, 1]
+        assert (begun, sending.readers_waiting) == ([0, 1], 2)
         seen = [sending.is_short]
         large.takes.set()
         await until(lambda: len(begun) == 3)

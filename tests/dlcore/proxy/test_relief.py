@@ -29,9 +29,11 @@ def test_memory_is_given_back_while_it_is_short_and_then_all_of_it(
                 memory.needed()
             await until(lambda: given.count("free") == count)  # noqa: B023
         await until(lambda: given == ["free", "free", "kept", "free"])
+        memory.used()
+        await until(lambda: given == ["free", "free", "kept", "free", "kept", "free"])
         memory.needed()
         memory.close()
         await asyncio.sleep(0.1)
-        assert len(given) == 4
+        assert len(given) == 6
 
     run(scenario())
