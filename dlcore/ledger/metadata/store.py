@@ -85,7 +85,7 @@ class LedgerStore:
             return self._ids.popleft()
 
     async def next_ledger_id(self) -> int:
-        """Return an id above those of all ledgers that were created before this call.
+        """Return the lowest id that no client has taken; all ids taken before this call are lower.
 
         Raises:
             CorruptMetadataError: the node of the counter is missing or damaged.

@@ -135,7 +135,7 @@ class Conduct:
         if failures < self._config.failures_min:
             return False
         answers = failures + record.successes + record.successes_before
-        # A bookie that stops at once still has a minute of successes on record.
+        # A bookie that stops suddenly still has a minute of successes on record.
         return (
             record.row >= self._config.failures_min
             or failures >= self._config.failure_share * answers

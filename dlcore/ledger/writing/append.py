@@ -149,7 +149,7 @@ class LedgerAppender:
         self._reasons: dict[BookieId, DLError] = {}  # why it failed last
         self._is_looking = False
         self._is_waiting = False  # for bookies, with an entry that cannot reach Qa
-        self._joining: dict[int, BookieId] = {}  # the new bookie of a position, once it has copies
+        self._joining: dict[int, BookieId] = {}  # new bookies by position, until the change
         self._copies_left = 0  # copies that joining bookies have yet to make durable
         self._planned: LedgerMetadata | None = None
         self._is_sealed = False

@@ -83,7 +83,7 @@ class SegmentLimits:
         )
 
     def is_reached(self, *, size_bytes: int, age_ms: int) -> bool:
-        """Return whether a segment of this size and age takes nothing more."""
+        """Return whether a segment or ledger of this size and age takes nothing more."""
         return size_bytes >= self.size_bytes_max or age_ms >= self.age_max_ms
 
     def is_full(self, segment: OpenSegment, *, size_bytes: int, now_ms: int) -> bool:
@@ -309,7 +309,7 @@ def plan_complete(
         seal: whether to seal the log.
 
     Raises:
-        UnexpectedError: there is an open extent, and neither argument names it.
+        UnexpectedError: neither `closing` nor `empty_ledger_id` is about the open extent.
     """
     draft = _Draft(paths, at)
     _complete_last(draft, closing, now_ms=now_ms, empty_ledger_id=empty_ledger_id)

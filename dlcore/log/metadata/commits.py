@@ -38,7 +38,7 @@ RUNS_REMEMBERED_MAX = 16
 LOGS_REMEMBERED_MAX = 2_000
 """Logs of one version that a record remembers; with more of them new logs cannot be recognized."""
 _DIGEST_BYTES = 4
-"""Bytes of the digest of a log's id.  Equal digests by chance skip one append in 2**32."""
+"""Bytes of the digest of a log's id.  By equal digests one append in 2**32 is wrongly skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class AppendRun(ShownFields):
 
     `token` is unique to the life.  `begun_ns` is the monotonic clock of the committing machine
     before any work of the append.  An append that begins before the previous one commits overlaps
-    it.  `thread` names the thread of the append and its ordinal there: appends of different threads
-    have no fixed order, even if none overlap.  If another machine commits for the appender,
-    `commits_ns` is the appender's clock at the time of that request.
+    it.  `thread` names the thread that made the append: its appends have an order, but appends of
+    different threads have none that a repetition keeps, even if none overlap.  If another machine
+    commits for the appender, `commits_ns` is the appender's clock at the time of that request.
     """
 
     token: str

@@ -84,7 +84,7 @@ class ReaderOpener:
     async def position_of(self, start: ReadStart, *, keeps_truncated: bool = False) -> DLSN:
         """Return the present position of a start.
 
-        Raises: AlreadyTruncatedError: a record with its transaction id was truncated away.
+        Raises: AlreadyTruncatedError: it names a transaction id that was truncated away.
         """
         if start.txid is not None:
             finder = await self.finder()
