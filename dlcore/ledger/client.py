@@ -251,7 +251,7 @@ class LedgerClient:
         await self._context().ledger_store.delete(ledger_id)
 
     def forget_free_memory(self) -> None:
-        """Let go of memory that is kept for what bookies send next, and that nothing uses."""
+        """Release memory that is kept for receiving from bookies and that nothing uses."""
         self._bookies.forget_free_memory()
 
     async def aclose(self) -> None:

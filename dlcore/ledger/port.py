@@ -152,7 +152,7 @@ class BookieClient(Protocol):
         ...
 
     def forget_free_memory(self) -> None:
-        """Let go of memory that is kept for what bookies send next, and that nothing uses."""
+        """Release memory that is kept for receiving from bookies and that nothing uses."""
         ...
 
     async def aclose(self) -> None:

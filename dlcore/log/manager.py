@@ -254,11 +254,11 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         Args:
             start: a position, a transaction id (int) or a time (datetime with a time zone): the
                 first record that is not below it; None: the first one that is not truncated.
-            end: likewise; None: the end of what is readable now.
-            columns: which ones, by name; by default all of a log of bytes (docs/contract.md).  A
-                typed log has also `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp`, which
-                are there on request only.
-            where: only the rows that fulfil it, such as ``pc.field("fare") > 20``.
+            end: the same kinds of value; None: the present end of the readable records.
+            columns: the names of the columns; by default all of a byte log (docs/contract.md).  A
+                typed log also has `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp`, which
+                are returned only on request.
+            where: a filter of rows, such as ``pc.field("fare") > 20``.
 
         Raises:
             SchemaMismatchError: the log has no such column.
@@ -269,7 +269,9 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         self._require_open()
         found = await self._readers.open_range(start, end, columns, where)
         if found.view.old_names:
-            from dlcore.log.entries.old_names import warn_of_old_names  # late: it loads Arrow
+            from dlcore.log.entries.old_names import (
+                warn_of_old_names,
+            )  # imported here: it loads Arrow
 
             warn_of_old_names(found.view.old_names)
         return found

@@ -262,7 +262,7 @@ class WireBookieClient:
         )
 
     def forget_free_memory(self) -> None:
-        """Let go of what is kept to receive into; see the port."""
+        """Release free memory for receiving; see the port."""
         self._memory.forget_free()
 
     def _check_open(self, bookie: BookieId) -> None:

@@ -101,10 +101,10 @@ class Incoming:
         return self._items.popleft()
 
     def drop(self) -> None:
-        """Let go of what nobody takes any more.
+        """Drop the answers that no task takes any more.
 
-        A waiter that was cancelled holds the frames that waited, which hold this: nothing of it
-        would be freed before Python's next full collection.
+        A cancelled waiter holds the frames that awaited it, and these hold this object.  Without
+        this call nothing of that would be freed before Python's next full garbage collection.
         """
         self._items.clear()
         self._waiter = None

@@ -244,7 +244,7 @@ class MemoryBookieClient:
         return (await self._ask(bookie)).read_lac(ledger_id, fence=fence)
 
     def forget_free_memory(self) -> None:
-        """Keep nothing."""
+        """Do nothing: no memory is kept here."""
 
     async def read_held(self, bookie: BookieId, *, ledger_id: int) -> HeldEntries:
         """Return the bookie's LAC, and the ranges of entries that it holds above it."""

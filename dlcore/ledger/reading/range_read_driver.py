@@ -54,7 +54,7 @@ class _Stream:
         self.task = self._fetch()
 
     def _fetch(self) -> asyncio.Task[_Frames | None]:
-        chunks = self._chunks  # not this stream, which holds the task, and that its last frames
+        chunks = self._chunks  # `self` would hold the task, and the task its last frames
 
         async def fetch() -> _Frames | None:
             return await anext(chunks, None)

@@ -39,10 +39,10 @@ _FEW_RECORDS = 100
 
 @cache
 def read_schema() -> pa.Schema:
-    """Return the columns of a log of bytes, the same through all doors.
+    """Return the columns of a byte log, which are the same in every API.
 
-    Spark requires them of its source to the letter: nullable, and times in microseconds, though a
-    log keeps milliseconds.
+    Spark requires exactly these of its source: nullable, and times in microseconds, though a log
+    stores milliseconds.
     """
     position = pa.struct([("lssn", pa.int64()), ("entry", pa.int64()), ("slot", pa.int64())])
     return pa.schema(
@@ -86,7 +86,7 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
     Args:
         batch: has a column value (binary, or a type that is binary inside), and txid (integers).
             The column may still have its old name, payload.
-        assigned_txid: what all rows of a batch without txid have there; None: it needs its own.
+        assigned_txid: the txid of all rows, if the batch has no such column; None: it must have.
 
     Raises:
         ConfigurationError: a column is missing, has another type, or holds nulls.
@@ -248,7 +248,7 @@ def repeated_text(text: str, count: int) -> pa.Array:
 
 
 def _known_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> list[pa.Array]:
-    """Return what is known of rows of an entry: their DLSN, their number and their time."""
+    """Return columns for rows of an entry: the DLSN, the sequence id and the time."""
     count = batch.num_rows
     numbers = np.empty((5, count), np.int64)
     numbers[0] = place.lssn
@@ -264,13 +264,13 @@ def _known_of(batch: pa.RecordBatch, place: EntryPlace, first_slot: int) -> list
 
 @cache
 def _known_types() -> tuple[pa.DataType, ...]:
-    """Return the types of a position, of a number and of a time: to look them up takes longer."""
+    """Return the types of DLSN, sequence id and time; cached, since a lookup takes longer."""
     return tuple(read_schema().field(name).type for name in ("dlsn", "sequence_id", "timestamp"))
 
 
 @cache
 def typed_read_fields() -> tuple[pa.Field, ...]:
-    """Return the columns that `read_batch` of a typed log has before those of the log."""
+    """Return the columns of a typed log's batches that come before the log's own columns."""
     names = ("dlsn", "txid", "sequence_id", "timestamp")
     return tuple(read_schema().field(name).with_name(f"_{name}") for name in names)
 
@@ -278,7 +278,7 @@ def typed_read_fields() -> tuple[pa.Field, ...]:
 def typed_read_batch(
     batch: pa.RecordBatch, place: EntryPlace, *, first_slot: int
 ) -> pa.RecordBatch:
-    """Return rows of one entry of a typed log, the first at `first_slot`, with what is known."""
+    """Return rows of one entry of a typed log, the first at `first_slot`, with those columns."""
     dlsn, sequence_id, timestamp = _known_of(batch, place, first_slot)
     columns = [dlsn, batch.column(0), sequence_id, timestamp, *batch.columns[1:]]
     schema = pa.schema([*typed_read_fields(), *list(batch.schema)[1:]])

@@ -1,9 +1,9 @@
-"""Names that columns of logs of bytes had at first: taken up to version 0.1, with a warning.
+"""Old names of the columns of byte logs: accepted up to version 0.1, with a warning.
 
-All doors call a column by one name, that of the Spark source (docs/contract.md has the table).
-Python's frames had others.  A frame cannot warn when somebody looks for a column that is gone, so
-rows have the new names, and whoever needs the old ones asks for them: by `columns` of `read`, or by
-`with_old_names`.  Batches that are written may still have a column ``payload``.
+Every API has one name for a column, that of the Spark source (docs/contract.md has the table).
+Python's frames had other names.  A frame cannot warn when a program looks for a missing column.
+Therefore rows have the new names, and a program that needs the old ones asks for them: by `columns`
+of `read`, or by `with_old_names`.  Batches to write may still have a column ``payload``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OLD_NAMES = {
     "entry_id": "dlsn.entry",
     "slot_id": "dlsn.slot",
 }
-"""What each old name stands for: a column, or a part of one."""
+"""The column, or the part of one, of each old name."""
 
 
 def warn_of_old_names(names: Collection[str]) -> None:
-    """Warn whoever called this library that it goes by old names, if there are any."""
+    """Warn the caller of this library if it uses old names."""
     told = ", ".join(f"{old} is called {new} now" for old, new in OLD_NAMES.items() if old in names)
     if not told:
         return
@@ -49,10 +49,10 @@ def old_column(rows: Any, name: str) -> Any:
 
 
 def with_old_names(rows: _Rows) -> _Rows:
-    """Return rows of a log of bytes with the columns that they had at first.
+    """Return rows of a byte log with the old columns.
 
-    These are ``lssn, entry_id, slot_id, txid, sequence_id, timestamp, payload``, as far as there is
-    something to make them of; times are in milliseconds, and ``log`` is left out.
+    These are ``lssn, entry_id, slot_id, txid, sequence_id, timestamp, payload``, as far as the rows
+    have the new ones; times are in milliseconds, and ``log`` is left out.
 
     Args:
         rows: a batch of a reader, or a table.

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 class SessionNode:
     """An ephemeral node by which others see that this process lives.
 
-    After the session was lost the node is made again, with what was put there last.
+    After a lost session the node is created again, with the value that was put last.
     """
 
     def __init__(self, store: MetadataStore, path: str) -> None:
@@ -29,7 +29,7 @@ class SessionNode:
         self.path = path
         self._session = ""
         self.value: bytes | None = None
-        """What was put there last; else it holds the session's token."""
+        """The value that was put last; None: the node holds the session's token."""
         self._making = asyncio.Lock()
         self._renewals = BackgroundTasks()
         self._unsubscribe = self._store.on_session(self._session_changed)
@@ -43,7 +43,7 @@ class SessionNode:
                 await persistently(self._make)
 
     async def put(self, value: bytes) -> None:
-        """Put a value there, for the others.  Raises: MetadataError: they may not see it."""
+        """Put a value there for others.  Raises: MetadataError: others may not see it."""
         self.value = value
         async with self._making:
             if self._session == self._store.session_token:
@@ -61,7 +61,7 @@ class SessionNode:
         self._session = session
 
     async def _replace(self, value: bytes) -> None:
-        """Replace a node that an earlier session left and that is about to vanish."""
+        """Replace a node that an earlier session left and that will soon vanish."""
         try:
             await self._store.multi([Delete(self.path), Create(self.path, value, ephemeral=True)])
         except NoNodeError:

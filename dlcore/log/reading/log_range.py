@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AsyncFramed(ABC):
-    """What gives frames, because it gives a table; they are made in a thread, beside the loop."""
+    """An object with frames, made from its table in a thread, so that the loop is not blocked."""
 
     @abstractmethod
     async def to_arrow(self) -> pa.Table:
@@ -49,7 +49,7 @@ class LogRange(AsyncFramed):
     """The records of a log in [start, end), fixed when it was made; use `log.read`.
 
     `async for batch in log_range` yields Arrow batches with the columns of `schema`.  Each
-    iteration reads again; what is truncated before it is read is an `AlreadyTruncatedError`.
+    iteration reads again; records truncated before they are read are an `AlreadyTruncatedError`.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class LogRange(AsyncFramed):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns."""
+        """The columns of its batches."""
         return self.view.schema
 
     async def open_reader(self) -> AsyncLogReader:
-        """Open a reader at the start, whose stream ends with the entry in which the end lies.
+        """Open a reader at the start, whose stream ends with the entry that contains the end.
 
         Raises: AlreadyTruncatedError, LogNotFoundError, MetadataError.
         """

@@ -38,15 +38,15 @@ class StoredRows(NamedTuple):
         return DLSN(self.place.lssn, self.place.entry_id, self.first_slot)
 
     def slice(self, first_row: int, count: int) -> StoredRows:
-        """Return some of them, `count` at most."""
+        """Return at most `count` of them, from `first_row` on."""
         rows = self.batch.slice(first_row, count)
         return StoredRows(rows, self.place, self.first_slot + first_row)
 
 
 class Rows(Generic[_Record]):
-    """What is left of rows that came together: records that are made once the first is asked for.
+    """The rest of rows that came together; records are made when the first one is requested.
 
-    Whoever iterates over `records` takes each record that comes out; a batch takes the rest.
+    Iterating over `records` takes each record that is yielded; a batch takes the rest.
     """
 
     __slots__ = ("_next_row", "_records", "_row_count", "size_bytes")
@@ -54,7 +54,7 @@ class Rows(Generic[_Record]):
     def __init__(self, row_count: int, first_row: int, *, size_bytes: int) -> None:
         self._row_count = row_count
         self._next_row = min(first_row, row_count)
-        self._records: Iterator[_Record] | None = None  # all but those that were taken
+        self._records: Iterator[_Record] | None = None  # without those that were taken
         self.size_bytes = size_bytes
 
     @property
@@ -67,7 +67,7 @@ class Rows(Generic[_Record]):
     @property
     @abstractmethod
     def position(self) -> DLSN:
-        """The position of the next row; the one behind all of them when none is left."""
+        """The position of the next row; the one after all of them if none is left."""
 
     @abstractmethod
     def _make_records(self, first_row: int) -> list[_Record]:
@@ -75,38 +75,38 @@ class Rows(Generic[_Record]):
 
     @abstractmethod
     def take_batch(self, log: str) -> pa.RecordBatch:
-        """Take all that is left, with the columns that batches of the log `log` have."""
+        """Take all rows that are left, with the columns of batches of the log `log`."""
 
     def records(self) -> Iterator[_Record]:
-        """Return the one iterator over what is left."""
+        """Return the one iterator over the records that are left."""
         if self._records is None:
             self._records = iter(self._make_records(self._next_row))
         return self._records
 
     def peek_records(self, count: int) -> list[_Record]:
-        """Return the next records, up to `count`, which are not taken by that."""
+        """Return up to `count` of the next records without taking them."""
         return list(islice(copy(self.records()), count))
 
     def skip(self, count: int) -> None:
-        """Take `count` records, also from those who iterate over them."""
+        """Take `count` records, also from running iterations."""
         deque(islice(self.records(), count), maxlen=0)
 
     def drop(self) -> None:
-        """Leave no rows, also for those who iterate over them."""
+        """Drop all rows, also from running iterations."""
         self._next_row = self._row_count
         for _ in self._records or ():
             pass
 
 
 class EntryRows(Rows[LogRecordWithDLSN]):
-    """What is left of an entry."""
+    """The rows that are left of an entry."""
 
     __slots__ = ("_batch", "_plain", "place")
 
     def __init__(
         self, batch: pa.RecordBatch, place: EntryPlace, first_row: int, *, size_bytes: int
     ) -> None:
-        # The size is told, for a batch takes long to tell its own.
+        # The size is passed, because a batch takes long to compute its own.
         super().__init__(int(batch.num_rows), first_row, size_bytes=size_bytes)
         self._batch: pa.RecordBatch | Callable[[], pa.RecordBatch] = batch
         self._plain: PlainRecords | None = None
@@ -122,7 +122,7 @@ class EntryRows(Rows[LogRecordWithDLSN]):
         decode: Callable[[], pa.RecordBatch],
         size_bytes: int,
     ) -> EntryRows:
-        """Return the rows of an entry that Arrow has no part in unless a batch is wanted."""
+        """Return the rows of an entry; Arrow is used only if a batch is wanted."""
         rows = cls.__new__(cls)
         Rows.__init__(rows, len(records.txids), first_row, size_bytes=size_bytes)
         rows._batch, rows._plain, rows.place = decode, records, place
@@ -130,7 +130,7 @@ class EntryRows(Rows[LogRecordWithDLSN]):
 
     @property
     def position(self) -> DLSN:
-        """The position of the next row; of the next entry when none is left."""
+        """The position of the next row, or of the next entry if none is left."""
         place, left = self.place, self.rows_left
         if not left:
             return place.end
@@ -143,14 +143,14 @@ class EntryRows(Rows[LogRecordWithDLSN]):
         return records_of(self._slice(first_row), place, first_slot=first_row)
 
     def take_batch(self, log: str) -> pa.RecordBatch:
-        """Take all that is left, with the columns that batches of the log `log` have."""
+        """Take all rows that are left, with the columns of batches of the log `log`."""
         first_row = self._row_count - self.rows_left
         batch = self._read(self._slice(first_row), first_row, log)
         self.drop()
         return batch
 
     def take_stored(self) -> StoredRows:
-        """Take all that is left, with the columns that the entry has."""
+        """Take all rows that are left, with the columns of the entry."""
         first_row = self._row_count - self.rows_left
         stored = StoredRows(self._slice(first_row), self.place, first_row)
         self.drop()
@@ -166,7 +166,7 @@ class EntryRows(Rows[LogRecordWithDLSN]):
 
 
 class TypedEntryRows(EntryRows):
-    """What is left of an entry of a typed log, for which there are batches only."""
+    """The rows that are left of an entry of a typed log, which has batches only."""
 
     __slots__ = ()
 

@@ -1,6 +1,7 @@
 """Rows for callers: as records or batches, waiting or not, each of them once, in order.
 
-What a reader of bookies and one of proxies have in common; where rows come from is their own.
+This is the common part of readers from bookies and readers from proxies, which differ in the source
+of their rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.rows import Rows
 
 _TAKEN_BYTES = 4 * 1024 * 1024
-"""How much the blocking reader takes over at once, to spare a thread switch per entry."""
+"""Bytes that the blocking reader takes over at once, to spare a thread switch for each entry."""
 
 _Rows = TypeVar("_Rows", bound="Rows[Any]")
 _Record = TypeVar("_Record")
@@ -34,7 +35,7 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStart:
-    """Where a reader begins: at a position, a transaction id or a time; at the first record."""
+    """The start of a reader: a position, a transaction id or a time; else the first record."""
 
     dlsn: DLSN | None = None
     txid: int | None = None
@@ -50,7 +51,7 @@ class ReadStart:
 
 
 class RowsWanted(TypedDict, total=False):
-    """What rows are wanted: see `RowsReader.take_rows`."""
+    """Arguments that say which rows are wanted: see `RowsReader.take_rows`."""
 
     non_blocking: bool
     until_caught_up: bool
@@ -81,20 +82,20 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     """The log's name."""
 
     def __init__(self, position: DLSN) -> None:
-        self._position = position  # behind the rows that are here
-        self._rows: deque[_Rows] = deque()  # decoded, and not taken by a call that has returned
+        self._position = position  # after the buffered rows
+        self._rows: deque[_Rows] = deque()  # decoded, but not taken yet
         self._turn = asyncio.Lock()
 
     @property
     def position(self) -> DLSN:
-        """Where it reads on: each record below was returned, was truncated, or is not wanted."""
+        """The next position: each record below was returned, was truncated, or is not wanted."""
         position, rows = self._position, self._rows  # in this order: `_add` may run meanwhile
         return rows[0].position if rows else position
 
     @property
     @abstractmethod
     def is_typed(self) -> bool:
-        """Whether the log is typed: there are batches of it then, and no records."""
+        """Whether the log is typed: it has batches then, and no records."""
 
     @property
     def committed(self) -> DLSN | None:
@@ -102,7 +103,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         return None if self._hold is None else self._hold.position
 
     async def commit(self, position: DLSN | None = None) -> DLSN:
-        """Store where its subscriber goes on, the reader's position if none is given; return it.
+        """Store the position of its subscriber, by default the reader's own, and return it.
 
         Raises:
             SubscriptionMovedError: another reader took the subscription over.
@@ -126,7 +127,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> None:
-        """Read on at another position, forward or back; arguments are those of `open_reader`.
+        """Go to another position, forward or back; arguments are those of `open_reader`.
 
         It waits for reads that were called before.  A reader that failed is usable again.
 
@@ -138,7 +139,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
 
     @abstractmethod
     async def _move(self, start: ReadStart) -> None:
-        """Read on there, with no rows left of where it was."""
+        """Go there, and drop the rows of the old position."""
 
     @abstractmethod
     async def _require_usable(self) -> None:
@@ -146,15 +147,15 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
 
     @abstractmethod
     async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | None:
-        """Add the next rows that there are, and return them; None as `_fill`."""
+        """Add the next rows, and return them; None: see `_fill`."""
 
     async def records(self, *, follow: bool = False) -> AsyncGenerator[_Record, None]:
         """Yield records until every readable one was returned, or the log's end.
 
-        With `follow` wait for more, until the log is sealed.  Each record that comes out is read:
-        who leaves the loop reads on behind it.
+        With `follow` it waits for more, until the log is sealed.  A yielded record is read: after
+        a break the next read begins after it.
 
-        Raises: as `read_next`, but for EndOfStreamError.
+        Raises: as `read_next`, except EndOfStreamError.
         """
         while (rows := await self._next_rows(follow=follow)) is not None:
             for record in rows.records():
@@ -163,7 +164,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     async def batches(self, *, follow: bool = False) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield Arrow batches as `read_batch` returns them; ends as `records` does.
 
-        Raises: as `read_next`, but for EndOfStreamError.
+        Raises: as `read_next`, except EndOfStreamError.
         """
         while (rows := await self._next_rows(follow=follow)) is not None:
             yield rows.take_batch(self.log_name)
@@ -184,7 +185,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         """Return the next record; wait until there is one.
 
         Args:
-            non_blocking: return None at once if no record is here.
+            non_blocking: return None at once if no record is buffered.
             until_caught_up: return None once every readable record was returned.
 
         Raises:
@@ -192,8 +193,8 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
             AlreadyTruncatedError: the position was truncated away.
             LogNotFoundError: the log was deleted.
             OwnershipAcquireFailedError, SubscriptionMovedError: its subscriber has another reader.
-            MetadataConnectionError, BookieUnavailableError: for `read_unavailable_timeout_s` it
-                waited while ZooKeeper or all bookies were gone; it can be called again.
+            MetadataConnectionError, BookieUnavailableError: ZooKeeper or all bookies were gone
+                for `read_unavailable_timeout_s` of waiting; it can be called again.
             ReaderIdleError: no record came for `reader_idle_error_s`; it can be called again.
             LedgerReadError, InvalidEntryError: an entry is missing, or broken.
         """
@@ -204,11 +205,11 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     async def read_bulk(
         self, count: int, *, until_caught_up: bool = False, timeout_s: float | None = None
     ) -> list[_Record]:
-        """Return up to `count` records: at least one, and then what is here.
+        """Return up to `count` records: at least one, and then those that are buffered.
 
-        With `until_caught_up`, return fewer than `count` (or none) only when every readable record
-        was returned, with `timeout_s` only when so much time is over; or before an error, which the
-        next call meets.
+        With `until_caught_up` it returns fewer than `count` (or none) only if every readable record
+        was returned; with `timeout_s` only if that time is over.  Before an error it may also
+        return fewer; the next call raises the error.
 
         Raises:
             ConfigurationError: `count` is below 1.
@@ -227,12 +228,13 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
             return take_records(self._rows, count)
 
     async def read_batch(self, *, until_caught_up: bool = False) -> pa.RecordBatch | None:
-        """Return what is left of the current entry, or the next one.
+        """Return the rest of the current entry, or the next entry.
 
-        It has `read_schema`'s columns; of a typed log `_dlsn`, `_txid`, `_sequence_id`,
+        It has `read_schema`'s columns; for a typed log `_dlsn`, `_txid`, `_sequence_id`,
         `_timestamp` and the log's own, by the latest version of its schema that the reader met.
 
-        Wait until there is one; with `until_caught_up` return None once all was returned.
+        It waits until there is one; with `until_caught_up` it returns None once all rows were
+        returned.
 
         Raises: as `read_next`.
         """
@@ -241,18 +243,18 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
             return rows.take_batch(self.log_name) if rows is not None else None
 
     async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[_Rows]:
-        """Return the rows that are here, of a few MB, which are the caller's from then on.
+        """Return the buffered rows, up to a few MB, which belong to the caller then.
 
-        Wait for `records_min` records, unless `non_blocking`, `until_caught_up` every readable one
-        was returned, or for `timeout_s`.  Raises: as `read_next`.
+        It waits for `records_min` records, at most `timeout_s`; with `until_caught_up` only until
+        every readable one was returned, with `non_blocking` not at all.  Raises: as `read_next`.
         """
         await self.gather_rows(**wanted)
         return self.take_gathered()
 
     async def gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
-        """Wait for what `take_rows` returns, and leave it to `take_gathered`.
+        """Wait for the rows of `take_rows`, and leave them to `take_gathered`.
 
-        For callers who may not get a result though it was there, as one in another thread who is
+        For callers that may not get a result though it was there, as one in another thread that is
         interrupted.  Raises: as `read_next`.
         """
         async with self._turn:
@@ -264,7 +266,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
             )
 
     def take_gathered(self) -> list[_Rows]:
-        """Return the rows that were gathered, which are the caller's from then on."""
+        """Return the gathered rows, which belong to the caller then."""
         taken, self._rows = self._rows, deque()
         drop_taken(taken)
         return list(taken)
@@ -278,7 +280,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         until_caught_up: bool,
         timeout_s: float | None,
     ) -> None:
-        """Gather what is here, up to `records_max` or `bytes_max`; wait for `records_min`."""
+        """Gather buffered rows, up to `records_max` or `bytes_max`; wait for `records_min`."""
         if timeout_s is not None:
             require_kind("timeout_s", timeout_s, float)
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
@@ -300,11 +302,11 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     ) -> _Rows | None:
         """Add the next rows, and return them; None if there are none now.
 
-        If the caller has some, an error waits for the next call, which meets it again.
+        If there are some already, an error is left to the next call, which gets it again.
         """
         adding = self._add(non_blocking=not waits, until_caught_up=until_caught_up)
         try:
-            if deadline is None or not waits:  # as for nearly every entry that is read in bulk
+            if deadline is None or not waits:  # nearly every entry in bulk reads
                 return await adding
             async with asyncio.timeout_at(deadline):
                 return await adding

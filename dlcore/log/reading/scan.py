@@ -214,10 +214,9 @@ def _named(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanBatch(ShownFields):
-    """Records of one entry, in order: `batch` has the columns txid (int64) and value (binary),
-    of a typed log `_txid` and the log's own, or those of them that its range asks for.
+    """Records of one entry, in order.
 
-    `batch` has the columns txid (int64) and payload (binary); for a typed log `_txid` and the log's
+    `batch` has the columns txid (int64) and value (binary); for a typed log `_txid` and the log's
     columns, or those of them that the range selects.  The first row is at DLSN(lssn, entry_id,
     first_slot) and has `sequence_id`; the following rows count up from there.  All rows have
     `timestamp_ms`, epoch milliseconds.

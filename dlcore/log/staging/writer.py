@@ -137,7 +137,7 @@ class StagingWriter(AsyncClosing):
             await self.write_batch(log, batch)
 
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for `log`: value (binary), and txid (int64) where they have their own.
+        """Write rows for `log`: value (binary), and txid (int64) if they have their own.
 
         For a typed log: columns of its schema, and `_txid` if the rows have their own.
 
