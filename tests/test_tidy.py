@@ -30,6 +30,36 @@ FOREIGN_WORDS = re.compile(
     r"\b(" + "|".join(("bro" + "kers?", "to" + "pics?", "sha" + "rds?")) + r")\b", re.I
 )
 RUNS_THE_OTHER = "benchmarks/peers/"
+# A sentence that begins with one of these names its subject late or never, and is read twice.
+LATE_SUBJECT = re.compile(
+    r"(?:^|(?<=[.!?] ))(?:What|Who|Whoever|Whose|Whom|Of|So|Likewise)\b.{0,40}"
+)
+A_PERSON = re.compile(r"\b(?:he|him|his|himself)\b.{0,40}", re.I)
+NOT_YET_PLAIN = {
+    "bookie/disks": 28,
+    "bookie/serving": 28,
+    "dlcore/background.py": 28,
+    "dlcore/backoff.py": 28,
+    "dlcore/cli": 28,
+    "dlcore/config.py": 28,
+    "dlcore/copying.py": 28,
+    "dlcore/errors.py": 28,
+    "dlcore/ids.py": 28,
+    "dlcore/isolating.py": 28,
+    "dlcore/kept_memory.py": 28,
+    "dlcore/metadata": 28,
+    "dlcore/namespace.py": 28,
+    "dlcore/proxy": 28,
+    "dlcore/records.py": 28,
+    "dlcore/remote": 28,
+    "dlcore/seldom.py": 28,
+    "dlcore/settings.py": 28,
+    "dlcore/statistics.py": 28,
+    "dlcore/sync.py": 28,
+    "dlcore/tls.py": 28,
+}
+"""Folders and files whose docstrings are not rewritten yet, with the issue that asks for it.  The
+list only shrinks: an entry goes once nothing below it is found any more."""
 
 
 def hand_written_files() -> list[Path]:
@@ -59,6 +89,7 @@ class Facts:
     opening: str
     long_functions: list[str]
     imported: set[str]
+    dark_sentences: list[str]
 
     @classmethod
     def of(cls, name: str, tree: ast.Module) -> Facts:
@@ -73,6 +104,11 @@ class Facts:
                 if (lines := function_line_count(node)) > FUNCTION_LINES_MAX
             ],
             imported=set().union(*map(imported_modules, nodes)),
+            dark_sentences=[
+                f"{name}:{line}: {found}"
+                for line, text in docstrings_of(nodes)
+                for found in dark_sentences(text)
+            ],
         )
 
 
@@ -161,3 +197,70 @@ def imported_modules(node: ast.AST) -> set[str]:
 def is_import_module(node: ast.Call) -> bool:
     """Whether a call is `importlib.import_module(…)`."""
     return isinstance(node.func, ast.Attribute) and node.func.attr == "import_module"
+
+
+def test_docstrings_name_their_subjects(facts: dict[str, Facts]) -> None:
+    """A sentence of the product says first what it is about, and a client is no person."""
+    assert not [
+        found
+        for name, each in facts.items()
+        if name.startswith(tuple(f"{package}/" for package in PACKAGES))
+        if not any(is_below(name, entry) for entry in NOT_YET_PLAIN)
+        for found in each.dark_sentences
+    ]
+
+
+def test_the_folders_that_are_not_plain_yet_get_fewer(facts: dict[str, Facts]) -> None:
+    """An entry without such a sentence would let one in again."""
+    assert not [
+        entry
+        for entry in NOT_YET_PLAIN
+        if not any(each.dark_sentences for name, each in facts.items() if is_below(name, entry))
+    ]
+
+
+def is_below(name: str, entry: str) -> bool:
+    """Return whether a file is `entry`, or lies in that folder."""
+    return name == entry or name.startswith(f"{entry}/")
+
+
+def docstrings_of(nodes: list[ast.AST]) -> list[tuple[int, str]]:
+    """Return the docstrings of modules, classes, functions and attributes, with their lines."""
+    bodies = (getattr(node, "body", None) for node in nodes)
+    return [
+        (statement.lineno, " ".join(statement.value.value.split()))
+        for body in bodies
+        if isinstance(body, list)
+        for statement in body
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        if isinstance(statement.value.value, str)
+    ]
+
+
+def dark_sentences(text: str) -> list[str]:
+    """Return the sentences that begin with a forbidden word, and the uses of a wrong pronoun."""
+    return [*LATE_SUBJECT.findall(text), *A_PERSON.findall(text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What a log holds.",
+        "A log's end.  Of those the last.",
+        "It waits. So it is late.",
+        "Is it ours?  Whoever asks knows.",
+        "A subscriber, and his position.",
+    ],
+)
+def test_a_dark_sentence_is_found(text: str) -> None:
+    """The rule notices each kind: a check that finds nothing would pass for ever."""
+    assert dark_sentences(" ".join(text.split()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Return what a log holds.", "The end of a log, so that it stays.", "This is theirs."],
+)
+def test_a_plain_sentence_is_let_be(text: str) -> None:
+    """These words may stand within a sentence."""
+    assert not dark_sentences(text)
