@@ -1,4 +1,4 @@
-"""Waiting for what happens outside the event loop: in a thread, or at ZooKeeper."""
+"""Waits for events outside the event loop: in a thread, or at ZooKeeper."""
 
 from __future__ import annotations
 
@@ -21,38 +21,40 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ANSWER_BYTES_MAX = 1_000_000
-"""A larger answer holds up a server, and all who wait for theirs behind it."""
+"""A larger answer delays the server and all clients whose answers come after it."""
 
 
 class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Knows kazoo's connection, which waits for a silent server for as long as a session lasts.
+    """Handler that knows kazoo's connection, and calls all callbacks in one thread.
 
-    And tells of changes and answers in one thread, in the order in which they came: kazoo's own has
-    two, so that an answer may be heard before a change that came ahead of it.
+    kazoo waits for a silent server for as long as a session lasts; `give_up` ends this. kazoo
+    itself has two threads for callbacks.  Therefore an answer could be reported before a change
+    that came earlier.  With one thread both come in the order of their arrival.
     """
 
     _connection: socket.socket | None = None
 
     def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
-        """Connect, for kazoo."""
+        """Create the connection for kazoo, and keep it."""
         self._connection = super().create_connection(*args, **kwargs)
         return self._connection
 
     def dispatch_callback(self, callback: Any) -> None:
-        """Tell of a change, behind what came before it."""
+        """Report a change, after all events that came before it."""
         self.completion_queue.put(partial(callback.func, *callback.args))
 
     def give_up(self) -> None:
-        """Let who waits for an answer meet the end of the connection."""
+        """Close the connection, so that waits for an answer end."""
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # it is lost or closed already
+            with contextlib.suppress(OSError):  # the connection is lost or closed already
                 self._connection.shutdown(socket.SHUT_RDWR)
 
 
 async def in_thread(work: Callable[[], object]) -> None:
-    """Run `work` in a thread of its own: executors take no more work when a process exits.
+    """Run `work` in its own thread, because executors accept no work when a process exits.
 
-    Python 3.12 starts no thread any more when the main one has ended: then the event loop waits.
+    Python 3.12 starts no thread after the main thread has ended.  Then `work` runs on the event
+    loop, which waits.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -63,7 +65,7 @@ async def in_thread(work: Callable[[], object]) -> None:
             work()
         except BaseException as raised:  # noqa: BLE001  # raised again where it is waited for
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(finish, error)
 
     def finish(error: BaseException | None) -> None:
@@ -94,6 +96,6 @@ async def answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
 
 
 def tell_if_large(what: str, size_bytes: int) -> None:
-    """Warn of an answer of so many bytes if that is too much."""
+    """Warn of an answer of `size_bytes` if it is too large."""
     if size_bytes > _ANSWER_BYTES_MAX:
         logger.warning("a large answer of ZooKeeper: %s, %d bytes", what, size_bytes)

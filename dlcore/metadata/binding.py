@@ -1,4 +1,4 @@
-"""A namespace: its binding, and the tree of nodes below it."""
+"""A namespace: its binding, and the creation of its tree of nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import NamespacePaths
 
 _ATTEMPTS_MAX = 5
-"""Lost races and lost replies before giving up; each race that is lost shows somebody's success."""
+"""Most lost races and lost replies; each lost race is another client's success."""
 
 
 class NamespaceBinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ async def ensure_namespace(
 ) -> NamespaceBinding:
     """Return the namespace's binding, creating the namespace if there is none.
 
-    Binding and tree are made in one transaction: a namespace is whole or is not there.
+    Binding and tree are created in one transaction: a namespace exists completely or not at all.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
         node = await store.get(paths.root, fresh=True)
@@ -49,7 +49,7 @@ async def ensure_namespace(
                 await _make_ancestors(store, paths)
             await store.multi(_creation(paths, binding, node))
         except (NodeExistsError, MetadataVersionError, MetadataConnectionError):
-            # Somebody else was first, or it was us and the reply was lost: look again.
+            # Another client was first, or our reply was lost: read again.
             if attempt == _ATTEMPTS_MAX:
                 raise
         else:
@@ -64,11 +64,11 @@ async def read_binding(
 
     Raises:
         ConfigurationError: there is no namespace at this path.
-        CorruptMetadataError: the binding does not parse, or is of another layout version.
+        CorruptMetadataError: the binding does not parse, or has another layout version.
     """
     node = await store.get(paths.root, fresh=fresh)
     if not fresh and (node is None or not node.value):
-        # This server may be behind the one that it was made on.
+        # This server may be behind the server that created it.
         return await read_binding(store, paths, fresh=True)
     if node is None or not node.value:
         raise ConfigurationError(
@@ -80,14 +80,14 @@ async def read_binding(
 async def find_namespaces(
     store: MetadataStore, root: str, *, depth_max: int = 4
 ) -> list[tuple[str, NamespaceBinding]]:
-    """Return the namespaces at `root` ("": the top) and below it, not looking inside of them."""
+    """Return the namespaces at and below `root` ("": the top), but not those inside of others."""
     if root:
         node = await store.get(root)
         if node is not None and node.value:
             try:
                 return [(root, decode(NamespaceBinding, node.value, source=root))]
             except CorruptMetadataError:
-                return []  # somebody else's
+                return []  # another program's node
     if depth_max == 0:
         return []
     found = []
@@ -106,7 +106,7 @@ def _creation(
     paths: NamespacePaths, binding: NamespaceBinding, existing: Versioned | None
 ) -> list[Op]:
     value = encode(binding)
-    # An empty node is one that was made only to stand above another.
+    # An empty node was created only as the parent of another node.
     root: Op = (
         Create(paths.root, value) if existing is None else Put(paths.root, value, existing.version)
     )

@@ -3,14 +3,13 @@
 A `MemoryTree` is the server; each `connect` opens one session, a `MemoryStore`.  There are no
 threads and no clock but the loop's, so a run on a virtual-time loop is a function of its inputs.
 
-With a `lag` each session reads from a server that follows the leader: what it reads may be old, but
-never older than what it read before, than its own writes, or than its last `sync`; a new session
-begins with all that was written before it.  A reply that is lost tells nothing, so reading back
-needs a `sync`.  Watches fire when that server learns of the change, and before the session can read
-it.
+With a `lag` each session reads from a server that follows the leader.  It may read old values, but
+none older than its previous reads, its own writes, or its last `sync`.  A new session begins with
+all earlier writes.  After a lost reply, reading back needs a `sync`.  Watches fire when the
+session's server applies the change, and before the session can read it.
 
-Faults: `disconnect`/`reconnect` (what is in flight fails as unknown), `expire` (the server ends the
-session; a disconnected store learns it when it reconnects) and `lose_next_reply`.
+Faults: `disconnect`/`reconnect` (requests in flight fail as unknown), `expire` (the server ends the
+session; a disconnected store learns this when it reconnects) and `lose_next_reply`.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ T = TypeVar("T")
 
 
 _LOG_MAX = 1000
-"""So many transactions may wait for a server that nobody asks anything."""
+"""Most transactions that may wait for a server without requests."""
 
 
 class _Transaction(NamedTuple):
-    """One that the leader applied, and when."""
+    """A transaction that the leader applied, and its time."""
 
     at: float
     ops: tuple[Op, ...]
@@ -65,11 +64,11 @@ class MemoryTree:
     """The tree that all its sessions share.
 
     Args:
-        latency: gives the travel time in seconds of each request, reply and watch event; without
-            it they take one turn of the loop.  What one session sends stays in order, and so does
-            what it is sent, as in ZooKeeper.
-        lag: gives how many seconds the server of a session is behind the leader, until it has
-            caught up and another time is drawn; without it every session sees every write at once.
+        latency: returns the travel time in seconds of each request, reply and watch event; without
+            it they take one turn of the loop.  Messages of a session stay in order in each
+            direction, as in ZooKeeper.
+        lag: returns by how many seconds the server of a session is behind the leader; after it has
+            caught up, another time is drawn.  Without it every session sees every write at once.
     """
 
     def __init__(
@@ -81,8 +80,9 @@ class MemoryTree:
         self.latency = latency
         self.lag = lag
         self._leader = Tree()
-        self._log: deque[_Transaction] = deque()  # that some server may not have applied
-        self._applied = 0  # transactions since the beginning
+        # Transactions that some server may not have applied.
+        self._log: deque[_Transaction] = deque()
+        self._applied = 0  # number of transactions
         self._stores: dict[int, MemoryStore] = {}
         self._sessions = 0
 
@@ -91,7 +91,7 @@ class MemoryTree:
         return MemoryStore(self, asyncio.get_running_loop())
 
     def dump(self) -> dict[str, Versioned]:
-        """Return every node by path: what a checker compares with its own truth."""
+        """Return every node by path, for checkers that compare it with their own truth."""
         return self._leader.dump()
 
     def _open_session(self, store: MemoryStore) -> int:
@@ -120,7 +120,7 @@ class MemoryTree:
         self._trim()
 
     def _trim(self) -> None:
-        """Forget transactions that every server has applied; the slow ones are made to."""
+        """Forget transactions that all servers have applied; make slow servers apply theirs."""
         if len(self._log) > _LOG_MAX:
             for store in self._stores.values():
                 store._follow()
@@ -157,10 +157,10 @@ class MemoryStore:
         self._loop = loop
         self._open_session()
         self._state = SessionState.CONNECTED
-        self._connection = 0  # counts connections: what was sent on an earlier one is lost
+        self._connection = 0  # requests on an earlier connection are lost
         self._is_closed = False
         self._is_expired_unseen = False
-        self._lost_replies: list[bool] = []  # for each write to come: is it applied?
+        self._lost_replies: list[bool] = []  # for each following write: is it applied?
         self._in_flight: dict[asyncio.Future[Any], None] = {}
         self._request_arrives_at = -math.inf
         self._reply_arrives_at = -math.inf
@@ -172,7 +172,7 @@ class MemoryStore:
     def _open_session(self) -> None:
         tree = self._tree
         self._session = tree._open_session(self)
-        # To open a session is a transaction, which its server has applied.
+        # The session's start is a transaction, which its server has applied.
         self._view = tree._leader if tree.lag is None else tree._leader.copy()
         self._position = tree._applied
         self._lag_s = 0.0 if tree.lag is None else tree.lag()
@@ -183,20 +183,21 @@ class MemoryStore:
     # Faults
 
     def lose_next_reply(self, *, applied: bool) -> None:
-        """Let the next write end in `MetadataConnectionError`, `applied` or not; calls queue up."""
+        """Make the next write raise `MetadataConnectionError`, `applied` or not; calls queue up."""
         self._lost_replies.append(applied)
 
     def disconnect(self) -> None:
-        """Cut the connection: requests fail as unknown, the session lives on at the server."""
+        """Cut the connection: requests fail as unknown, the session remains at the server."""
         if self._is_closed or self._state is SessionState.SUSPENDED:
             return
         if self._state is SessionState.EXPIRED:
-            self._is_expired_unseen = True  # its new session was not open yet: it still needs one
+            # Its new session was not open yet, so it still needs one.
+            self._is_expired_unseen = True
         self._drop_connection()
         self._set_state(SessionState.SUSPENDED)
 
     def reconnect(self) -> None:
-        """Restore the connection; an expiry meanwhile is noticed now."""
+        """Restore the connection; an expiry in between is reported now."""
         if self._is_closed or self._state is not SessionState.SUSPENDED:
             return
         if self._is_expired_unseen:
@@ -262,7 +263,7 @@ class MemoryStore:
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False
     ) -> list[Versioned | None]:
-        """Return the node of each path, or None where there is none, as of one moment."""
+        """Return the node of each path, None if there is none, all from the same moment."""
         wanted = tuple(paths)
 
         def read() -> list[Versioned | None]:
@@ -339,7 +340,7 @@ class MemoryStore:
         return unsubscribe
 
     def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
-        """Call `callback` on the loop with every change of the session's state."""
+        """Call `callback` on the loop at every change of the session's state."""
         self._require_open()
         self._subscriptions += 1
         key = self._subscriptions
@@ -352,7 +353,7 @@ class MemoryStore:
 
     @property
     def session_state(self) -> SessionState:
-        """The state right now."""
+        """The current state."""
         return self._state
 
     @property
@@ -382,7 +383,7 @@ class MemoryStore:
         reply: asyncio.Future[T] = self._loop.create_future()
         self._in_flight[reply] = None
         request = _Request(action, reply, is_write, self._connection)
-        # A caller that stops waiting does not take its request back: it arrives all the same.
+        # A caller that stops waiting does not cancel its request, which still arrives.
         if self._tree.latency is None:
             self._arrive(request)
         else:
@@ -410,12 +411,12 @@ class MemoryStore:
         if lost:
             error = _connection_lost()
         elif request.is_write:
-            self._catch_up()  # the answer comes from the session's server, after the write
+            self._catch_up()  # the session's server answers after it has applied the write
         self._later(lambda: self._answer(request, result, error))
 
     def _answer(self, request: _Request[Any], result: object, error: MetadataError | None) -> None:
         if request.reply not in self._in_flight:
-            return  # the connection was lost on the way
+            return  # the connection was lost in between
         del self._in_flight[request.reply]
         if error is not None:
             _fail(request.reply, error)
@@ -429,7 +430,7 @@ class MemoryStore:
         self._advance(self._tree._applied)
 
     def _follow(self, *, fresh: bool = False) -> None:
-        """Apply what is older than the lag, or all of it."""
+        """Apply the transactions that are older than the lag, or all."""
         if fresh:
             return self._catch_up()
         now = self._loop.time()
@@ -450,7 +451,7 @@ class MemoryStore:
         self._tell_watchers(changed)
 
     def _expect(self, changed: Container[str]) -> None:
-        """Have the server learn in time of a change that somebody watches for."""
+        """Make the server apply in time a change that a callback watches for."""
         if any(watch.path in changed for watch in self._watches):
             self._learn_later()
 
@@ -461,7 +462,7 @@ class MemoryStore:
 
     def _learn(self) -> None:
         self._learning = None
-        if self._tree._stores.get(self._session) is self:  # the session goes on
+        if self._tree._stores.get(self._session) is self:  # the session still exists
             self._follow()
             self._learn_later()
 
@@ -480,7 +481,7 @@ class MemoryStore:
 
     def _tell(self, watch: _Watch) -> None:
         watch.is_due = False
-        # Without a connection nothing is heard; the reconnection makes every watch due.
+        # Without a connection no change arrives; a reconnection makes every watch due.
         if watch in self._watches and self._state is SessionState.CONNECTED:
             watch.callback()
 

@@ -46,12 +46,12 @@ from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
 
 _LEDGERS_PER_NODE = 10_000
 _DIGITS_MAX = 19
-"""Of the largest number that is stored, 2**63 - 1."""
+"""Digits of the largest stored number, 2**63 - 1."""
 _URI = re.compile(r"(?P<scheme>[A-Za-z-]+)://(?P<servers>[^/]+)(?P<root>/.*)?")
 _SCHEMES = ("distributedlog", "distributedlog-bk")
 NAME_NODE_LENGTH_MAX = 160
-"""A longer component of a log's name is cut: the names of a million logs, 4,220 to a bucket, are
-then below 0.7 MB a bucket."""
+"""Longest part of a log's name in a node's name; longer names are cut.  Then the names of a million
+logs, 4,220 in a bucket, take less than 0.7 MB in each bucket."""
 _CUT = "~"
 BUCKETS = tuple(f"{number:02x}" for number in range(256))
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.=:#@+")
@@ -71,7 +71,7 @@ class NamespaceUri:
 def parse_uri(uri: str) -> NamespaceUri:
     """Parse ``distributedlog[-bk]://zk1:2181,zk2:2181/path`` (``;`` is accepted for ``,``)."""
     example = "expected distributedlog://host:port[,host:port]/path"
-    match = _URI.fullmatch(str(uri).strip())  # None, too, is refused by name
+    match = _URI.fullmatch(str(uri).strip())  # `None` gives the same error
     if match is None:
         raise InvalidNamespaceUriError(f"invalid namespace URI {uri!r}: {example}")
     scheme = match["scheme"].lower()
@@ -127,7 +127,7 @@ class NamespacePaths:
 
     @property
     def bucketed(self) -> tuple[str, ...]:
-        """Nodes whose children are divided among buckets: every list stays below 1 MB."""
+        """Nodes whose children are divided among buckets, so that every list stays below 1 MB."""
         return (
             self.logs,
             self.heads,
@@ -139,7 +139,7 @@ class NamespacePaths:
 
     @property
     def buckets(self) -> tuple[str, ...]:
-        """Every bucket, made with the namespace."""
+        """All buckets, which are created with the namespace."""
         return tuple(f"{above}/{name}" for above in self.bucketed for name in BUCKETS)
 
     @property
@@ -170,11 +170,11 @@ class NamespacePaths:
         return f"{self.cookies}/{escape(name)}"
 
     def bookie_held(self, name: str) -> str:
-        """Exists while an operator wants the bookie to be registered as read-only."""
+        """Exists while an operator holds the bookie read-only."""
         return f"{self.root}/bookies/held/{escape(name)}"
 
     def garbage_release(self, name: str) -> str:
-        """Lets the brake of a bookie's garbage collection go once."""
+        """Exists to release the brake of a bookie's garbage collection once."""
         return f"{self.root}/bookies/garbage/{escape(name)}"
 
     @property
@@ -188,7 +188,7 @@ class NamespacePaths:
         return f"{self.ledgers}/idgen"
 
     def ledger(self, ledger_id: int) -> str:
-        """Metadata of a ledger; at most 10,000 children per node: ZooKeeper bounds answers."""
+        """Metadata of a ledger; at most 10,000 children per node, as ZooKeeper bounds answers."""
         return f"{self.ledgers}/{_split(ledger_id)}"
 
     def ledger_id_of(self, high: str, middle: str, low: str) -> int:
@@ -217,7 +217,7 @@ class NamespacePaths:
         return f"{self.root}/heads"
 
     def log_of(self, log_id: str) -> LogPaths:
-        """Paths of one log, whatever its name."""
+        """Paths of one log, which do not depend on its name."""
         return LogPaths(f"{self.heads}/{bucket_of(log_id)}/{escape(log_id)}")
 
     @property
@@ -248,20 +248,20 @@ class NamespacePaths:
         return f"{self.staging}/{bucket_of(identity)}/{escape(identity)}"
 
     def staging_entry(self, identity: str, ledger_id: int) -> str:
-        """Lists a ledger of an identity of which more may be committed."""
+        """Lists a ledger of an identity with extents that may still be committed."""
         return f"{self.staging_of(identity)}/{ledger_id}"
 
     def staged_ledger(self, ledger_id: int) -> str:
-        """What is known of a ledger that was staged."""
+        """State of a staged ledger."""
         return f"{self.ledger(ledger_id)}/staged"
 
     @property
     def merged(self) -> str:
-        """Parent of the names of ledgers whose last extent was merged, until they go."""
+        """Parent of ledgers whose last extent was merged, until they are deleted."""
         return f"{self.root}/merged"
 
     def merged_ledger(self, ledger_id: int) -> str:
-        """Lists a ledger there."""
+        """Lists such a ledger."""
         return f"{self.merged}/{ledger_id}"
 
     @property
@@ -284,7 +284,7 @@ class NamespacePaths:
 
     @property
     def upkeep(self) -> str:
-        """Parent of what the upkeep of logs keeps."""
+        """Root of the upkeep of logs."""
         return f"{self.root}/upkeep"
 
     @property
@@ -302,7 +302,7 @@ class NamespacePaths:
         return f"{self.upkeep}/locks"
 
     def upkeep_lock(self, what: str) -> str:
-        """Ephemeral node of the worker that keeps a log up, or sweeps."""
+        """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
         return f"{self.upkeep_locks}/{escape(what)}"
 
     @property
@@ -311,7 +311,7 @@ class NamespacePaths:
         return f"{self.root}/proxies"
 
     def proxy(self, location: str) -> str:
-        """Ephemeral node of the proxy that serves there."""
+        """Ephemeral node of the proxy at `location`."""
         return f"{self.proxies}/{escape(location)}"
 
     @property
@@ -321,11 +321,11 @@ class NamespacePaths:
 
     @property
     def troubles(self) -> str:
-        """Parent of what the last sweeps had to leave out."""
+        """Parent of the items that the last sweeps left out."""
         return f"{self.root}/autorecovery/troubles"
 
     def troubles_of(self, sweep: str) -> str:
-        """What the last sweep of a kind had to leave out, if it had to."""
+        """Items that the last sweep of a kind left out, if there were any."""
         return f"{self.troubles}/{escape(sweep)}"
 
     @property
@@ -340,7 +340,7 @@ class NamespacePaths:
 
     @property
     def check_progress(self) -> str:
-        """How far the full replica check is that is under way."""
+        """Progress of the current full replica check."""
         return f"{self.root}/autorecovery/check-progress"
 
     @property
@@ -366,12 +366,12 @@ def _component_of(name: str) -> str:
 
 
 def name_of_component(component: str) -> str | None:
-    """Return the name of the log whose node this is; None if only the node's value tells it."""
+    """Return the log's name from its node's name; None if only the node's value has it."""
     return None if _CUT in component else unescape(component)
 
 
 def is_number(component: str) -> bool:
-    """Return whether a node is named by a number, as those of ledgers, that can be a ledger's."""
+    """Return whether a node's name is a number that can belong to a ledger."""
     return component.isascii() and component.isdecimal() and len(component) <= _DIGITS_MAX
 
 
@@ -382,13 +382,13 @@ def _split(ledger_id: int) -> str:
 
 
 def bucket_of(text: str) -> str:
-    """Return which of the buckets a name is in."""
+    """Return the bucket of a name."""
     return hashlib.sha256(text.encode()).hexdigest()[:2]
 
 
 @dataclass(frozen=True, slots=True)
 class LogPaths:
-    """Paths of one log; `head` is the node above the others."""
+    """Paths of one log; `head` is the parent of the others."""
 
     head: str
 
@@ -399,29 +399,29 @@ class LogPaths:
 
     @property
     def settings(self) -> str:
-        """What the log says of itself to its writers."""
+        """The log's settings for its writers."""
         return f"{self.head}/settings"
 
     @property
     def schema(self) -> str:
-        """What the records of a typed log are made of."""
+        """The schema of a typed log."""
         return f"{self.head}/schema"
 
     @property
     def subscribers(self) -> str:
-        """Parent of the positions that are kept for readers."""
+        """Parent of the subscribers' positions."""
         return f"{self.head}/subscribers"
 
     def subscriber(self, subscriber: str) -> str:
-        """One of them."""
+        """Position of one subscriber."""
         return f"{self.subscribers}/{escape(subscriber)}"
 
     def subscriber_lock(self, subscriber: str) -> str:
-        """Ephemeral node of the reader that may move it."""
+        """Ephemeral node of the reader that may move the position."""
         return f"{self.subscriber(subscriber)}/lock"
 
     def segment(self, lssn: int) -> str:
-        """One segment that has chunks or is completed."""
+        """A segment that has chunks or is completed."""
         return f"{self.head}/{lssn}"
 
     def chunk(self, lssn: int, number: int) -> str:

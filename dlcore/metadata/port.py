@@ -1,11 +1,11 @@
 """The metadata store port: a tree of small versioned values, in ZooKeeper's terms.
 
 Paths are absolute (``/dlog/logs/…``).  A node's version starts at 0 and counts its writes; a node
-that is deleted and created again starts at 0 again.  The parents of a node must exist, except where
-`make_parents` says otherwise.
+that is deleted and created again starts at 0 again.  The parents of a node must exist, except with
+`make_parents`.
 
-`MetadataConnectionError` from a write means *unknown*: it may have taken effect.  Callers classify
-by reading back a token or a version; the store never retries a write by itself.
+`MetadataConnectionError` from a write means *unknown*: it may have taken effect.  Callers find out
+by reading back a token or a version; the store never repeats a write.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Protocol, TypeAlias
 from dlcore.errors import TransactionTooLargeError
 
 ANY_VERSION = -1
-"""Write or delete whatever the version is."""
+"""Write or delete with any version."""
 REQUEST_BYTES_MAX = 1_000_000
-"""ZooKeeper closes the connection on a request above 1 MB (jute.maxbuffer), which looks as if it
-had not answered."""
+"""ZooKeeper closes the connection at a request above 1 MB (jute.maxbuffer).  To the client this
+looks like a missing answer."""
 _OP_OVERHEAD_BYTES = 64
-"""What an operation takes in a request beyond its path and value, at most: header, ACL, flags."""
+"""Most bytes of an operation in a request beside its path and value: header, ACL, flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
     """A node's value and version.
 
-    `session` is the token of the session that an ephemeral node dies with, "" of one that stays.
+    `session` is the token of the session that owns an ephemeral node, "" for a permanent one.
     """
 
     value: bytes
@@ -49,7 +49,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Set the value of `path` if it has `version`; `MetadataVersionError` or `NoNodeError` else."""
+    """Set the value of `path` if it has `version`, else `MetadataVersionError` or `NoNodeError`."""
 
     path: str
     value: bytes
@@ -76,10 +76,10 @@ Op: TypeAlias = Create | Put | Delete | Check
 
 
 def require_request_size(ops: Sequence[Op]) -> None:
-    """Refuse what a metadata store would not take in one request.
+    """Refuse operations that a metadata store would not accept in one request.
 
     Raises:
-        TransactionTooLargeError: it is too large.
+        TransactionTooLargeError: the request is too large.
     """
     size = sum(
         len(op.path.encode())
@@ -95,7 +95,7 @@ def require_request_size(ops: Sequence[Op]) -> None:
 
 
 class SessionState(enum.Enum):
-    """The session's state: SUSPENDED means no contact for now, EXPIRED that ephemerals are gone."""
+    """State of the session; SUSPENDED: no contact now, EXPIRED: its ephemeral nodes are gone."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -106,15 +106,15 @@ Unsubscribe: TypeAlias = Callable[[], None]
 
 
 class MetadataStore(Protocol):
-    """A session with the store.  Foreign exceptions never escape: all errors are `MetadataError`s.
+    """A session with the store.  All its errors are `MetadataError`s.
 
-    After a session expired the store opens a new one by itself; ephemeral nodes of the old one are
-    gone and are their creators' to make again (`on_session`).
+    After a session has expired the store opens a new one by itself.  The ephemeral nodes of the old
+    session are gone; their creators have to create them again (`on_session`).
 
-    A write that no store takes in one request ends in `TransactionTooLargeError`: nothing is sent.
+    A write that is too large for one request raises `TransactionTooLargeError`: nothing is sent.
 
-    A server may answer a read that is behind the others.  With `fresh` no write is missed that
-    completed before the call, whoever made it; that takes one round trip all the same.
+    The server that answers a read may be behind the others.  With `fresh` the answer includes all
+    writes of all clients that completed before the call.  This still takes one round trip.
     """
 
     async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
@@ -124,9 +124,9 @@ class MetadataStore(Protocol):
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False
     ) -> list[Versioned | None]:
-        """Return the node of each path, or None where there is none: one round trip for all.
+        """Return the node of each path, None if there is none, in one round trip.
 
-        They are not one moment's: something may change between two of them.
+        The nodes are not from one moment: something may change between two of them.
         """
         ...
 
@@ -161,21 +161,21 @@ class MetadataStore(Protocol):
     ) -> Unsubscribe:
         """Call `callback` on the event loop after the node or its children may have changed.
 
-        Without `children`, changes of the list of children need not be told.
+        Without `children`, changes of the list of children need not be reported.
 
-        Level-triggered: it says "look again", not what happened; it is also called after a new
-        session or a reconnection, and once soon after subscribing.  Several changes may give one
-        call.
+        It is level-triggered: a call means "read again", and does not say what happened.  It is
+        also called after a new session or a reconnection, and once soon after subscribing.  Several
+        changes may cause one call.
         """
         ...
 
     def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
-        """Call `callback` on the event loop with every change of the session's state."""
+        """Call `callback` on the event loop at every change of the session's state."""
         ...
 
     @property
     def session_state(self) -> SessionState:
-        """The state right now."""
+        """The current state."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Requests in the form that kazoo sends, also those that it does not know, and its errors."""
+"""Requests in kazoo's form, also some that kazoo does not have, and translation of its errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
     (kazoo_errors.NodeExistsError, NodeExistsError),
     (kazoo_errors.BadVersionError, MetadataVersionError),
     (kazoo_errors.NotEmptyError, NodeNotEmptyError),
-    (kazoo_errors.ConnectionClosedError, MetadataConnectionError),  # a SessionExpiredError to kazoo
+    # Kazoo derives it from SessionExpiredError.
+    (kazoo_errors.ConnectionClosedError, MetadataConnectionError),
     (kazoo_errors.SessionExpiredError, MetadataSessionExpiredError),
     (kazoo_errors.ConnectionLoss, MetadataConnectionError),
     (kazoo_errors.OperationTimeoutError, MetadataConnectionError),
@@ -45,7 +46,7 @@ _ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
 
 
 def session_token_of(session_id: int) -> str:
-    """Return the text by which sessions are told apart, "" for none."""
+    """Return the text that identifies a session, "" for none."""
     return f"zookeeper-{session_id:016x}" if session_id else ""
 
 
@@ -56,9 +57,9 @@ def _failure_of(code: int) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class RemoveWatches:
-    """No watch of this session on a node any more; `NoWatcherError` if there was none.
+    """Remove the watches of this session on a node; `NoWatcherError` if there was none.
 
-    `forget` is called in kazoo's thread, before the answer to any later request counts.
+    `forget` is called in kazoo's thread, before the answers to later requests are used.
     """
 
     path: str
@@ -66,7 +67,7 @@ class RemoveWatches:
     type: int = 18
 
     def serialize(self) -> bytes:
-        """Return the request as it is sent."""
+        """Return the bytes of the request."""
         parts = bytearray(serialization.write_string(self.path))
         return bytes(parts + serialization.int_struct.pack(_ANY_WATCHER))
 
@@ -78,13 +79,13 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class MultiRead:
-    """Many nodes in one answer; None where there is no node."""
+    """Read many nodes in one answer; None for a path without a node."""
 
     paths: tuple[str, ...]
     type: int = 22
 
     def serialize(self) -> bytes:
-        """Return the request as it is sent."""
+        """Return the bytes of the request."""
         parts = bytearray()
         for path in self.paths:
             parts += serialization.MultiHeader(_GET_DATA, False, -1).serialize()
@@ -116,7 +117,7 @@ class MultiRead:
 
 
 def transaction_of(client: KazooClient, ops: Sequence[Op]) -> Any:
-    """Return a transaction of kazoo's."""
+    """Return kazoo's transaction with these operations."""
     transaction = client.transaction()
     for op in ops:
         match op:
@@ -134,7 +135,7 @@ def transaction_of(client: KazooClient, ops: Sequence[Op]) -> Any:
 
 
 def translate(error: Exception, what: str) -> MetadataError:
-    """Return the error of ours that says what one of kazoo's does of the operation `what`."""
+    """Return our error for an error of kazoo in the operation `what`."""
     for foreign, ours in _ERRORS:
         if isinstance(error, foreign):
             return ours(f"{what}: {_describe(ours, error)}")

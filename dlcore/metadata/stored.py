@@ -1,9 +1,9 @@
-"""Values of the metadata store to bytes and back; each is declared once, as a struct.
+"""Conversion of values of the metadata store to bytes and back; each has one struct.
 
-A stored struct has a field ``layout: int = LAYOUT``, if it is positional then as its first.  What
-there are many of, or what is written often, is positional msgpack (``array_like=True``), so
-its new fields go last and have a default.  The rest is JSON, since people look at it.  A value that
-does not parse, is of another layout or contradicts itself is `CorruptMetadataError`.
+A stored struct has a field ``layout: int = LAYOUT``; in a positional struct it is the first one.
+Values that are many or are written often are positional msgpack (``array_like=True``).  Their new
+fields go last and have a default.  Other values are JSON, because people read them.  A value that
+does not parse, has another layout or contradicts itself raises `CorruptMetadataError`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Versioned
 
 LAYOUT = 2
-"""Version of the format of every value; those of another one are refused."""
+"""Version of the format of all values; values of another version are refused."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""A number of something, an id, or a time in epoch milliseconds."""
+"""A count, an id, or a time in epoch milliseconds."""
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -39,7 +39,7 @@ class _PackedLayout(msgspec.Struct, array_like=True):
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 
-# Maps in one order: who lost a reply compares what is there with what it wrote.
+# Maps have a fixed order: after a lost reply, a client compares the stored bytes with its own.
 _packed = msgspec.msgpack.Encoder(order="deterministic")
 _json = msgspec.json.Encoder(order="deterministic")
 _packed_layout = msgspec.msgpack.Decoder(_PackedLayout)
@@ -58,10 +58,10 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode(kind: type[_S], value: bytes, *, source: str) -> _S:
-    """Parse what `encode` made of a value of this kind; `source`, a path, names it in errors.
+    """Parse the result of `encode` for this kind; `source`, a path, names the value in errors.
 
     Raises:
-        CorruptMetadataError: it is not one, or of another layout.
+        CorruptMetadataError: the bytes are no such value, or have another layout.
     """
     what = f"{kind.__name__} at {source}"
     is_packed = kind.__struct_config__.array_like
@@ -71,7 +71,7 @@ def decode(kind: type[_S], value: bytes, *, source: str) -> _S:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptMetadataError(f"{what} does not parse: {error}") from error
     except (ConfigurationError, CorruptMetadataError, ArithmeticError, ValueError) as error:
-        # Of the value's own checks.
+        # One of the value's own checks failed.
         raise CorruptMetadataError(f"{what} contradicts itself: {error}") from error
     if found is None:
         raise CorruptMetadataError(
@@ -89,7 +89,8 @@ def decode_or_tell(
 ) -> _S | None:
     """Return the value of a node, None if there is no node or it is damaged.
 
-    For nodes of which one that is damaged must hide no other: `tell` is given the damage.
+    It is for lists of nodes, where one damaged node must not hide the others.  `tell` is called
+    with the damage.
     """
     try:
         return None if node is None else decode(kind, node.value, source=source)

@@ -1,7 +1,7 @@
-"""A tree of small versioned nodes and what transactions do to it, in ZooKeeper's terms; pure.
+"""A tree of small versioned nodes and its transactions, in ZooKeeper's terms; pure.
 
-Transactions that were applied to one tree give the same when they are applied to a copy of it in
-the same order: that makes servers which follow a leader.
+The same transactions in the same order give the same result in a copy of the tree.  Servers that
+follow a leader use this.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Node:
-    """A node; `owner` is the session that an ephemeral one dies with."""
+    """A node; `owner` is the session of an ephemeral node."""
 
     value: bytes
     version: int = 0
@@ -32,24 +32,24 @@ class Node:
     children: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
 
     def versioned(self) -> Versioned:
-        """Return what readers see of it."""
+        """Return the value and version that readers see."""
         return Versioned(self.value, self.version, session_token_of(self.owner))
 
 
 def session_token_of(session: int | None) -> str:
-    """Return the token of a session, "" where there is none."""
+    """Return the token of a session, "" for none."""
     return "" if session is None else f"memory-{session}"
 
 
 def parent_of(path: str) -> str:
-    """Return the path of the node above `path`."""
+    """Return the path of the parent of `path`."""
     assert path.startswith("/")
     assert path != "/"
     return path.rpartition("/")[0] or "/"
 
 
 class Tree:
-    """All nodes by path; the root is always there."""
+    """All nodes by path; the root always exists."""
 
     def __init__(self) -> None:
         self._nodes = {"/": Node(b"")}
@@ -76,7 +76,7 @@ class Tree:
         return [path for path, node in self._nodes.items() if node.owner == session]
 
     def missing_above(self, path: str) -> list[str]:
-        """Return the nodes above `path` that do not exist, the highest first."""
+        """Return the missing ancestors of `path`, the highest first."""
         missing: list[str] = []
         above = parent_of(path)
         while above not in self._nodes:
@@ -88,7 +88,7 @@ class Tree:
         """Apply all of `ops` in order, or none; return the paths that changed, as a set.
 
         Raises:
-            MetadataError: that of the first operation that fails.
+            MetadataError: the error of the first operation that fails.
         """
         undo: list[Callable[[], None]] = []
         changed: dict[str, None] = {}

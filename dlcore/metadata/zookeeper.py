@@ -1,8 +1,8 @@
-"""The metadata store on ZooKeeper: with `requests.py` the only file that knows kazoo.
+"""The metadata store on ZooKeeper: with `requests.py` the only file that uses kazoo.
 
-kazoo works in threads of its own; `call_soon_threadsafe` carries all it says to the event loop, and
-nothing here waits for it.  Requests leave in their order, only while connected, `_OUTSTANDING_MAX`
-at a time: kazoo wakes its thread by a socket that would block the loop if too many were queued.
+kazoo has its own threads; `call_soon_threadsafe` passes its callbacks to the event loop, which
+never waits for kazoo.  Requests are sent in order, while connected, `_OUTSTANDING_MAX` at a time:
+kazoo wakes its thread through a socket that would block the loop if too many were queued.
 
 A write whose reply is lost is never sent again (`MetadataConnectionError`: unknown), reads are.
 `MetadataSessionExpiredError` from a write means that ZooKeeper refused it: it did not happen.
@@ -65,15 +65,14 @@ logger = logging.getLogger(__name__)
 _OUTSTANDING_MAX = 100
 """Linux lets about 270 wake-up bytes wait in kazoo's socket pair before a send blocks."""
 _READS_AT_ONCE = 500
-"""Nodes asked for in one request; they have 1 KB at most, and who reads larger ones asks for less.
-"""
+"""Nodes read in one request; they have at most 1 KB, and readers of larger ones ask for fewer."""
 _READ_ATTEMPTS_MAX = 4
 _ARMED_AGAIN_S = 1.0
-"""So much later a watch is armed again that a server refused, though the connection has stayed."""
+"""Pause before a watch that a server refused is set again, if the connection has stayed."""
 _RECONNECT_DELAY_MAX_S = 1.0
 """kazoo's own default grows to an hour."""
 _NOT_TO_BLAME = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
-"""What ZooKeeper says of the operations of a failed transaction that are not to blame."""
+"""ZooKeeper's errors for the operations of a failed transaction that did not cause the failure."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +84,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Sync:
-    """A sync, and the reads right behind it that somebody waits for."""
+    """A sync, and the waiting reads right behind it."""
 
     reply: asyncio.Future[Any]
     reads: dict[_Request, None] = field(default_factory=dict)
@@ -99,7 +98,7 @@ class _Watch:
 
 
 class ZooKeeperStore:
-    """A session with ZooKeeper; implements `MetadataStore`.  Made by `connect`."""
+    """A session with ZooKeeper; implements `MetadataStore`.  Created by `connect`."""
 
     def __init__(self, servers: str, *, session_timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -109,12 +108,12 @@ class ZooKeeperStore:
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._reviving: asyncio.Task[None] | None = None
-        self._is_stopping = False  # by whoever closes it, or at exit in another thread
+        self._is_stopping = False  # by `aclose`, or at exit in another thread
         self._backlog: deque[_Request] = deque()
         self._outstanding: set[_Request] = set()
         self._sync: _Sync | None = None  # of the reads that began in this turn of the loop
         self._watches: dict[str, dict[_Watch, None]] = {}
-        self._unarmed: set[str] = set()  # whose watches could not be armed
+        self._unarmed: set[str] = set()  # paths whose watches could not be set
         self._arming_again: asyncio.TimerHandle | None = None
         self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
         self._is_connected = asyncio.Event()
@@ -189,7 +188,7 @@ class ZooKeeperStore:
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False
     ) -> list[Versioned | None]:
-        """Return the node of each path, or None where there is none."""
+        """Return the node of each path, None if there is none."""
         parts = [paths[at : at + _READS_AT_ONCE] for at in range(0, len(paths), _READS_AT_ONCE)]
         results = await asyncio.gather(*(self._get_some(tuple(part), fresh) for part in parts))
         return [node for part in results for node in part]
@@ -299,7 +298,7 @@ class ZooKeeperStore:
         return unsubscribe
 
     def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
-        """Call `callback` on the loop with every change of the session's state."""
+        """Call `callback` on the loop at every change of the session's state."""
         self._require_open()
         key = object()
         self._session_callbacks[key] = callback
@@ -311,7 +310,7 @@ class ZooKeeperStore:
 
     @property
     def session_state(self) -> SessionState:
-        """The state right now."""
+        """The current state."""
         return self._state
 
     @property
@@ -329,14 +328,14 @@ class ZooKeeperStore:
             if self._arming_again is not None:
                 self._arming_again.cancel()
             self._closing = asyncio.create_task(self._close())
-        # A caller that is cancelled does not leave kazoo's threads behind.
+        # A cancelled caller must not leave kazoo's threads behind.
         await outcome_of(self._closing)
 
     async def _close(self) -> None:
         if self._reviving is not None:
             await asyncio.wait([self._reviving])
         await in_thread(self._stop_client)
-        _left_open.discard(self)  # not before: a child forked meanwhile has to forget it
+        _left_open.discard(self)  # not earlier: a child forked meanwhile must forget it
         for request in (*self._outstanding, *self._backlog):
             if not request.reply.done():
                 request.reply.set_exception(
@@ -353,7 +352,7 @@ class ZooKeeperStore:
             self._client.stop()
             self._client.close()
         except (KazooException, OSError) as error:
-            # The session then ends by its time-out; the threads are daemons.
+            # The session ends by its time-out then; the threads are daemons.
             logger.warning("kazoo did not stop cleanly: servers=%s error=%r", self._servers, error)
 
     # Requests
@@ -369,9 +368,9 @@ class ZooKeeperStore:
             return await send(start)
 
     async def _send_after_sync(self, path: str, what: str, start: Callable[[], Any]) -> Any:
-        """Send a read right behind a sync: they are answered in this order, or neither counts.
+        """Send a read right behind a sync: both are answered in this order, or both fail.
 
-        What begins in one turn of the loop shares a sync, which is not sent before all has begun.
+        Reads that begin in one turn of the loop share a sync, which is sent after all have begun.
         """
         self._require_open()
         if self._sync is None:
@@ -383,7 +382,7 @@ class ZooKeeperStore:
             await outcome_of(sync.reply)
             return await read.reply
         finally:
-            read.reply.cancel()  # nobody waits for it any more
+            read.reply.cancel()  # no caller waits for it any more
             del sync.reads[read]
             if not sync.reads:
                 sync.reply.cancel()
@@ -417,7 +416,7 @@ class ZooKeeperStore:
         ):
             request = self._backlog.popleft()
             if request.reply.done():
-                continue  # nobody waits for it any more, so it is never sent
+                continue  # no caller waits for it any more, so it is not sent
             self._outstanding.add(request)
             try:
                 request.start().rawlink(partial(self._on_kazoo_answer, request))
@@ -425,7 +424,7 @@ class ZooKeeperStore:
                 self._on_answer(request, None, error)
 
     def _on_kazoo_answer(self, request: _Request, answer: Any) -> None:
-        # In a thread of kazoo's, and sometimes twice for one request.
+        # In a thread of kazoo, and sometimes twice for one request.
         self._post(self._on_answer, request, answer.value, answer.exception)
 
     def _on_answer(self, request: _Request, value: Any, error: Exception | None) -> None:
@@ -445,7 +444,7 @@ class ZooKeeperStore:
 
     def _arm(self, path: str) -> None:
         if self._state is not SessionState.CONNECTED:
-            return  # the connection arms every watch
+            return  # a new connection sets every watch
         self._enqueue(
             f"watch {path}", lambda: self._client.exists_async(path, watch=self._watcher)
         ).add_done_callback(partial(self._on_armed, path))
@@ -456,26 +455,26 @@ class ZooKeeperStore:
             ).add_done_callback(partial(self._on_armed, path))
 
     def _disarm(self, path: str) -> None:
-        """Have the watch removed that nobody waits for, also from the lists of server and kazoo."""
+        """Remove a watch without callbacks, also from the lists of the server and of kazoo."""
         if self._state is SessionState.CONNECTED:
             request = RemoveWatches(path, self._forget)
             reply = self._enqueue(f"unwatch {path}", lambda: self._call(request))
             reply.add_done_callback(partial(self._on_armed, path))
 
     def _forget(self, path: str) -> None:
-        # In kazoo's connection thread, as is every other change of these.
+        # In kazoo's connection thread, like all changes of these dicts.
         self._client._data_watchers.pop(path, None)
         self._client._child_watchers.pop(path, None)
 
     def _on_armed(self, path: str, reply: asyncio.Future[Any]) -> None:
         error = None if reply.cancelled() else reply.exception()
-        # A node that is not there has no children to watch; a watch that fired is removed.
+        # A missing node has no children to watch; a watch that fired is removed.
         is_removed = error is not None and isinstance(error.__cause__, kazoo_errors.NoWatcherError)
         if error is None or isinstance(error, NoNodeError) or is_removed or self._is_closed:
             return
         if not isinstance(error, MetadataConnectionError | MetadataSessionExpiredError):
             logger.error("a watch is not armed, or not removed: error=%s", error)
-        # Mostly the connection is gone, and the next one arms every watch.
+        # Mostly the connection is lost, and the next one sets every watch.
         self._unarmed.add(path)
         if self._arming_again is None:
             self._arming_again = self._loop.call_later(_ARMED_AGAIN_S, self._arm_again)
@@ -487,13 +486,13 @@ class ZooKeeperStore:
                 self._on_change(path)
 
     def _on_watch_event(self, event: WatchedEvent) -> None:
-        # In a thread of kazoo's.  NONE tells of a lost connection, which comes as a state as well.
+        # In a thread of kazoo.  NONE reports a lost connection, which also comes as a state.
         if event.type != EventType.NONE:
             self._post(self._on_change, event.path)
 
     def _on_change(self, path: str) -> None:
         if path in self._watches:
-            # Armed before the callbacks run: what they read is at least as new as the watch.
+            # Set before the callbacks run: their reads are at least as new as the watch.
             self._arm(path)
             self._make_all_due(path)
 
@@ -514,7 +513,7 @@ class ZooKeeperStore:
     # The session
 
     def _on_kazoo_state(self, state: str) -> None:
-        # In kazoo's connection thread, so the session id belongs to this very state.
+        # In kazoo's connection thread, so the session id belongs to this state.
         session = self._client.client_id
         token = "" if session is None else session_token_of(session[0])
         is_dead = self._client.client_state == KeeperState.CLOSED
@@ -564,7 +563,7 @@ class ZooKeeperStore:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            # The loop ended without aclose: nobody is left to tell.
+            # The loop ended without aclose: there is no receiver.
             if not self._loop.is_closed():
                 raise
 
@@ -582,16 +581,16 @@ _left_open: weakref.WeakSet[ZooKeeperStore] = weakref.WeakSet()
 
 
 def _end_sessions() -> None:
-    """End at exit the sessions that nobody closed: their locks are free at once."""
+    """End at exit the sessions that are still open, so that their locks are free at once."""
     for store in list(_left_open):
-        if not store._is_stopping:  # in a thread, whose caller did not wait for it
+        if not store._is_stopping:  # in a thread whose caller did not wait
             store._stop_client()
 
 
 def _forget_sessions() -> None:
-    """Leave the sessions to the process that this one was forked from, also at exit."""
+    """Leave the sessions to the parent process, also at exit."""
     for store in list(_left_open):
-        # A lock that it would use may have been held by a thread that is gone here.
+        # A thread that is gone here may have held a lock that it would use.
         atexit.unregister(store._client.handler.stop)
     _left_open.clear()
 
