@@ -1,6 +1,6 @@
 """A replicated log service: namespaces of logs, written and read from asyncio.
 
-The blocking face with the same names is `dlcore.sync`.  Importing this package loads neither kazoo
+`dlcore.sync` is the blocking API with the same names.  Importing this package loads neither kazoo
 nor pyarrow; opening a namespace does.
 """
 
@@ -97,7 +97,7 @@ _HEAVY = {
     "open_namespace": "dlcore.namespace",
     "scan": "dlcore.scanning",
 }
-"""Names whose modules load pyarrow: imported when they are first asked for."""
+"""Names whose modules load pyarrow; imported at first use."""
 
 
 def __getattr__(name: str) -> Any:

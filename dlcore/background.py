@@ -1,4 +1,4 @@
-"""Tasks that outlive the call which starts them: kept, their failures told, awaited at the end."""
+"""Tasks that outlive the call that starts them: kept, with reported failures, ended by `aclose`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 async def outcome_of(future: asyncio.Future[T]) -> T:
-    """Wait for what others may wait for, too: a caller that is cancelled does not cancel it.
+    """Wait for a future that others may also wait for: a cancelled caller does not cancel it.
 
-    `asyncio.shield` does the same, but Python 3.14 logs the future's later error once a caller was
-    cancelled, although others still wait and are told of it.
+    `asyncio.shield` does the same.  But after a caller was cancelled, Python 3.14 logs a later
+    error of the future, although other callers still wait and get it.
 
     Raises:
-        What the future ends with.
+        The error of the future.
     """
     if not future.done():
         try:
@@ -34,7 +34,7 @@ async def outcome_of(future: asyncio.Future[T]) -> T:
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
-    """Look at the error, which this caller does not wait for any more."""
+    """Retrieve the error, which this caller does not wait for any more."""
     if not future.cancelled():
         future.exception()
 
@@ -52,11 +52,11 @@ def forget_frames(*tasks: asyncio.Task[Any]) -> None:
 
 
 class BackgroundTasks:
-    """The tasks of one owner, who closes them.
+    """The tasks of one owner, which closes them.
 
-    A task that fails is no secret: `on_failure` is called with its error from the event loop, or
-    the loop's handler of exceptions, which logs it as the defect that it is.  Those who await a
-    task learn of it all the same.
+    A failed task is reported: `on_failure` is called with its error from the event loop.  Without
+    it, the loop's exception handler logs the error as a defect.  Callers that await the task get
+    the error as well.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None] | None = None) -> None:
@@ -67,7 +67,7 @@ class BackgroundTasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Run `work` in a task of its own, which `name` names where it fails."""
+        """Run `work` in a task; `name` appears in reports of a failure."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
@@ -90,24 +90,24 @@ class BackgroundTasks:
             await asyncio.wait(list(self._tasks))
 
     async def aclose(self) -> None:
-        """Cancel what still runs, and return when it has ended.  Idempotent."""
+        """Cancel the running tasks, and return when they have ended.  Idempotent."""
         while self._tasks:
             self.cancel()
             await asyncio.wait(list(self._tasks))
 
     def cancel(self) -> None:
-        """Cancel what runs, and wait for nothing."""
+        """Cancel the running tasks without waiting."""
         for task in self._tasks:
             task.cancel()
 
 
 def told_to_callers(error: BaseException) -> None:
-    """Leave `error` to those who await the task: for tasks that are somebody's answer."""
+    """Leave `error` to the callers that await the task: for tasks that compute an answer."""
     logger.debug("told to callers: %r", error)
 
 
 def refuse(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future of which nobody need ever ask, for the error is told elsewhere too."""
+    """Fail a future that may never be awaited, because the error is reported elsewhere, too."""
     if not future.done():
         future.set_exception(error)
         future.exception()  # else asyncio would log it as never retrieved

@@ -1,6 +1,6 @@
-"""Pauses between attempts at what failed: bookies, repairs, requests; each twice the one before.
+"""Pauses between attempts after failures, each twice as long as the one before.
 
-And waits of which whoever waits is told.
+It also has the rule when a long wait is reported.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 
 _EARLY_S = 0.001
-"""Timers of an event loop may fire so much too early."""
+"""Timers of an event loop may fire this much too early."""
 TOLD_AFTER_S = 5.0
-"""Who has waited for so long is told what for."""
+"""A wait is reported after this time."""
 
 
 class Backoff:
-    """When one thing is tried again: after `first_s`, then later and later, up to `max_s`.
+    """The time of the next attempt: after `first_s`, then later and later, up to `max_s`.
 
-    What fails before the next attempt is due belongs to the same outage, and counts once.  Times
-    are of any clock that does not go back, in seconds.
+    Failures before the next attempt is due belong to the same outage, and count once.  Times come
+    from any clock that does not go back, in seconds.
     """
 
     __slots__ = ("_first_s", "_max_s", "due_s", "pause_s")
@@ -28,7 +28,7 @@ class Backoff:
         self.pause_s = 0.0
         """The pause after the last failure; 0 if nothing failed."""
         self.due_s = 0.0
-        """When the next attempt is due; it may be set, to try sooner or later."""
+        """Time of the next attempt; it may be set, to try sooner or later."""
 
     def failed(self, now: float) -> float:
         """Note a failure; return the seconds until the next attempt is due."""
@@ -43,9 +43,9 @@ class Backoff:
 
 
 class Wait:
-    """Something that is waited for since `begun_s`; who waits is told of it once, after a while.
+    """A wait that began at `begun_s`; it is reported once, after a while.
 
-    Times are as those of `Backoff`.
+    Times are as in `Backoff`.
     """
 
     __slots__ = ("begun_s", "due_s")
@@ -53,10 +53,10 @@ class Wait:
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
         self.due_s = begun_s + TOLD_AFTER_S
-        """When it is to be told; never again, once it was."""
+        """Time of the report; never again after that."""
 
     def is_due(self, now: float) -> bool:
-        """Return whether to tell of it now: once only."""
+        """Return whether to report the wait now; True only once."""
         if now < self.due_s - _EARLY_S:
             return False
         self.due_s = math.inf

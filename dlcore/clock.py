@@ -1,4 +1,4 @@
-"""The only reader of clocks, but for those of event loops, and maker of random identities."""
+"""The clock, which only this module and event loops read, and random identities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 
 def steady_s() -> float:
-    """Return seconds that never go back, for who has no event loop to ask, as a log."""
+    """Return seconds that never go back, for callers without an event loop, such as a log."""
     return time.monotonic()
 
 

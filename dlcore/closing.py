@@ -1,4 +1,4 @@
-"""The async counterpart of `Blocking`: what closes itself at the end of an `async with`."""
+"""The async counterpart of `Blocking`: a base of objects that `async with` closes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class AsyncClosing(ABC):
-    """Something that is closed when the `async with` block which it is used in ends."""
+    """An object that is closed at the end of its `async with` block."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close it; harmless when it is closed."""
+        """Close it; harmless if it is closed already."""
 
     async def __aenter__(self) -> Self:
         return self

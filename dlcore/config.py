@@ -29,10 +29,10 @@ _KINDS: dict[object, tuple[type, str]] = {
 }
 MIB = 1024 * 1024
 SECONDS_MAX = 100 * 365 * 24 * 3600
-"""The longest time that a setting may have, a hundred years: what is added to a time of the clock
-stays a time that can be stored and told."""
+"""The longest time of a setting, a hundred years: added to the clock's time, it gives a time that
+can be stored and shown."""
 NUMBER_MAX = 2**53
-"""The largest number of anything else: what every reader of JSON keeps exactly."""
+"""The largest value of other numbers: every reader of JSON keeps it exactly."""
 RECORD_SIZE_BYTES_MAX = MIB - 8 * 1024
 """Largest payload of one record, DistributedLog's own limit (distributedlog.md section 3.2)."""
 
@@ -50,16 +50,16 @@ def require(*, condition: bool, key: str, value: object, rule: str) -> None:
 
 
 def require_kind(key: str, value: object, kind: type) -> None:
-    """Raise `ConfigurationError` naming `key` and `value` unless that is of `kind`."""
+    """Raise `ConfigurationError` naming `key` and `value` unless the value is of `kind`."""
     expected, name = _KINDS.get(kind, (kind, f"a {kind.__name__}"))
     require(condition=_is_of(value, expected), key=key, value=value, rule=f"expected {name}")
 
 
 def require_bounded(key: str, value: object, *, may_be_endless: bool = False) -> None:
-    """Raise `ConfigurationError` if a number is none that can be counted and stored.
+    """Raise `ConfigurationError` if a number cannot be counted and stored.
 
-    Its unit, by the end of the key, says how large it may be.  With `may_be_endless` it may also be
-    infinite, for never.
+    The unit at the end of the key decides how large the number may be.  With `may_be_endless` it
+    may also be infinite, which means never.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return
@@ -73,7 +73,7 @@ def require_bounded(key: str, value: object, *, may_be_endless: bool = False) ->
     else:
         most, unit = NUMBER_MAX, ""
     require(
-        condition=-most <= value <= most,  # False of what is no number, too
+        condition=-most <= value <= most,  # also False for NaN
         key=key,
         value=value,
         rule=f"expected a number of at most {most}{unit}",
@@ -81,7 +81,7 @@ def require_bounded(key: str, value: object, *, may_be_endless: bool = False) ->
 
 
 def require_count(count: int) -> None:
-    """Raise `ConfigurationError` unless so many records can be asked for."""
+    """Raise `ConfigurationError` unless `count` is a valid number of records."""
     require_kind("count", count, int)
     require(condition=count > 0, key="count", value=count, rule="expected a number > 0")
 
@@ -104,7 +104,7 @@ def check_values(model: type, values: Mapping[str, object]) -> None:
     """Refuse keys that a configuration does not have, and values of the wrong kind.
 
     Raises:
-        ConfigurationError: it names the key, the value, and what would be right.
+        ConfigurationError: it names the key, the value, and the rule.
     """
     hints = _hints_of(model) if values else {}
     for key, value in values.items():
@@ -127,7 +127,7 @@ def check_values(model: type, values: Mapping[str, object]) -> None:
 
 @cache
 def _endless_of(model: type) -> frozenset[str]:
-    """Return the settings that are endless by default, so that they may be so."""
+    """Return the settings that are infinite by default, and therefore may be infinite."""
     found = fields(model) if is_dataclass(model) else ()
     return frozenset(each.name for each in found if each.default == math.inf)
 
@@ -142,7 +142,7 @@ def _is_of(value: object, kind: type) -> bool:
 
 
 def checked(model: type[_Model]) -> type[_Model]:
-    """Let a dataclass refuse wrong keys and values when it is built, by `check_values`."""
+    """Make a dataclass refuse wrong keys and values at its creation, by `check_values`."""
     changed: Any = model
     build = changed.__init__
 
@@ -156,7 +156,7 @@ def checked(model: type[_Model]) -> type[_Model]:
 
 
 class _CheckedStruct(type(msgspec.Struct)):  # type: ignore[misc]
-    """The same for a struct; what is decoded is checked by msgspec."""
+    """The same for a struct; msgspec checks values that it decodes."""
 
     def __call__(cls, *arguments: object, **values: object) -> Any:
         check_values(cls, {**dict(zip(cls.__struct_fields__, arguments, strict=False)), **values})
@@ -170,7 +170,7 @@ class QuorumConfig(
     frozen=True,
     array_like=True,
 ):
-    """E, Qw and Qa of a ledger; E >= Qw >= Qa >= 1.  Given, and stored, in this order.
+    """E, Qw and Qa of a ledger, in this order; E >= Qw >= Qa >= 1.
 
     Acknowledged entries survive the loss of Qa - 1 bookies.
     """
@@ -180,7 +180,7 @@ class QuorumConfig(
     write_quorum_size: int = 3
     """Bookies that store each entry."""
     ack_quorum_size: int = 2
-    """Bookies that have it on disk before it is acknowledged."""
+    """Bookies that have an entry on disk before it is acknowledged."""
 
     def __post_init__(self) -> None:
         require(
@@ -194,11 +194,11 @@ class QuorumConfig(
         return f"{self.ensemble_size}/{self.write_quorum_size}/{self.ack_quorum_size}"
 
     def reduced_to(self, bookies: int) -> QuorumConfig:
-        """Return the quorum of a ledger that so many bookies begin, if they are fewer than E.
+        """Return the quorum of a ledger with only `bookies` bookies, if these are fewer than E.
 
-        Each of them stores every entry, also where E is above Qw: so another bookie can join a
-        closed ledger by a copy of all entries, and no entry of the others changes its place.  Qa
-        stays, and with it the number of bookies whose loss acknowledged entries survive.
+        Each of them stores every entry, also if E is above Qw.  Therefore another bookie can join
+        the closed ledger with a copy of all entries, and no entry of the other bookies moves.  Qa
+        stays the same, and with it the number of bookies whose loss acknowledged entries survive.
         """
         if bookies >= self.ensemble_size:
             return self
@@ -217,7 +217,7 @@ class QuorumConfig(
 
     @classmethod
     def of_replication_factor(cls, replication_factor: int) -> QuorumConfig:
-        """Return N/N/N: nothing acknowledged is lost while any one of the N bookies lives."""
+        """Return N/N/N: no acknowledged entry is lost while any one of the N bookies lives."""
         return cls(
             ensemble_size=replication_factor,
             write_quorum_size=replication_factor,
@@ -228,7 +228,7 @@ class QuorumConfig(
 DEFAULT_QUORUM = QuorumConfig()
 
 DEFAULT_RACK = "/default-rack"
-"""The rack of a bookie that names none."""
+"""The rack of a bookie without a configured rack."""
 
 
 @checked
@@ -237,12 +237,13 @@ class PlacementConfig(ShownFields):
     """How a client spreads ensembles over racks."""
 
     racks_per_write_quorum_min: int = 2
-    """Racks that the Qw bookies of each entry span, where that many have writable bookies."""
+    """Racks that the Qw bookies of each entry span, if that many racks have writable bookies."""
     enforce_racks: bool = False
-    """Whether to fail rather than to do with fewer racks, or with one for all."""
+    """Whether to fail if too few racks have writable bookies.  Otherwise fewer racks, or one rack
+    for all bookies, are accepted."""
     enforce_ensemble_size: bool = False
-    """Whether to fail rather than to begin a ledger with fewer bookies than its ensemble is to
-    have, where fewer are writable; never with fewer than Qa."""
+    """Whether to fail if fewer bookies are writable than the ensemble needs.  Otherwise a ledger is
+    created with fewer bookies, but never with fewer than Qa."""
 
     def __post_init__(self) -> None:
         require(
@@ -259,13 +260,13 @@ class QuarantineConfig(ShownFields):
     """When a client stops choosing a bookie that fails, and for how long."""
 
     window_s: float = 60.0
-    """Answers older than one to two windows no longer count."""
+    """Answers older than one to two windows do not count any more."""
     failures_min: int = 3
     """Failures in the window before a bookie is quarantined."""
     failure_share: float = 0.5
-    """Share of failures among its answers; it does not matter while nothing succeeds at all."""
+    """Share of failures among the bookie's answers; ignored while no bookie succeeds at all."""
     period_s: float = 120.0
-    """Length of a quarantine, give or take half of it at random; a success ends it at once."""
+    """Length of a quarantine, changed at random by up to half of it; a success ends it at once."""
 
     def __post_init__(self) -> None:
         require_positive(self, "window_s", "period_s")
@@ -286,27 +287,29 @@ class QuarantineConfig(ShownFields):
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerClientConfig(ShownFields):
-    """How the ledger client talks to bookies."""
+    """Configuration of the client of bookies."""
 
     add_timeout_s: float = 10.0
-    """A bookie that has not answered an add by then is replaced; BookKeeper uses 5 s on servers."""
+    """A bookie that has not answered an add in this time is replaced; BookKeeper uses 5 s on
+    servers."""
     read_timeout_s: float = 10.0
-    """No answer to a read within this time counts as unknown."""
+    """A read without an answer in this time counts as unknown."""
     speculative_read_delay_s: float = 1.0
-    """After this much silence a range read also asks the next replica."""
+    """After this time without an answer a range read also asks the next replica."""
     pending_bytes_max: int = 64 * MIB
-    """Entry bytes of all writers together that are not yet answered by (or given up on) *every*
-    bookie of their write set; with more a writer waits, in turn, unless it has none in flight."""
+    """Most entry bytes of all writers together that are not yet answered by (or given up on)
+    *every* bookie of their write set.  Beyond it writers wait in turn; a writer without entries in
+    flight does not wait."""
     pending_entries_max: int = 10_000
-    """Likewise by the number of entries."""
+    """The same limit as a number of entries."""
     read_chunk_bytes: int = 3 * MIB + MIB // 4
     """Size of one message of a range read, as a hint to the bookie: six full entries of a log, with
     their headers, or many small ones."""
     placement: PlacementConfig = PlacementConfig()
     """How ensembles are spread over racks, and how small they may be."""
     bookies_wait_s: float = 20.0
-    """How long a new ledger, or an entry that cannot reach Qa, waits where too few bookies are
-    writable, as while they start; 0: it fails at once."""
+    """How long a new ledger, or an entry that cannot reach Qa, waits while too few bookies are
+    writable, for example while they start; 0: it fails at once."""
     quarantine: QuarantineConfig = QuarantineConfig()
     """When a bookie that fails is not chosen any more, and for how long."""
 
@@ -326,51 +329,53 @@ class LedgerClientConfig(ShownFields):
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig(ShownFields):
-    """How a log is written and read; what is set at creation is stored with the log."""
+    """Configuration of writers and readers; values at a log's creation are stored with it."""
 
     quorum: QuorumConfig = DEFAULT_QUORUM
     """How many bookies hold a segment, an entry, and an acknowledged entry: E, Qw and Qa."""
     entry_bytes: int = 512 * 1024
-    """Target size of a full entry; small writes are sent at once when nothing is in flight."""
+    """Target size of a full entry; small writes are sent at once if nothing is in flight."""
     segment_bytes_max: int = 256 * MIB
     """A segment that reaches this size is completed and the next one started."""
     segment_age_max_s: float = 2 * 3600.0
-    """Likewise by age; whichever comes first (docs/differences.md)."""
+    """The same limit as an age; the first limit reached counts (docs/differences.md)."""
     compression: str = "auto"
-    """How Arrow's buffers in entries are compressed: none, lz4 or zstd; auto: of typed logs by lz4,
-    in entries from 32 KiB on, of logs of bytes not at all.  An entry that this makes less than an
-    eighth smaller is stored as it is."""
+    """Compression of Arrow's buffers in entries: none, lz4 or zstd.  With auto, entries of typed
+    logs from 32 KiB on use lz4, and byte logs use none.  An entry that becomes less than an eighth
+    smaller is stored uncompressed."""
     lock_enabled: bool = True
-    """Without the writer lock fencing alone keeps two writers apart."""
+    """Whether writers take the log's lock; without it only fencing excludes a second writer."""
     lock_timeout_s: float = 20.0
-    """How long `open_writer` and a staged append wait for another owner; 0 fails at once.  A dead
-    owner's session lasts 10 s and a tick of ZooKeeper."""
+    """How long `open_writer` and a staged append wait for another owner; 0 fails at once.  The
+    session of a dead owner lasts 10 s and a tick of ZooKeeper."""
     pending_bytes_max: int = 128 * MIB
-    """With more than this not answered a writer refuses records; who waits for capacity waits for
-    a quarter of it.  What all writers together have sent is bounded by
-    `LedgerClientConfig.pending_bytes_max`, for which they wait in turn."""
+    """Most bytes that are not answered; beyond it a writer refuses records.  A wait for capacity
+    ends when at most a quarter of this is pending.  The bytes that all writers together have sent
+    are bounded by `LedgerClientConfig.pending_bytes_max`, for which they wait in turn."""
     pending_records_max: int = 1_000_000
-    """Likewise by the number of records."""
+    """The same limit as a number of records."""
     fail_while_rolling: bool = False
-    """Refuse records while the next segment is started, or the lock is lost, instead of keeping
-    them until then."""
+    """Whether to refuse records while the next segment is started, or the lock is lost, instead of
+    keeping them until then."""
     buffer_bytes: int = MIB
-    """The blocking writer hands records over when it holds so much; 0: each at once."""
+    """The blocking writer passes its records on when it holds this many bytes; 0: each at once."""
     flush_interval_s: float = FLUSH_INTERVAL_S
-    """The blocking writer hands over in the background what it has held for so long; 0: not before
-    it is full or flushed.  What was handed over leaves at once, unless an entry is on its way."""
+    """The blocking writer passes records on in the background after this time; 0: only when its
+    buffer is full or flushed.  Records that were passed on are sent at once, unless an entry is in
+    flight."""
     read_ahead_bytes: int = 8 * MIB
-    """Bytes a reader keeps fetched ahead of its caller.  With a few MiB left of a segment it also
-    asks for the first ones of the next, once that is complete."""
+    """Most bytes that a reader fetches ahead of its caller.  When a few MiB of a segment are left,
+    it also reads the beginning of the next one, if that is complete."""
     read_unavailable_timeout_s: float = 30.0
-    """A reader that waits for a record fails after so long without ZooKeeper or any bookie."""
+    """A reader that waits for a record fails after this long without ZooKeeper or any bookie."""
     reader_idle_warn_s: float = 120.0
-    """After so long without a record a waiting reader says so and looks at the log afresh."""
+    """After this long without a record, a waiting reader logs a warning and reads the log's
+    metadata again."""
     reader_idle_error_s: float = math.inf
-    """After so long without a record it fails with `ReaderIdleError`; by default never."""
+    """After this long without a record, a reader fails with `ReaderIdleError`; by default never."""
 
     def with_settings(self, settings: LogSettings) -> LogConfig:
-        """Return the configuration for a log with these settings, which come first."""
+        """Return the configuration for a log with these settings, which take precedence."""
         given = {key: getattr(settings, key) for key in _OVERRIDES}
         return replace(self, **{key: value for key, value in given.items() if value is not None})
 
@@ -409,32 +414,32 @@ class LogSettings(
     kw_only=True,
     omit_defaults=True,
 ):
-    """What is stored with one log, and holds for everybody who writes it.  May change at any time.
+    """Settings that are stored with one log and hold for all its writers.
 
-    A running writer takes a change over as soon as it learns of it.
+    They may change at any time.  A running writer applies a change as soon as it learns of it.
     """
 
     entry_bytes: int | None = None
-    """As in `LogConfig`; None: as the writer's own configuration says."""
+    """As in `LogConfig`; None: the value of the writer's own configuration."""
     segment_bytes_max: int | None = None
-    """As in `LogConfig`; None: as the writer's own configuration says."""
+    """As in `LogConfig`; None: the value of the writer's own configuration."""
     segment_age_max_s: float | None = None
-    """As in `LogConfig`; None: as the writer's own configuration says."""
+    """As in `LogConfig`; None: the value of the writer's own configuration."""
     compression: str | None = None
-    """As in `LogConfig`; None: as the writer's own configuration says."""
+    """As in `LogConfig`; None: the value of the writer's own configuration."""
 
     retention_s: float | None = None
-    """Records older than this go, also of a log that nobody writes to; None: they stay.  A segment
-    goes as a whole, once its last record is so old."""
+    """Records older than this are removed, also from a log without a writer; None: they stay.  A
+    whole segment is removed when its last record is old enough."""
     explicit_truncation: bool = False
-    """With `retention_s`: what is truncated goes when it is so old, and nothing else does."""
+    """With `retention_s`: only truncated records are removed, once they are old enough."""
 
     mode: str = "any"
-    """Who may open writers from now on: ``direct``: programs with a way to bookies; ``proxied``:
-    proxies; ``any``.  Atomic appends, as of Spark, are for all."""
+    """Which programs may open writers from now on: ``direct``: programs with access to bookies;
+    ``proxied``: proxies; ``any``: both.  Atomic appends, as of Spark, are always allowed."""
 
     def __post_init__(self) -> None:
-        LogConfig().with_settings(self)  # raises if one of them cannot be
+        LogConfig().with_settings(self)  # raises for a wrong value
         require_bounded("retention_s", self.retention_s)
         require(
             condition=self.mode in ("direct", "proxied", "any"),
@@ -450,7 +455,7 @@ class LogSettings(
         )
 
     def require_mode(self, log: str, *, proxied: bool) -> None:
-        """Raise `LogModeError` if proxies, or all others, may not open a writer of the log."""
+        """Raise `LogModeError` if the log's mode forbids a writer of this kind."""
         if self.mode == "proxied" and not proxied:
             raise LogModeError(
                 f"log {log!r} has the mode proxied: it is written through proxies (dlcore.remote, "
@@ -466,7 +471,7 @@ class LogSettings(
         """Return the settings with `changes`, by name; None unsets one.
 
         Raises:
-            ConfigurationError: there is no such setting, or it cannot have that value.
+            ConfigurationError: a setting is unknown, or has a wrong value.
         """
         unset = msgspec.structs.asdict(LogSettings())
         values = {**msgspec.structs.asdict(self), **changes}
@@ -477,7 +482,7 @@ class LogSettings(
         """Return settings by name.
 
         Raises:
-            ConfigurationError: there is no such setting, or it cannot have that value.
+            ConfigurationError: a setting is unknown, or has a wrong value.
         """
         check_values(cls, values)
         try:
@@ -487,5 +492,6 @@ class LogSettings(
 
 
 SESSION_TIMEOUT_S = 10.0
-"""After so long without contact the metadata store gives away what a client holds."""
+"""After this long without contact the metadata store removes a client's locks and ephemeral nodes.
+"""
 _OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression")

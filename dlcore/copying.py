@@ -1,4 +1,4 @@
-"""Copying a log to another, exactly once: the position is stored with the records it stands for."""
+"""Copying a log to another exactly once: the position is stored with the copied records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _BYTES_COLUMNS = ["txid", "value"]
 _COMMIT_BYTES = 16 * 1024 * 1024
-"""So much of the source is copied with one commit, or one entry."""
+"""Bytes of the source that are copied with one commit; at least one entry."""
 
 
 async def copy_log(
@@ -36,26 +36,28 @@ async def copy_log(
     *,
     report: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Copy what is readable of a log to another; return how many records this call copied.
+    """Copy the readable records of a log to another; return how many this call copied.
 
-    Transaction ids and payloads are kept; of a typed log, to one whose schema holds what its own
-    does, transaction ids and columns.  Each record is copied once, however often this is
-    called, wherever a call died, and if several run at once: the version of each commit is how many
-    records of the source it reaches, and it must follow the one that the copier went on from.  The
-    first call begins at the first record that is not truncated.  The record of commits is kept for
-    90 days after the last one; a copy that rested for longer begins anew.
+    Transaction ids and payloads are kept.  Rows of a typed log are copied, with their transaction
+    ids, to a log whose schema holds all its columns.  Each record is copied once, however often
+    this is called, wherever a call died, and if several calls run at once.  This is how: the
+    version of each commit is the number of the source's records that it reaches, and it must follow
+    the version from which the copier continued.  The first call begins at the first record that is
+    not truncated.  The record of commits is kept for 90 days after the last one; after a longer
+    pause the copy begins again.
 
     Args:
         source: the log to copy, of this namespace or another.
-        namespace: where the target is.
-        target: a log that exists; others may write to it, if their transaction ids let them.
-        report: is told how many were copied, after each commit.
+        namespace: the namespace of the target.
+        target: an existing log; other writers may write to it, if transaction ids still rise.
+        report: called after each commit with the number of records copied so far.
 
     Raises:
-        AlreadyTruncatedError: records behind those that were copied were truncated since.
-        TransactionIdOutOfOrderError: the target has higher transaction ids than come next.
+        AlreadyTruncatedError: records after the copied ones were truncated since.
+        TransactionIdOutOfOrderError: the target has a higher transaction id than the next record.
         ConfigurationError: the target is the source.
-        LogRenamedError: the target is another log by now; called with its name, it goes on.
+        LogRenamedError: the name belongs to another log now; a call with the target's new name
+            continues.
     """
     async with await namespace.open_log(target) as log:
         if log.log_id == source.log_id:
@@ -82,7 +84,7 @@ async def _copy_some(
     identity: str,
     done: int,
 ) -> int | None:
-    """Copy the records behind the first `done`; return how many, None if another did."""
+    """Copy some records after the first `done`; return how many, None if another copier did."""
     first, batches = await _next_batches(source, done)
     count = sum(batch.num_rows for batch in batches)
     if not count:
@@ -107,9 +109,10 @@ async def _copy_some(
 async def _next_batches(
     source: DistributedLogManager, done: int
 ) -> tuple[int, list[pa.RecordBatch]]:
-    """Return the sequence id that comes next, and some MB of the records from it on.
+    """Return the next sequence id, and some MB of the records from it on.
 
-    That is `done`, or the first there is if it is negative: of a log that was never copied.
+    It is `done`; if that is negative, the log was never copied, and it is the first existing
+    record.
     """
     place = await source.find_place(NotLessThan(RecordField.SEQUENCE_ID, max(done, 0)))
     if place.sequence_id > done >= 0:

@@ -1,7 +1,7 @@
 """Every error that dlog raises: one tree, drawn here.
 
-``code`` is stable and numeric (programs compare it, the command line exits with a failure when it
-is set); ``retriable`` says whether the same call may succeed later without a change by the caller.
+``code`` is a stable number, which programs compare and ``--json`` shows.  ``retriable`` says
+whether the same call may succeed later without a change by the caller.
 
     DLError
     ├── ConfigurationError              an option, URI or argument is wrong: nothing was done
@@ -102,13 +102,13 @@ class InvalidNamespaceUriError(ConfigurationError):
 
 
 class UnknownActionError(ConfigurationError):
-    """A proxy has no action of that name; one of a later release may have it."""
+    """A proxy has no action of that name; a later release may have it."""
 
     code = 605
 
 
 class UncheckedTokenError(ConfigurationError):
-    """A call came with a token, which proxies do not check: whoever gives one is not protected."""
+    """A call had a token, but proxies check no tokens: the token would protect nothing."""
 
     code = 401
 
@@ -133,7 +133,7 @@ class MetadataConnectionError(MetadataError):
 
 
 class MetadataSessionExpiredError(MetadataError):
-    """The metadata session is gone, and with it every ephemeral node and lock it held."""
+    """The metadata session is gone, with every ephemeral node and lock that it held."""
 
     code = 507
     retriable = True
@@ -164,7 +164,7 @@ class NodeNotEmptyError(MetadataError):
 
 
 class TransactionTooLargeError(MetadataError):
-    """A change would be larger than the metadata store takes at once: nothing was done."""
+    """A change is larger than one request of the metadata store: nothing was done."""
 
     code = 548
 
@@ -200,7 +200,7 @@ class LedgerFencedError(BookieError):
 
 
 class BookieReadOnlyError(BookieError):
-    """The bookie takes no ordinary writes (its disk is full)."""
+    """The bookie accepts no ordinary writes (its disk is full)."""
 
     code = 704
 
@@ -244,7 +244,7 @@ class EntryTooLargeError(BookieError):
 
 
 class BadRequestError(BookieError):
-    """The bookie could not make sense of the request."""
+    """The request is invalid."""
 
     code = 710
 
@@ -262,13 +262,13 @@ class LedgerNotFoundError(LedgerError):
 
 
 class LedgerExistsError(LedgerError):
-    """The ledger to create exists and is somebody else's."""
+    """The ledger to create exists and belongs to another client."""
 
     code = 722
 
 
 class LedgerClosedError(LedgerError):
-    """The ledger is closed and takes no more entries."""
+    """The ledger is closed and accepts no more entries."""
 
     code = 723
 
@@ -281,9 +281,9 @@ class LedgerRecoveryError(LedgerError):
 
 
 class LedgerReadError(LedgerError):
-    """No replica could give an entry that must exist.
+    """No replica of an entry that must exist is readable.
 
-    ``is_damaged``: each of them holds it, and none undamaged; trying again will not help.
+    ``is_damaged``: each replica was read and is damaged; another try will not help.
     """
 
     code = 725
@@ -302,7 +302,7 @@ class NotEnoughBookiesError(LedgerError):
 
 
 class DecommissionError(LedgerError):
-    """A bookie cannot be given up yet: it runs, or ledgers need it; the message says what to do."""
+    """A bookie cannot be decommissioned yet: it runs, or ledgers need it; see the message."""
 
     code = 525
 
@@ -320,13 +320,13 @@ class LogNotFoundError(LogError):
 
 
 class LogRenamedError(LogNotFoundError):
-    """The log has another name since it was opened, and what was asked for concerns its name."""
+    """The log has another name since it was opened, and the call needs its name."""
 
     code = 533
 
 
 class LogExistsError(LogError):
-    """There is a log of the name that was to be given."""
+    """The new name belongs to a log already."""
 
     code = 522
 
@@ -356,7 +356,7 @@ class EndOfStreamError(LogError):
 
 
 class AlreadyTruncatedError(LogError):
-    """The position asked for was truncated away."""
+    """The requested position was truncated."""
 
     code = 511
 
@@ -372,7 +372,7 @@ class OwnershipAcquireFailedError(LogError):
 
 
 class LogModeError(LogError):
-    """The log's mode lets others write: proxies alone, or all but proxies."""
+    """The log's mode does not allow this kind of writer: only proxies, or no proxies."""
 
     code = 309
 
@@ -389,16 +389,16 @@ class LogElsewhereError(LogError):
 
 
 class ProxyUnavailableError(LogError):
-    """No proxy of an endpoint answered in time; reads go on where they were if called again."""
+    """No proxy of an endpoint answered in time; a repeated read continues at its position."""
 
     code = 308
     retriable = True
 
 
 class OverCapacityError(LogError):
-    """A limit on outstanding work, or on a rate, is reached; it is known to be over after a time.
+    """A limit on outstanding work or on a rate is reached.
 
-    `retry_after_s` is that time, 0 if it is not known.
+    `retry_after_s` is the time until it is expected to be over, 0 if that is not known.
     """
 
     code = 517
@@ -410,24 +410,24 @@ class OverCapacityError(LogError):
 
 
 class ReaderIdleError(LogError):
-    """A reader heard of no record for `LogConfig.reader_idle_error_s`; it can be called again."""
+    """A reader got no record for `LogConfig.reader_idle_error_s`; it can be called again."""
 
     code = 550
     retriable = True
 
 
 class ReaderStalledError(LogError):
-    """A client of a proxy took nothing for long, and others needed the room; it can go on."""
+    """A proxy's client received nothing for long, and others needed the memory; it can continue."""
 
     code = 555
     retriable = True
 
 
 class LogNotReadyError(LogError):
-    """The writer takes no record now: it starts a segment, or does not own the log at the moment.
+    """The writer accepts no record now: it starts a segment, or has lost the log for the moment.
 
-    Raised only where `LogConfig.fail_while_rolling` asks for it, and by a proxy, which may say
-    after which time to come again; `retry_after_s` is 0 if it does not.
+    It is raised only with `LogConfig.fail_while_rolling`, and by a proxy.  A proxy may give the
+    time until the next try; `retry_after_s` is 0 if it does not.
     """
 
     code = 518
@@ -439,19 +439,19 @@ class LogNotReadyError(LogError):
 
 
 class SubscriptionMovedError(LogError):
-    """A stored position is somebody else's now: taken over, moved or deleted."""
+    """A stored position belongs to another reader now, or was moved or deleted."""
 
     code = 549
 
 
 class SchemaMismatchError(LogError):
-    """What is written to a log, read of it, or to become its schema does not fit the one it has."""
+    """Records to write, columns to read, or a new schema do not fit the log's schema."""
 
     code = 551
 
 
 class SequenceGapError(LogError):
-    """Records of a producer do not follow its last one; `expected` is the sequence that would."""
+    """Records of a producer do not follow its last one; `expected` is the next sequence."""
 
     code = 552
 
@@ -461,7 +461,7 @@ class SequenceGapError(LogError):
 
 
 class ProducerFencedError(LogError):
-    """A later incarnation of a producer writes, or the log has forgotten this one: begin anew."""
+    """A later incarnation of a producer writes, or the log has forgotten this one: begin again."""
 
     code = 553
 
@@ -469,7 +469,7 @@ class ProducerFencedError(LogError):
 class ConditionFailedError(LogError):
     """A log's last record is not the one that an append expects; nothing is written.
 
-    It is at `last`, a position's text; None if the log holds no record.
+    `last` is the position of the last record as text; None if the log holds no record.
     """
 
     code = 554
@@ -486,39 +486,39 @@ class WriteError(LogError):
 
 
 class WriteCancelledError(LogError):
-    """The write was queued behind one that failed and was never sent."""
+    """The write was queued behind one that failed, and was never sent."""
 
     code = 516
 
 
 class InvalidEntryError(LogError):
-    """An entry's body is not what a log writer writes."""
+    """An entry's body is not in the format of a log writer."""
 
     code = 520
 
 
 class AppendAbortedError(LogError):
-    """A staged append can no longer commit: it was aborted, or its staged data was reaped."""
+    """A staged append can no longer commit: it was aborted, or its staged data was removed."""
 
     code = 540
 
 
 class DuplicateAppendError(LogError):
-    """Two appends of one run, identity and version have no order to repeat: threads made them."""
+    """Two appends of one run, identity and version came from threads, and have no fixed order."""
 
     code = 541
 
 
 class AppendSupersededError(LogError):
-    """A later run of the appender has begun to append the same version; this one must not go on."""
+    """A later run of the appender has begun to append the same version; this one must stop."""
 
     code = 542
 
 
 class AppendMismatchError(LogError):
-    """The version is older than the last one committed, or was committed to other logs.
+    """The version is older than the last committed one, or was committed to other logs.
 
-    An appender that goes on from an old or copied state would lose its records by being skipped.
+    If it were skipped, an appender that continues from an old or copied state would lose records.
     """
 
     code = 543

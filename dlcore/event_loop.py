@@ -1,7 +1,7 @@
-"""The event loop of servers and of the blocking face: that of uvloop, or else that of asyncio.
+"""The event loop of servers and of the blocking API: uvloop's, or else asyncio's.
 
-uvloop is a package with compiled parts.  Where nobody has built it yet, for a new Python or another
-system, asyncio's own loop does the same, and takes more CPU.
+uvloop is a package with compiled parts.  For a new Python or another system there may be no build
+of it.  Then asyncio's own loop does the same with more CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop, the fastest that there is."""
+    """Return a new event loop, the fastest available one."""
     try:
         import uvloop
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Small HTML tables, for what a notebook shows."""
+"""Small HTML tables, for notebooks."""
 
 from __future__ import annotations
 

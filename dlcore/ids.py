@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INVALID_ENTRY_ID = -1
-"""The entry before the first one; a last add confirmed of -1 means "nothing yet"."""
+"""The entry before the first one; a last add confirmed of -1 means that no entry is confirmed."""
 
 TXID_MAX = 2**63 - 2
 """Highest transaction id; 2**63 - 1 is reserved for the end of the stream."""
 
 LogId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
-"""Of a log, whatever its name: part of a path in the metadata store."""
+"""Id of a log, which does not depend on its name; it is part of a path in the metadata store."""
 
 LOG_NAME_LENGTH_MAX = 512
 _DLSN_TEXT = re.compile(r"(0|[1-9]\d*):(0|[1-9]\d*):(0|[1-9]\d*)")
@@ -31,8 +31,8 @@ _REFUSED_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
 class BookieId(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A bookie: its name, and the incarnation of its data.
 
-    The incarnation (a UUID as 32 hex digits) is made with the first cookie, so an empty disk at the
-    same address is another bookie.
+    The incarnation (a UUID as 32 hex digits) is created with the first cookie.  Therefore an empty
+    disk at the same address is another bookie.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
@@ -56,7 +56,7 @@ class DLSN(msgspec.Struct, frozen=True, order=True, gc=False):
     INITIAL: ClassVar[DLSN]
 
     def __post_init__(self) -> None:
-        # One step for all three, since every acknowledged record gets one.
+        # One step for all three numbers, because every acknowledged record gets a DLSN.
         try:
             is_bad = (self.lssn | self.entry_id | self.slot_id) >> 63
         except TypeError as error:
@@ -74,7 +74,7 @@ class DLSN(msgspec.Struct, frozen=True, order=True, gc=False):
         """Parse ``lssn:entry:slot``, the inverse of ``str``.
 
         Raises:
-            ConfigurationError: it is something else, or a number is above 2**63 - 1.
+            ConfigurationError: the text is something else, or a number is above 2**63 - 1.
         """
         match = _DLSN_TEXT.fullmatch(text)
         if match is None:
@@ -120,8 +120,8 @@ def validate_log_names(names: Sequence[str]) -> list[str]:
     """Return each of `names` as `validate_log_name` does.
 
     Raises:
-        ConfigurationError: it is one name, which is no list of its letters.
-        InvalidLogNameError: one of them is none.
+        ConfigurationError: `names` is one text, whose letters are no names.
+        InvalidLogNameError: one of the names is invalid.
     """
     if isinstance(names, str):
         raise ConfigurationError(f"names={names!r}: expected a list of names")
@@ -129,7 +129,7 @@ def validate_log_names(names: Sequence[str]) -> list[str]:
 
 
 def name_prefix(prefix: str | None) -> str:
-    """Return the start of names that is meant, which may have a leading slash as they may.
+    """Return a prefix of log names, without one leading slash, as names have it.
 
     Raises: InvalidLogNameError: it is no text.
     """

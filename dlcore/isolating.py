@@ -1,7 +1,7 @@
-"""One of many that fails keeps no other from its turn: a sweep goes on, and what failed is told.
+"""Isolation of failures in a sweep: it reports the failure and continues with the next item.
 
-A sweep over logs, ledgers or bookies serves all of them, so nothing that is stored of one of them,
-and no defect that it brings to light, may end the sweep or its process.
+A sweep over logs, ledgers or bookies serves all of them.  Therefore neither damaged metadata of one
+item, nor a defect that it reveals, may end the sweep or its process.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ logger = logging.getLogger(__name__)
 
 TROUBLES_MAX = 20
 _OF_ALL = (AlreadyClosedError, MetadataConnectionError, MetadataSessionExpiredError)
-"""No fault of one of them: the others would fail likewise."""
+"""Errors that are no fault of one item: the other items would fail in the same way."""
 
 
 def report_defect(what: str, error: BaseException) -> None:
-    """Tell of an error that only a defect of the program explains, as the event loop tells them."""
+    """Report an error that only a defect of the program explains, as the event loop does."""
     asyncio.get_running_loop().call_exception_handler(
         {"message": f"{what}: a defect of the program", "exception": error}
     )
 
 
 class Troubles:
-    """What one sweep could not do, and why."""
+    """The items that one sweep could not handle, and why."""
 
     def __init__(self) -> None:
         self.count = 0
         self.found: list[str] = []
-        """The first ones, `TROUBLES_MAX` at most."""
+        """The first ones, at most `TROUBLES_MAX`."""
 
     @contextlib.contextmanager
     def isolated(self, what: str) -> Iterator[None]:
-        """Tell of what fails in this context, and go on after it.
+        """Report failures in this context, and continue after it.
 
         Raises:
-            MetadataConnectionError, MetadataSessionExpiredError: the metadata store is away.
+            MetadataConnectionError, MetadataSessionExpiredError: the metadata store does not
+                answer.
             AlreadyClosedError: the process ends.
         """
         try:
@@ -63,7 +64,7 @@ class Troubles:
             self.note(what, error)
 
     def note(self, what: str, error: Exception) -> None:
-        """Count what failed, and keep it if it is among the first."""
+        """Count a failure, and keep it if it is among the first."""
         self.count += 1
         if len(self.found) < TROUBLES_MAX:
             self.found.append(f"{what}: {type(error).__name__}: {error}")

@@ -1,22 +1,23 @@
-"""Settings of the C library and of Python for the memory of a server: it holds much, and for long.
+"""Memory settings of the C library and of Python for a server, which holds much memory for long.
 
-The C library gives back what is free at the heap's end beyond twice the largest block, and maps
-very large ones anew each time.  With messages of half a megabyte that is after each of them, and
-the kernel's work to hand out zeroed pages again is a third of the CPU of a bookie's add, and a
-quarter of that of what a proxy sends to a reader.
+After a free, the C library returns the free memory at the heap's end beyond twice the largest
+block, and it maps very large blocks anew each time.  With messages of half a megabyte this happens
+after each of them.  The kernel's work to provide zeroed pages again is a third of the CPU of a
+bookie's add, and a quarter of the CPU for sending to a proxy's reader.
 
-Python's full collection looks at every object that may be in a cycle, and nothing else runs
-meanwhile.  What a bookie holds for long (states of ledgers, indexes) is in no cycle and is freed by
-its count of references.  So what survived a full collection, and then has no garbage in it, is
-frozen: the next one looks at what is newer.  A frozen object that becomes part of a cycle of
-garbage later is never freed.  Therefore nothing is frozen until the survivors are many: then nearly
-all of them are there to stay, and what could ever be lost is a small share of what is held.
+Python's full collection examines every object that may be in a cycle, and nothing else runs
+meanwhile.  Long-lived objects of a bookie (states of ledgers, indexes) are in no cycle, and are
+freed by their reference counts.  Therefore objects that have survived a full collection are frozen,
+because they contain no garbage then.  The next collection examines only newer objects.  A frozen
+object that later becomes part of garbage in a cycle is never freed.  For this reason nothing is
+frozen until there are many survivors: then nearly all of them are permanent, and the possible loss
+is a small share.
 
-A full collection then looks at what was made since the last one, and the thresholds of the
-collector say how much that is.  Their defaults differ: of Python 3.11 and 3.12 they allow 85,000
-objects, later ones 242,000.  So they are set here.  A collector that works in increments, as some
-releases of Python 3.14 have it, runs no full collection by itself: each of its steps is small
-without a freeze, and there is none after the start.
+A full collection then examines the objects created since the last one, and the collector's
+thresholds limit their number.  The defaults differ: Python 3.11 and 3.12 allow 85,000 objects,
+later versions 242,000.  Therefore they are set here.  Some releases of Python 3.14 have an
+incremental collector, which runs no full collection by itself.  Each of its steps is small without
+a freeze, and there is no freeze after the start.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ logger = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 _KEPT_BYTES_MAX = 64 * MIB
-"""Free at the heap's end, beyond which it is given back: as much as readers may be sent."""
+"""Most free bytes at the heap's end that are kept: as many as may be in transit to readers."""
 _BLOCK_BYTES_MAX = 16 * MIB
-"""Larger blocks are mapped, and given back at once; no message is as large."""
+"""Larger blocks are mapped, and returned at once; no message is as large."""
 SURVIVORS_MIN = 20_000
-"""Looked at in some milliseconds."""
+"""Number of objects that is examined in some milliseconds."""
 _OLDEST = 2
-"""The generation that a full collection ends with; Python's documentation of `gc` says so."""
+"""The generation of a full collection, as Python's documentation of `gc` says."""
 _THRESHOLDS = (700, 10, 10)
-"""A full collection after 700 · 11 · 11 objects that were made and are still there."""
+"""A full collection runs after 700 · 11 · 11 new objects that still exist."""
 
 
 def keep_what_is_freed() -> None:
-    """Keep freed memory for the messages that come next; not with another C library than glibc."""
+    """Keep freed memory for the next messages; this has an effect only with glibc."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
@@ -56,13 +57,13 @@ def keep_what_is_freed() -> None:
 
 
 def give_back_what_is_free() -> None:
-    """Give freed memory back to the system, wherever in the heap it is; takes milliseconds."""
+    """Return all free memory of the heap to the system; takes milliseconds."""
     with contextlib.suppress(AttributeError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def collect_what_is_new() -> None:
-    """Freeze what there is now, and from now on what survives in numbers."""
+    """Freeze all existing objects now, and later the survivors when there are many."""
     gc.set_threshold(*_THRESHOLDS)
     gc.collect()
     gc.freeze()

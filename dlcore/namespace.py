@@ -1,4 +1,4 @@
-"""Namespaces, and the composition root: here the adapters are chosen and put together.
+"""Namespaces, and the composition root: here the adapters are chosen and connected.
 
 `open_namespace` loads kazoo when it is called, so that importing dlcore does not.
 """
@@ -65,8 +65,7 @@ logger = logging.getLogger(__name__)
 class Namespace(AsyncClosing):
     """A collection of logs over one metadata store and its bookies; used on one event loop.
 
-    `open_namespace` makes it with the real adapters; tests hand in others.  It closes the ports
-    that it is given.
+    `open_namespace` creates it with the real adapters; tests pass in others.  It closes its ports.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Namespace(AsyncClosing):
 
     @property
     def uri(self) -> str:
-        """The URI it was opened with."""
+        """The URI that it was opened with."""
         return self._uri
 
     @property
@@ -155,12 +154,12 @@ class Namespace(AsyncClosing):
 
     @property
     def followers(self) -> LogFollowers:
-        """The logs of which snapshots were taken; it closes them."""
+        """The logs of which snapshots were taken; the namespace closes them."""
         self._require_open()
         return self._followers
 
     def upkeep(self, config: UpkeepConfig | None = None) -> LogUpkeep:
-        """Return a worker that merges small extents and removes what nobody needs any more."""
+        """Return a worker that merges small extents and removes unneeded data."""
         return LogUpkeep(self._context, self._owner, config or UpkeepConfig())
 
     async def create_log(
@@ -172,14 +171,14 @@ class Namespace(AsyncClosing):
         schema: Any = None,
         log_id: str | None = None,
     ) -> None:
-        """Create a log, and warn if it is to have more bookies than are registered.
+        """Create a log, and warn if it needs more bookies than are registered.
 
         Args:
             name: the log.
-            config: its quorums are stored with the log, whoever writes it later.
-            settings: what else is stored with it, for whoever writes it.
-            schema: its columns, as an Arrow schema, which makes it a typed log; else one of bytes.
-            log_id: unique to it, for who asks again where an answer was lost; else one is made.
+            config: its quorums are stored with the log, for all its writers.
+            settings: settings that are stored with the log, for all its writers.
+            schema: an Arrow schema of its columns, for a typed log; without it a byte log.
+            log_id: a unique id, for a repeated call after a lost answer; by default a new one.
 
         Raises: InvalidLogNameError, LogExistsError, ConfigurationError for a malformed `log_id`.
         """
@@ -200,14 +199,14 @@ class Namespace(AsyncClosing):
 
         Args:
             name: the log.
-            damaged: its metadata is damaged: delete what can be told of it.  Ledgers of which
-                nobody can tell that they were its own stay, for `dlog ledger audit` to find.
+            damaged: its metadata is damaged: delete its known parts.  Ledgers that are not known to
+                belong to it remain, and `dlog ledger audit` finds them.
 
         Raises:
             LogNotFoundError: there is no such log.
             OwnershipAcquireFailedError: a writer owns it.
-            CorruptMetadataError: it is damaged, and that was not said.
-            ConfigurationError: it is said to be `damaged`, and is not.
+            CorruptMetadataError: its metadata is damaged, and `damaged` is False.
+            ConfigurationError: `damaged` is True, but its metadata is intact.
         """
         if damaged:
             self._require_open()
@@ -216,10 +215,10 @@ class Namespace(AsyncClosing):
         await (await self.open_log(name)).delete()
 
     async def rename_log(self, name: str, new_name: str) -> None:
-        """Give a log another name, at once for everybody.
+        """Give a log another name, at once for all clients.
 
-        The log's nodes and data stay where they are, below its id: readers, and whoever else has it
-        open, go on.  Records that were staged for it enter it under its new name.
+        The log's nodes and data stay where they are, below its id.  Readers, and other clients that
+        have it open, continue.  Records that were staged for it enter it under its new name.
 
         Raises:
             LogNotFoundError, LogExistsError: there is no log `name`, or one `new_name`.
@@ -243,15 +242,15 @@ class Namespace(AsyncClosing):
     ) -> AsyncIterator[list[str]]:
         """Return pages of the names of all logs, or of those that start with `prefix`.
 
-        However many the logs are, a page and each answer of the metadata store stay small.  The
-        order is always the same, but not sorted.  A log that is there all the time and keeps its
-        name is listed once.  To list is to read every name, whatever the prefix: who wants to know
-        again and again uses `watch_logs`.
+        A page and each answer of the metadata store stay small, however many logs there are.  The
+        order is always the same, but not sorted.  A log that exists all the time and keeps its name
+        is listed once.  A list reads every name, whatever the prefix is: for repeated lists use
+        `watch_logs`.
 
         Args:
             prefix: of a path, `orders/`, or any other start of a name.
-            after: the last name of a page: list what follows, as another process goes on.
-            page_size: how many names a page has, but for the last one.
+            after: the last name of a page: list the names after it, also in another process.
+            page_size: how many names a page has, except the last one.
         """
         self._require_open()
         return list_pages(
@@ -265,7 +264,7 @@ class Namespace(AsyncClosing):
     def watch_logs(self, prefix: str | None = None) -> LogWatch:
         """Return a watch of all logs, or of those whose names start with `prefix`.
 
-        It tells which logs are created, deleted and renamed, beginning with those there are.
+        It reports the existing logs first, and then those created, deleted and renamed.
         """
         self._require_open()
         return LogWatch(self._context, name_prefix(prefix))
@@ -277,7 +276,7 @@ class Namespace(AsyncClosing):
 
         Args:
             name: the log.
-            config: in place of the namespace's; the log's own quorums and settings come before it.
+            config: replaces the namespace's; the log's own quorums and settings take precedence.
             create_if_missing: create it with `config` if it does not exist.
 
         Raises:
@@ -289,7 +288,7 @@ class Namespace(AsyncClosing):
         except LogNotFoundError:
             if not create_if_missing:
                 raise
-            with contextlib.suppress(LogExistsError):  # another was quicker
+            with contextlib.suppress(LogExistsError):  # another client was faster
                 await self.create_log(name, config=config)
             log = await self._context.logs.find(name)
         return DistributedLogManager(self._context, log, config or self._context.config)
@@ -305,16 +304,15 @@ class Namespace(AsyncClosing):
         """Open a reader over several logs, whose records come by transaction id.
 
         Args:
-            names: the logs, each once; of equal transaction ids the first named log's comes first.
+            names: the logs, each once; at equal transaction ids the first named log comes first.
             txid: where to start in each log, as for `open_reader`; so is `timestamp_ms`.
-            positions: where to start in some of them instead, such as `positions` of a reader told.
-                They are of names: where a log may be deleted and another one created under its
-                name, keep `log_id` of each log beside them.  Of another log it is no position: what
-                is before it there would be left out, or the reader wait for it.
+            positions: where to start in some of them instead, such as `positions` of a reader.
+                They belong to names.  If a log may be deleted and created again, store the `log_id`
+                of each log, too: the position means nothing in a new log.
 
         Raises:
-            LogNotFoundError, AlreadyTruncatedError: of one of the logs.
-            ConfigurationError: a log is named twice, or not at all; SchemaMismatchError: is typed.
+            LogNotFoundError, AlreadyTruncatedError: a log does not exist, or was truncated.
+            ConfigurationError: no log is named, or one twice; SchemaMismatchError: one is typed.
         """
         self._require_open()
         return await AsyncMergedReader.open(
@@ -324,21 +322,21 @@ class Namespace(AsyncClosing):
     async def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False
     ) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that do not exist.
+        """Return a snapshot of each log; None for those that do not exist.
 
-        Logs that were asked for before are watched: of those that have not changed nothing is
-        asked.  A change of a moment ago may not be known yet; with `fresh` every change that
-        completed before this call is, for one round trip more, however many the logs are.
+        Logs of earlier calls are watched, and an unchanged log is not read again.  A change of a
+        moment ago may be missing.  With `fresh` all changes that completed before this call are
+        included, for one more round trip, however many logs there are.
 
         Raises: LedgerReadError, MetadataError.
         """
         return await self.followers.take(names, fresh=fresh)
 
     async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
-        """Return what each log holds now, or the error that keeps it from being told.
+        """Return a snapshot of each log, or the error that prevents it.
 
-        As `get_snapshots` with `fresh`, but that one log whose metadata is damaged, or whose
-        bookies do not answer, hides no other.  Logs that do not exist are left out.
+        It is like `get_snapshots` with `fresh`, but a log with damaged metadata, or without an
+        answer of its bookies, does not hide the others.  Logs that do not exist are left out.
 
         Raises: MetadataError.
         """
@@ -353,11 +351,11 @@ class Namespace(AsyncClosing):
     async def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
-        """Return the place of each first record that is wanted, in its snapshot.
+        """Return the place of the first record of each search, in its snapshot.
 
-        Bookies are asked for a few entries each, the metadata store for nothing.
+        It reads a few entries from bookies, and nothing from the metadata store.
 
-        Raises: LedgerReadError: no replica could give an entry.
+        Raises: LedgerReadError: no replica of an entry is readable.
         """
         self._require_open()
         return await find_places(self._context, wanted)
@@ -378,21 +376,21 @@ class Namespace(AsyncClosing):
         """Begin an atomic append to any number of logs.
 
         Args:
-            identity: who appends, across restarts: 1 … 200 bytes.
-            version: which append of that identity; versions that were committed are not again.
-            shared: where it was staged with what others staged; else under its own identity.
+            identity: the appender, across restarts: 1 … 200 bytes.
+            version: number of the identity's append; a committed version is not appended again.
+            shared: staging shared with other appends; by default that of its own identity.
             run: the life of an appender that appends a version several times, one after the other,
                 and repeats them in the same order; without it a version is appended once.
             lock_timeout_s: how long the commit waits for a log's writer; None: as configured.
-            keep_record: False for who appends once and never again: its record goes when known.
-            strict: the appender repeats its latest version only, to the same logs, else refused.
-                Without it a version that was committed is skipped, for its number alone.
-            after: the version that has to be the last one committed then, -1 for none.
-            token: unique to the append, for who tries it again in another process.
+            keep_record: False if the identity appends only once: its record is removed early.
+            strict: refuse a repetition unless it is the latest version, to the same logs.  Without
+                it any committed version is skipped, by its number alone.
+            after: the version that must be the last committed one at the commit, -1 for none.
+            token: unique to the append, for another try in another process.
 
-        Raises: ConfigurationError: there can be no such identity or version.
+        Raises: ConfigurationError: the identity or version is invalid.
         """
-        # Loaded here, since most commands of `dlog` append nothing.
+        # Loaded here, because most commands of `dlog` append nothing.
         from dlcore.log.staging.append import StagedAppend
 
         self._require_open()
@@ -414,7 +412,7 @@ class Namespace(AsyncClosing):
         )
 
     async def open_staging_writer(self, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter logs when an append that finds them there commits.
+        """Open a writer whose records enter logs when an append commits their extents.
 
         Raises: ConfigurationError: `identity` is empty, or too long.
         """
@@ -426,16 +424,16 @@ class Namespace(AsyncClosing):
         return StagingWriter(self._context, self._owner, identity, self._context.config)
 
     async def list_staged(self) -> list[StagedStatus]:
-        """Return the staged ledgers of which more may be committed.  Raises: MetadataError."""
+        """Return the staged ledgers with uncommitted extents.  Raises: MetadataError."""
         self._require_open()
         return await list_all_staged(self._context)
 
     async def clean_staging(
         self, *, leftovers_age_s: float, commits_age_s: float
     ) -> tuple[int, int]:
-        """Remove what dead processes staged and records of commits, of those that are old enough.
+        """Remove old staged ledgers of dead processes, and old records of commits.
 
-        Returns: how many staged ledgers were settled, and records removed.  Raises: MetadataError.
+        Returns: how many staged ledgers were removed, and how many records.  Raises: MetadataError.
         """
         self._require_open()
         now_ms = self._context.clock.now_ms()
@@ -446,11 +444,11 @@ class Namespace(AsyncClosing):
         return ledgers, records
 
     async def tidied(self) -> None:
-        """Wait until all that comes after the answers so far is done.  Raises nothing."""
+        """Wait until the background work after the answers so far is done.  Raises nothing."""
         await self._context.tidier.settled()
 
     def get_statistics(self) -> NamespaceStatistics:
-        """Return what this client has done until now, and what it holds."""
+        """Return counts of this client's work so far, and its open objects."""
         self._require_open()
         context, written = self._context, self._ledgers.write_statistics
         kinds = Counter(type(each).__name__ for each in context.open_objects)
@@ -484,7 +482,8 @@ class Namespace(AsyncClosing):
     async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
         """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
 
-        Or the error where it is damaged, so that one hides no other.  Raises: MetadataError.
+        A damaged ledger has its error instead, so that it does not hide the others.  Raises:
+        MetadataError.
         """
         self._require_open()
         return await self._ledger_store.read_from(first, count)
@@ -504,12 +503,12 @@ class Namespace(AsyncClosing):
     async def aclose(self) -> None:
         """Close every connection; writers and readers of the namespace stop working.
 
-        A writer that is still open is abandoned, and what it had not written is logged as an error.
+        An open writer is abandoned, and an error is logged for records that it had not written.
         """
         if self._context.lifetime.has_ended:
             return
         self._context.lifetime.has_ended = True
-        async with AsyncExitStack() as steps:  # from the last to the first, whichever of them fails
+        async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
             steps.push_async_callback(self._store.aclose)
             steps.push_async_callback(self._bookies.aclose)
             steps.push_async_callback(self._registry.aclose)
@@ -520,7 +519,7 @@ class Namespace(AsyncClosing):
             await self._abandon_open_objects()
 
     async def _abandon_open_objects(self) -> None:
-        """Abandon all at once: without a metadata store each of them takes a while."""
+        """Abandon all at once, because each takes a while without a metadata store."""
         results = await asyncio.gather(
             *(each.abandon("its namespace was closed") for each in self._context.open_objects),
             return_exceptions=True,
@@ -546,14 +545,14 @@ async def open_namespace(
     """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
 
     Args:
-        uri: where the metadata store is, and the namespace's root path in it.
-        config: how logs are written and read, unless `open_log` says otherwise.
-        client_config: how bookies are talked to.
-        create: make the namespace if it does not exist.
-        client_id: what this client is called where it owns something; else host and process.
-        tls: how connections to bookies are encrypted, and whom they trust; None: not at all.
-        session_timeout_s: after so long without contact others get what this client holds.
-        connect_timeout_s: how long the metadata store is waited for at first.
+        uri: the servers of the metadata store, and the namespace's root path in it.
+        config: configuration of logs, unless `open_log` gets another one.
+        client_config: configuration of the client of bookies.
+        create: create the namespace if it does not exist.
+        client_id: this client's name in its locks; by default host and process.
+        tls: certificates for connections to bookies; None: no encryption.
+        session_timeout_s: after this long without contact this client loses its locks.
+        connect_timeout_s: how long to wait for the first connection to the metadata store.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.

@@ -1,4 +1,4 @@
-"""A program whose configuration may change while it runs: it reads it again when told to."""
+"""A program's configuration that may change while it runs: it is read again at a signal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 async def next_configuration(
     hung_up: asyncio.Event, read: Callable[[], Awaitable[T]], known: T
 ) -> T:
-    """Return the next configuration that is another one than `known`.
+    """Return the next configuration that differs from `known`.
 
     Args:
-        hung_up: is set, by SIGHUP, when it may have changed.
-        read: returns it as it is now; what it refuses is logged, and changes nothing.
-        known: what the program goes by.
+        hung_up: set by SIGHUP, when the configuration may have changed.
+        read: returns the current configuration; its error is logged, and nothing changes.
+        known: the configuration in use.
     """
     while True:
         await hung_up.wait()

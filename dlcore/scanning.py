@@ -1,6 +1,6 @@
-"""Scans of planned ranges, by whoever was handed them: entries come from bookies directly.
+"""Scans of planned ranges in any process: entries are read from bookies directly.
 
-The metadata store is asked only after a read failed, to learn where entries are now.
+The metadata store is read only after a failed read, to find the current place of entries.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ScanClients:
         self._closers: list[_Closer] = []
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
-        """Return a client that reads by ledger metadata alone; the latest addresses count."""
+        """Return a client that needs only ledger metadata; it uses the latest addresses."""
         from dlcore.transport.client import WireBookieClient
 
         self._addresses.update(addresses)
@@ -84,8 +84,8 @@ class ScanClients:
         return address
 
     async def fresh_namespace(self, uri: str) -> Namespace:
-        """Return the namespace at `uri`, to ask how things stand now."""
-        async with self._opening:  # many scans fail at once
+        """Return the namespace at `uri`, to read the current metadata."""
+        async with self._opening:  # many scans may fail at once
             namespace = self._namespaces.get(uri)
             if namespace is None:
                 namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
@@ -97,7 +97,7 @@ class ScanClients:
         """Close every connection."""
         closers, self._closers = self._closers, []
         self._clients, self._namespaces = {}, {}
-        async with AsyncExitStack() as steps:  # whichever of them fails
+        async with AsyncExitStack() as steps:  # even if one of them fails
             for closer in reversed(closers):
                 steps.push_async_callback(closer)
 
@@ -114,16 +114,16 @@ async def scan(
 
     Args:
         scans: ranges of a snapshot.
-        uri: of the namespace; it is opened only after a read failed, to learn where entries and
-            bookies are now.  Without it such a failure is final.
-        config: how bookies are talked to.
+        uri: the namespace; it is opened only after a failed read, to find the current ensembles and
+            addresses.  Without it such a failure is final.
+        config: configuration of the client of bookies.
         clients: connections to use, which stay open; by default new ones, closed at the end.
-        tls: how those are encrypted, and whom they trust; None: not at all.
+        tls: certificates for new connections; None: no encryption.
 
     Raises:
-        LedgerReadError: no replica could give an entry.
+        LedgerReadError: no replica of an entry is readable.
         AlreadyTruncatedError: records of the range were truncated, or the log was deleted, since
-            the scan was planned.  Known only with `uri`.
+            the scan was planned.  Detected only with `uri`.
     """
     own = clients is None
     clients = clients or ScanClients(config, tls=tls)
@@ -141,7 +141,7 @@ async def _scan_one(
     part: ScanRange, uri: str | None, clients: ScanClients
 ) -> AsyncGenerator[ScanBatch, None]:
     ledgers = clients.client_of(part.cluster_id, part.addresses)
-    planned: ScanRange | None = None  # again, after a failure
+    planned: ScanRange | None = None  # the new plan after a failure
     while True:
         rest = planned or part
         last_entry_id: int | None = None
@@ -159,15 +159,15 @@ async def _scan_one(
             namespace = await clients.fresh_namespace(uri)
             again = await _plan_again(left, namespace, error)
             if planned is not None and again.extents == left.extents:
-                raise  # by what is stored now it failed already
+                raise  # a read with the current metadata has failed already
             planned, ledgers = again, namespace.ledgers
         else:
             return
 
 
 async def _plan_again(part: ScanRange, namespace: Namespace, error: DLError) -> ScanRange:
-    """Return a range by where its entries are now: other bookies, or the ledger of a merge."""
-    log = LogKey(name=part.log, log_id=part.log_id)  # it may have another name by now
+    """Plan a range again with the current metadata: other bookies, or the ledger of a merge."""
+    log = LogKey(name=part.log, log_id=part.log_id)  # it may have another name now
     with contextlib.suppress(LogNotFoundError):
         snapshot = await LogFollower(namespace.log_context, log).take()
         scans = snapshot.scans(part.start, part.end)

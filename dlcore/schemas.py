@@ -1,4 +1,4 @@
-"""Schemas of typed logs: as people write and read them, and of logs that are read together."""
+"""Schemas of typed logs: their text form, and the common schema of several logs."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"
 
 
 def byte_row_schema() -> pa.Schema:
-    """Return the columns of a log of bytes, the same through all doors."""
+    """Return the columns of a byte log, which are the same in Spark and in every client."""
     return read_schema()
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """Return the Arrow schema that a text says, for example ``city string, fare double``.
+    """Return the Arrow schema of a text, for example ``city string, fare double``.
 
-    Types are spelled as Arrow does; `dlcore.log.typed.text` tells how columns are.
+    Types have Arrow's names; `dlcore.log.typed.text` describes the form of columns.
 
     Raises:
-        ConfigurationError: it says none, or one that no log can have.
+        ConfigurationError: the text is no schema, or no log can have it.
     """
     columns = tuple(map(spelled, parse_columns(text)))
     check_columns(columns)
@@ -49,10 +49,10 @@ def schema_from_text(text: str) -> pa.Schema:
 
 
 def schema_from_bytes(content: bytes) -> pa.Schema:
-    """Return the schema that a file holds: an Arrow file or stream, a Parquet file, or a text.
+    """Return the schema in a file: an Arrow file or stream, a Parquet file, or a text.
 
     Raises:
-        ConfigurationError: it holds none, or a text that says none.
+        ConfigurationError: the file has no schema, or its text is none.
     """
     try:
         if content.startswith(_ARROW_FILE):
@@ -72,7 +72,7 @@ def schema_from_bytes(content: bytes) -> pa.Schema:
 
 
 def describe_schema(schema: pa.Schema) -> str:
-    """Return a schema as people read it, and as `schema_from_text` takes it."""
+    """Return a schema as text, in the form that `schema_from_text` reads."""
     return describe(columns_of(schema))
 
 
@@ -80,25 +80,25 @@ def require_fit(log: str, schema: pa.Schema, rows: pa.Schema) -> None:
     """Raise unless rows with these columns can be written to a log with this schema.
 
     Raises:
-        SchemaMismatchError: a column is unknown, or no value of it can be one of the log's.
+        SchemaMismatchError: a column is unknown, or none of its values fits the log's column.
     """
     none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in rows.types], schema=rows)
     entry_schemas(LogSchema.first(columns_of(schema))).fit(log, none)
 
 
 def with_nulls_of(known: pa.Schema, wanted: pa.Schema) -> pa.Schema:
-    """Return columns that can be null where those of another schema can, by their names."""
+    """Return columns that can be null if the column of that name in `known` can."""
     return schema_of(as_required(columns_of(known), columns_of(wanted)))
 
 
 def merge_schemas(schemas: Mapping[str, pa.Schema | None]) -> pa.Schema | None:
-    """Return the columns that hold those of all logs; None if these are logs of bytes.
+    """Return columns that hold the columns of all logs; None if these are byte logs.
 
     Args:
-        schemas: of each log by name, as `Namespace.get_schemas` returns them.
+        schemas: schema of each log by name, as `Namespace.get_schemas` returns them.
 
     Raises:
-        SchemaMismatchError: no schema holds what two of them hold, or only some are of bytes.
+        SchemaMismatchError: no schema holds the columns of two logs, or only some are byte logs.
     """
     typed = {log: columns_of(schema) for log, schema in schemas.items() if schema is not None}
     if not typed:

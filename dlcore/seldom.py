@@ -1,9 +1,8 @@
-"""Logs that nobody can fill: of many lines of one kind some are told, and how many were left out.
+"""Logs with a limited rate: of many lines of one kind some are written, and the rest is counted.
 
-A client that is refused costs a line of the log, and may come again at once, thousands of times a
-second.  So the log of a program that serves others tells a kind of line so many times in a minute,
-and then how many more there were.  Lines are of one kind that come from one place of the program,
-whatever they say.
+A client that is refused causes a line in the log, and may come again at once, thousands of times a
+second.  Therefore a server writes only some lines of one kind in a minute, and then the number of
+the others.  Lines from the same place of the program are of the same kind, whatever their text is.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 PERIOD_S = 60.0
 _WARNINGS_MAX = 20
 _NOTES_MAX = 600
-"""Of one kind in a period; a note is less than a warning, and a program makes many at its start."""
+"""Most lines of one kind in a period, below the level of a warning; a program writes many at its
+start."""
 _SHOWN_MAX = 200
 
 
@@ -35,7 +35,7 @@ class _Period:
 
 
 class Seldom:
-    """Decides what of each kind is told: the first `count_max` in `period_s` seconds."""
+    """Decides which lines of each kind are written: the first `count_max` in `period_s` seconds."""
 
     def __init__(self, count_max: int, *, period_s: float = PERIOD_S) -> None:
         self._count_max = count_max
@@ -43,7 +43,7 @@ class Seldom:
         self._periods: dict[Hashable, _Period] = {}
 
     def is_told(self, kind: Hashable, *, now_s: float) -> bool:
-        """Return whether to tell one more of a kind; ask `left_out` before."""
+        """Return whether to write one more line of a kind; call `left_out` before."""
         period = self._periods.setdefault(kind, _Period(now_s))
         if period.told < self._count_max:
             period.told += 1
@@ -52,7 +52,7 @@ class Seldom:
         return False
 
     def left_out(self, *, now_s: float) -> dict[Hashable, int]:
-        """Return how many of each kind were not told in periods that are over, and forget these."""
+        """Return how many lines of each kind were left out in past periods, and forget these."""
         over = {
             kind: period
             for kind, period in self._periods.items()
@@ -64,9 +64,10 @@ class Seldom:
 
 
 class SeldomHandler(logging.StreamHandler[Any]):
-    """Writes a log in which no kind of line comes too often.
+    """Writes a log with a limited rate of each kind of line.
 
-    What was left out is told once its minute is over, and at the latest when the program ends.
+    The number of omitted lines is written once their minute is over, and at the latest when the
+    program ends.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
                 super().emit(logging.LogRecord(name, level, path, line, text, (count, like), None))
 
     def close(self) -> None:
-        """Tell what was left out until now, and write nothing more."""
+        """Write the numbers of omitted lines, and nothing after that."""
         if self._telling is not None:
             self._telling.cancel()
         self._tell_left_out(float("inf"))
@@ -119,7 +120,7 @@ class SeldomHandler(logging.StreamHandler[Any]):
 
 
 def log_to_stderr() -> None:
-    """Let the log of a program that serves others go to standard error."""
+    """Write the log of a server program to standard error."""
     logging.basicConfig(
         handlers=[SeldomHandler(sys.stderr)],
         format="%(asctime)s %(levelname)s %(name)s %(message)s",

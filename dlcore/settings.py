@@ -2,14 +2,14 @@
 
 A program reads its table of the file, ``[bookie]``, ``[autorecovery]``, ``[proxy]`` or ``[dlog]``,
 and the variables that begin with its prefix, ``DLOG_BOOKIE_`` and so on, followed by the key in
-capitals.  All also read ``[ledger_client]``, of which nothing is on the command line.
-What stands on the command line counts before a variable, that before the file, that
-before the default.  The file is the one that ``--config`` or ``DLOG_CONFIG`` names.
+capitals.  All programs also read ``[ledger_client]``, whose settings are not on the command line.
+The command line takes precedence over variables, these over the file, and the file over the
+default.  ``--config`` or ``DLOG_CONFIG`` names the file.
 
-A running bookie or auto-recovery reads its file again on SIGHUP, and takes over what may change;
-where no file is named, that signal stops it as SIGTERM does.
+A running bookie or auto-recovery reads its file again on SIGHUP, and applies the settings that may
+change.  Without a file, this signal stops it as SIGTERM does.
 
-A key or a value that cannot be is an error that says where it stands, and what could stand there.
+A wrong key or value is an error that names its place, and what is expected there.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _TRUTHS = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting: its type (one of `KINDS`), its default, and what it means.
+    """A setting: its type (one of `KINDS`), its default, and its meaning.
 
-    The default is None if the setting must be given, or stands for nothing.
+    The default is None if the setting is required, or if None is its value.
     """
 
     kind: type
     default: object
     text: str = ""
     changes: bool = False
-    """Whether a running program takes another value over."""
+    """Whether a running program applies another value."""
 
 
 def read_settings(
@@ -62,16 +62,16 @@ def read_settings(
     file: str | None,
     environment: Mapping[str, str],
 ) -> dict[str, object]:
-    """Return what file and environment say of a table, by key.
+    """Return the settings of a table in the file and the environment, by key.
 
     Args:
         table: one of `TABLES`.
-        options: the keys that it has.
-        file: path of the TOML file; None: what the variable DLOG_CONFIG names, if it is set.
+        options: the keys of the table.
+        file: path of the TOML file; None: the path in the variable DLOG_CONFIG, if it is set.
         environment: the process's variables.
 
     Raises:
-        ConfigurationError: the file cannot be read; a key is unknown, or its value is none.
+        ConfigurationError: the file cannot be read, a key is unknown, or a value is wrong.
     """
     path = configuration_file(file, environment)
     found = _checked(_table_of(path, table), options, f"{path} [{table}] {{}}") if path else {}
@@ -82,18 +82,18 @@ def read_settings(
         for name, value in environment.items()
         if name.startswith(prefix) and (table != "dlog" or not name.startswith(tuple(others)))
     }
-    if table == "dlog":  # other programs may have variables that begin so
+    if table == "dlog":  # other programs may have variables with this prefix
         named = {key: value for key, value in named.items() if key in options}
     return found | _checked(named, options, f"${prefix}{{}}", is_variable=True)
 
 
 def configuration_file(given: str | None, environment: Mapping[str, str]) -> str:
-    """Return the path of the file that counts, "" if none does."""
+    """Return the path of the configuration file, "" for none."""
     return given or environment.get(FILE_VARIABLE) or ""
 
 
 def require_log_level(level: str) -> None:
-    """Raise `ConfigurationError` unless this is a level."""
+    """Raise `ConfigurationError` unless `level` is a log level."""
     if level not in LOG_LEVELS:
         raise ConfigurationError(f"log_level={level!r}: expected one of {', '.join(LOG_LEVELS)}")
 
@@ -107,7 +107,7 @@ def parse_value(value: object, kind: type, place: str) -> object:
     """Return `value` as `kind`; a TOML value must have the type already, text is parsed.
 
     Raises:
-        ConfigurationError: it is none; it says the `place`.
+        ConfigurationError: it is no such value; the error names the `place`.
     """
     problem = ConfigurationError(f"{place}={value!r}: expected {_KIND_NAMES[kind]}")
     if kind is bool and isinstance(value, str):
@@ -126,9 +126,9 @@ def parse_value(value: object, kind: type, place: str) -> object:
 
 
 def options_of(model: type, prefix: str = "", *, explained: bool = True) -> dict[str, Option]:
-    """Return the settings that a class has by its fields, and its parts with their names before.
+    """Return the settings of a class by its fields; those of parts have the part's name as prefix.
 
-    What they mean, if they are to be `explained`, is read in the source, which takes 20 ms.
+    If they are to be `explained`, their meaning is read from the source, which takes 20 ms.
     """
     kinds, texts = get_type_hints(model), field_texts(model) if explained else {}
     options: dict[str, Option] = {}
@@ -143,10 +143,10 @@ def options_of(model: type, prefix: str = "", *, explained: bool = True) -> dict
 
 
 def config_of(model: type[_Model], values: Mapping[str, object], prefix: str = "") -> _Model:
-    """Return what values by the keys of `options_of` say, and the defaults where they say nothing.
+    """Return the configuration from values by the keys of `options_of`, with defaults for the rest.
 
     Raises:
-        ConfigurationError: one of them cannot be.
+        ConfigurationError: one of the values is wrong.
     """
     kinds = get_type_hints(model)
     given = {
@@ -160,7 +160,7 @@ def config_of(model: type[_Model], values: Mapping[str, object], prefix: str = "
 
 
 def values_of(configured: object, prefix: str = "") -> dict[str, object]:
-    """Return what a configuration says, by the keys of `options_of`."""
+    """Return the values of a configuration, by the keys of `options_of`."""
     values: dict[str, object] = {}
     for each in fields(configured):  # type: ignore[arg-type]
         key, value = prefix + each.name, getattr(configured, each.name)
@@ -169,7 +169,7 @@ def values_of(configured: object, prefix: str = "") -> dict[str, object]:
 
 
 def field_texts(model: type) -> dict[str, str]:
-    """Return what the docstrings below a class's fields say of them, each as one line."""
+    """Return the docstrings below a class's fields, each as one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(tree, ast.ClassDef)
     texts: dict[str, str] = {}

@@ -9,7 +9,7 @@ from dlcore.html_tables import ShownFields
 
 @dataclass(slots=True)
 class ReadCounts:
-    """What readers have returned or passed over; counted as it happens."""
+    """Records and entries that readers have returned or skipped, counted as it happens."""
 
     entries: int = 0
     size_bytes: int = 0
@@ -17,7 +17,7 @@ class ReadCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStatistics:
-    """What a ledger client has written."""
+    """Entries and bytes that a ledger client has written."""
 
     open_ledgers: int
     pending_bytes: int
@@ -27,27 +27,27 @@ class WriteStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceStatistics(ShownFields):
-    """Of one client of a namespace, since it was opened; `dataclasses.asdict` gives names.
+    """Statistics of one client of a namespace since it was opened.
 
-    Nothing is computed for it while records are written or read: it is put together when it is
-    asked for, as monitors do every few seconds.
+    `dataclasses.asdict` gives them by name.  Writing and reading records computes nothing for them.
+    They are computed at each request, as monitors make every few seconds.
     """
 
     entries_written: int
     """Acknowledged entries, of writers and of staging."""
     bytes_written: int
-    """Their bodies, before replication."""
+    """Bytes of their bodies, before replication."""
     entries_read: int
-    """Entries that readers took over; those of scans are not among them."""
+    """Entries that readers received, without those of scans."""
     bytes_read: int
     sessions_lost: int
-    """How often the session with the metadata store expired, and every lock with it."""
+    """How often the session with the metadata store expired, and all its locks with it."""
     is_connected: bool
     """Whether the metadata store answers now."""
     open_ledgers: int
     """Ledgers that are being written."""
     pending_bytes: int
-    """Bytes of entries that some bookie has not answered for yet."""
+    """Bytes of entries that some bookie has not answered yet."""
     open_objects: dict[str, int]
     """Writers, readers and watches that are not closed, by class."""
     followed_logs: int

@@ -1,14 +1,14 @@
-"""The blocking face: the same names as the async one, over one background event loop.
+"""The blocking API: the same names as the async one, over one background event loop.
 
-Nothing here decides anything: each method runs its async twin on the portal, and raises what that
-one raises; any of them raises `AlreadyClosedError` once its object or namespace was closed, and
-`MetadataError` or `BookieError` while the cluster does not answer.  Only this is added:
-`LogWriter.write` buffers records in the calling thread and hands them over in bulk.
+Each method only runs its async twin on the portal, and raises the twin's errors.  Any method raises
+`AlreadyClosedError` once its object or namespace is closed, and `MetadataError` or `BookieError`
+while the cluster does not answer.  Only one thing is added: `LogWriter.write` buffers records in
+the calling thread and passes them on in bulk.
 
-What is open when the process exits is closed once all threads that are no daemons have ended, but
-not after `os._exit` or a signal's default action.  For SIGTERM,
-``signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))`` makes an exit of it.  In a forked child
-the use of what its parent opened is a `ConfigurationError`, and closing it does nothing.
+Objects that are open when the process exits are closed once all non-daemon threads have ended, but
+not after `os._exit` or a signal's default action.  For SIGTERM, ``signal.signal(signal.SIGTERM,
+lambda *_: sys.exit(143))`` makes it a normal exit.  In a forked child the use of the parent's
+objects raises `ConfigurationError`, and closing them does nothing.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Namespace(WritersNamespace):
 
     @property
     def uri(self) -> str:
-        """The URI it was opened with."""
+        """The URI that it was opened with."""
         return self._namespace.uri
 
     def create_log(
@@ -150,7 +150,7 @@ class Namespace(WritersNamespace):
     ) -> None:
         """Create a log; the quorums of `config`, and `settings`, are stored with it.
 
-        With a `schema`, an Arrow schema, it is a typed log; else one of bytes.
+        With a `schema`, an Arrow schema, it is a typed log; otherwise a byte log.
 
         Raises: InvalidLogNameError, LogExistsError, MetadataError.
         """
@@ -158,14 +158,14 @@ class Namespace(WritersNamespace):
         self._call(creating)
 
     def delete_log(self, name: str, *, damaged: bool = False) -> None:
-        """Delete a log and its data, unless a writer owns it; of a `damaged` one what is told.
+        """Delete a log and its data, unless a writer owns it; of a `damaged` log its known parts.
 
         Raises: LogNotFoundError, OwnershipAcquireFailedError, MetadataError.
         """
         self._call(self._namespace.delete_log(name, damaged=damaged))
 
     def rename_log(self, name: str, new_name: str) -> None:
-        """Give a log another name, at once for everybody, unless a writer owns it.
+        """Give a log another name, at once for all clients, unless a writer owns it.
 
         Raises: LogNotFoundError, LogExistsError, OwnershipAcquireFailedError, MetadataError.
         """
@@ -187,7 +187,7 @@ class Namespace(WritersNamespace):
     ) -> Iterator[list[str]]:
         """Return pages of the names of all logs, or of those that start with `prefix`.
 
-        They are in no order, but always in the same one; `after` is the last name of a page.
+        They are not sorted, but always in the same order; `after` is the last name of a page.
 
         Raises: MetadataError.
         """
@@ -209,7 +209,7 @@ class Namespace(WritersNamespace):
     def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
     ) -> DistributedLogManager:
-        """Open a log; one that does not exist is created if wanted, else a `LogNotFoundError`.
+        """Open a log; if it does not exist, create it with `create_if_missing`.
 
         Raises: InvalidLogNameError, LogNotFoundError, MetadataError.
         """
@@ -231,13 +231,14 @@ class Namespace(WritersNamespace):
     ) -> StagedAppend:
         """Begin an atomic append to any number of logs; (identity, version) commits once.
 
-        It commits what was staged under its own identity, or is `shared` with others.  With a
-        `run`, each of its appends of the version commits once.  Without `keep_record`, for an
-        identity of one append only, nothing of it is kept.  A `strict` one is refused, not skipped,
-        if the version is not the latest, or was committed to other logs only; one that names what
-        it comes `after`, if the last version committed is another.
+        It commits extents that were staged under its own identity, or that are `shared` with
+        others.  With a `run`, each of the run's appends of the version commits once.  Without
+        `keep_record`, for an identity with only one append, no record of it is kept.  With
+        `strict`, an append is refused, not skipped, if the version is not the latest, or was
+        committed to other logs.  With `after`, it is refused if the last committed version is
+        another one.
 
-        Raises: ConfigurationError: there can be no such identity or version.
+        Raises: ConfigurationError: the identity or version is invalid.
         """
         append = self._call(
             self._namespace.begin_append(
@@ -254,7 +255,7 @@ class Namespace(WritersNamespace):
         return StagedAppend(self._portal, append)
 
     def open_staging_writer(self, *, identity: str) -> StagingWriter:
-        """Open a writer whose records enter logs when an append that finds them there commits.
+        """Open a writer whose records enter logs when an append commits their extents.
 
         Raises: ConfigurationError: `identity` is empty, or too long.
         """
@@ -283,21 +284,21 @@ class Namespace(WritersNamespace):
     def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = False
     ) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; `fresh` as in the async method, None for no log.
+        """Return a snapshot of each log, None if it does not exist; `fresh` as in the async method.
 
         Raises: LedgerReadError, MetadataError.
         """
         return self._call(self._namespace.get_snapshots(names, fresh=fresh))
 
     def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
-        """Return what each log that exists holds now, or the error why that cannot be told.
+        """Return a snapshot of each existing log, or the error that prevents it.
 
         Raises: MetadataError.
         """
         return self._call(self._namespace.survey_logs(names))
 
     def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
-        """Return the columns of each of the logs that exists; None of one of bytes.
+        """Return the columns of each existing log; None for a byte log.
 
         Raises: InvalidLogNameError.
         """
@@ -306,14 +307,14 @@ class Namespace(WritersNamespace):
     def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
-        """Return the place of each first record that is wanted, in its snapshot.
+        """Return the place of the first record of each search, in its snapshot.
 
-        Raises: LedgerReadError: no replica could give an entry.
+        Raises: LedgerReadError: no replica of an entry is readable.
         """
         return self._call(self._namespace.find_places(wanted))
 
     def get_statistics(self) -> NamespaceStatistics:
-        """Return what this client has done until now, and what it holds.
+        """Return counts of this client's work so far, and its open objects.
 
         Raises: AlreadyClosedError.
         """
@@ -334,7 +335,7 @@ class Namespace(WritersNamespace):
     def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
         """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
 
-        Or the error where it is damaged.  Raises: MetadataError.
+        A damaged ledger has its error instead.  Raises: MetadataError.
         """
         return self._call(self._namespace.list_ledgers(first=first, count=count))
 
@@ -347,7 +348,7 @@ class Namespace(WritersNamespace):
 
 
 def copy_log(source: DistributedLogManager, namespace: Namespace, target: str) -> int:
-    """Copy what is readable of a log to another, each record once however often it is called.
+    """Copy the readable records of a log to another, each once however often this is called.
 
     Return how many records this call copied.  Errors are those of `dlcore.copy_log`.
     """

@@ -1,7 +1,8 @@
-"""TLS of bookies and proxies: who trusts whom, by PEM files that are named by their paths.
+"""TLS of bookies and proxies: certificates in PEM files, which are given by their paths.
 
-Only paths travel (to a Spark executor, say): every host has files of its own there, and whoever
-connects reads them.  The name that a client connects to must be in the server's certificate.
+Only the paths are passed on, for example to a Spark executor: every host has its own files there,
+and the process that connects reads them.  The server's certificate must contain the name that a
+client connects to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PemBytes(NamedTuple):
-    """What is in the files; nothing for one that is not given."""
+    """Content of the files; empty for a file that is not given."""
 
     ca: bytes
     cert: bytes
@@ -32,11 +33,11 @@ class TlsFiles(ShownFields):
     """Paths of PEM files.
 
     Raises:
-        ConfigurationError: one is given without the others that it needs.
+        ConfigurationError: a file is given without others that it needs.
     """
 
     ca: str
-    """Certificates of those who may sign the other end's."""
+    """Certificates of authorities that may sign the other end's certificate."""
     cert: str = ""
     """Our own certificate, with those between it and the other end's `ca`; empty: we have none."""
     key: str = ""
@@ -59,7 +60,7 @@ class TlsFiles(ShownFields):
         return cls(ca=ca, cert=cert, key=key) if ca or cert or key else None
 
     def client_context(self) -> ssl.SSLContext:
-        """Return what a client connects with.
+        """Return the context of a client.
 
         Raises:
             ConfigurationError: a file cannot be read, or is not what it should be.
@@ -67,24 +68,24 @@ class TlsFiles(ShownFields):
         return self._context(is_server=False, asks_clients=False)
 
     def server_context(self, *, asks_clients: bool) -> ssl.SSLContext:
-        """Return what a server listens with; with `asks_clients` only who has a certificate enters.
+        """Return the context of a server; with `asks_clients` it requires client certificates.
 
         Raises:
-            ConfigurationError: likewise, or there is no certificate.
+            ConfigurationError: as `client_context`, or there is no certificate.
         """
         if not self.cert:
             raise ConfigurationError("a server with TLS needs a certificate and its key")
         return self._context(is_server=True, asks_clients=asks_clients)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return what a client of gRPC connects with.  Raises: as `client_context`."""
+        """Return the credentials of a gRPC client.  Raises: as `client_context`."""
         import grpc
 
         files = self._read()
         return grpc.ssl_channel_credentials(files.ca, files.key or None, files.cert or None)
 
     def server_credentials(self, *, asks_clients: bool) -> grpc.ServerCredentials:
-        """Return what a server of gRPC listens with.  Raises: as `server_context`."""
+        """Return the credentials of a gRPC server.  Raises: as `server_context`."""
         import grpc
 
         self.server_context(asks_clients=asks_clients)
@@ -96,7 +97,7 @@ class TlsFiles(ShownFields):
         )
 
     def _read(self) -> PemBytes:
-        self.client_context()  # tells what is wrong better than others do
+        self.client_context()  # its error messages are better than those of gRPC
         return PemBytes(
             Path(self.ca).read_bytes(),
             Path(self.cert).read_bytes() if self.cert else b"",
@@ -104,16 +105,16 @@ class TlsFiles(ShownFields):
         )
 
     def _context(self, *, is_server: bool, asks_clients: bool) -> ssl.SSLContext:
-        import ssl  # a process that opens nothing does not need it
+        import ssl  # a process without connections does not need it
 
         purpose = ssl.Purpose.CLIENT_AUTH if is_server else ssl.Purpose.SERVER_AUTH
         try:
             context = ssl.create_default_context(purpose, cafile=self.ca)
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # SSLError is an OSError
             raise ConfigurationError(
                 f"TLS ca={self.ca!r}: expected a readable PEM file of certificates: {error}"
             ) from error
-        # From Python 3.13 on these are the defaults; one rule holds on every Python.
+        # From Python 3.13 on these are the defaults; this way every Python has the same rule.
         context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
         if asks_clients:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -129,7 +130,7 @@ class TlsFiles(ShownFields):
 
 
 def name_in_certificate(certificate: Any) -> str | None:
-    """Return the common name in a certificate as `ssl` tells it."""
+    """Return the common name of a certificate in the form of `ssl`."""
     for parts in (certificate or {}).get("subject", ()):
         for key, value in parts:
             if key == "commonName":

@@ -1,8 +1,8 @@
 """Certificates that are refused: the reason, and the properties that a certificate needs.
 
-OpenSSL tells the reason, and this module adds the remedy.  A server whose certificate is refused,
-and a client that is refused, often see a closed connection only; both can judge their own
-certificate beforehand, as others with the same authorities will.
+OpenSSL gives the reason, and this module adds the remedy.  A server whose certificate is refused,
+and a client that is refused, often see only a closed connection.  Both can check their own
+certificate before, as peers with the same authorities will.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dlcore.seldom import Seldom
 if TYPE_CHECKING:
     from dlcore.tls import TlsFiles
 
-# Numbers that every version of OpenSSL gives; the header x509_vfy.h lists them.
+# Numbers that are the same in every version of OpenSSL; the header x509_vfy.h lists them.
 _UNTRUSTED = frozenset({2, 18, 19, 20, 21})
 _OUT_OF_DATE = frozenset({9, 10})
 _WRONG_PURPOSE = 26
@@ -30,13 +30,13 @@ _FORM = (
     "authority signed"
 )
 _ROUNDS_MAX = 10
-"""A handshake has fewer."""
+"""Most rounds; a handshake has fewer."""
 
 logger = logging.getLogger(__name__)
 
 
 def explained(error: Exception, files: TlsFiles | None) -> str:
-    """Return the text of a client's connection that failed; of a certificate also what it needs."""
+    """Return the text of a client's failed connection; for a certificate also what it needs."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return str(error) or type(error).__name__
     signers = "the system trusts" if files is None else f"the file ca={files.ca!r} names"
@@ -58,7 +58,7 @@ def closed_unheard(files: TlsFiles) -> str:
 
 
 def told_by_grpc(details: str, files: TlsFiles) -> str:
-    """Return the text of a failed call, of which gRPC tells a text only, with what may help."""
+    """Return the text of a failed call, for which gRPC has only a text, with possible remedies."""
     if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
         return (
             f"{details}; its certificate is not accepted: expected one signed by whom the file "
@@ -69,15 +69,15 @@ def told_by_grpc(details: str, files: TlsFiles) -> str:
 
 
 def own_refusal(files: TlsFiles, *, host: str | None, strictly: bool = True) -> str | None:
-    """Return why others will refuse our certificate, where they trust the same authorities.
+    """Return why peers with the same authorities will refuse our certificate.
 
-    It is shown to ourselves, in a handshake that no network carries.  A certificate that our own
-    `ca` did not sign may be right for the others, and is not judged.
+    It is tested in a handshake with ourselves, without a network.  If our own `ca` did not sign it,
+    it may still be right for the peers, and it is not judged.
 
     Args:
-        files: ours.
-        host: as clients connect to us, who are a server then; None: we are a client.
-        strictly: as Python judges; else as gRPC does.
+        files: our own files.
+        host: the name that clients connect to, if we are a server; None: we are a client.
+        strictly: apply Python's rules; else those of gRPC.
     """
     try:
         client, server = files.client_context(), files.server_context(asks_clients=host is None)
@@ -101,15 +101,15 @@ def own_refusal(files: TlsFiles, *, host: str | None, strictly: bool = True) -> 
 
 
 def judge_as_grpc(context: ssl.SSLContext) -> None:
-    """Let a context ask of a certificate what gRPC's own library does, on every Python."""
+    """Make a context apply the rules of gRPC's own library, on every Python."""
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
 
 
 def tell_refusals(context: ssl.SSLContext) -> None:
-    """Let a server's log tell which clients' certificates it refuses, and why.
+    """Make a server's log show which clients' certificates it refuses, and why.
 
-    An event loop drops such a connection without a word, and before a protocol hears of it.
+    An event loop drops such a connection silently, before a protocol learns of it.
     """
     told = Seldom(1)
 
