@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 _ID_MAX = 2**63 - 1
 _SPAN_FIELDS = 4
-"""Values per file: its number, the ledger's first and last entry in it, and the bytes of these."""
+"""Values per file: its number, the ledger's first and last entry in it, and the bytes of its
+entries."""
 
 
 class LedgerState:

@@ -50,7 +50,7 @@ class BookieConfig:
     """One bookie process."""
 
     name: str
-    """The bookie's name in the cluster; its data folder belongs to this name for good."""
+    """The bookie's name in the cluster; its data folder belongs to this name permanently."""
     metadata_uri: str
     """The namespace: distributedlog://zk1:2181,zk2:2181/path."""
     data_dir: Path

@@ -8,7 +8,7 @@ whether the same call may succeed later without a change by the caller.
     │   ├── InvalidLogNameError
     │   ├── InvalidNamespaceUriError
     │   ├── UnknownActionError          a proxy has no action of that name
-    │   └── UncheckedTokenError         a proxy checks no tokens, and was given one
+    │   └── UncheckedTokenError         a call had a token, but proxies check no tokens
     ├── AlreadyClosedError              the object was closed by its owner
     ├── MetadataError                   the metadata store
     │   ├── MetadataConnectionError     no answer: the operation may or may not have happened
@@ -17,7 +17,7 @@ whether the same call may succeed later without a change by the caller.
     │   ├── NodeExistsError
     │   ├── NoNodeError
     │   ├── NodeNotEmptyError
-    │   ├── TransactionTooLargeError    more than the metadata store takes at once: nothing was done
+    │   ├── TransactionTooLargeError    too large for one request: nothing was done
     │   └── CorruptMetadataError        the value does not parse, or contradicts itself
     ├── BookieError                     one bookie's answer about one request
     │   ├── NoSuchLedgerError           proven: it never held the ledger
@@ -35,8 +35,8 @@ whether the same call may succeed later without a change by the caller.
     │   ├── LedgerNotFoundError
     │   ├── LedgerExistsError
     │   ├── LedgerClosedError
-    │   ├── LedgerRecoveryError         recovery met "unknown" and did not guess
-    │   ├── LedgerReadError             no replica could give an entry that must exist
+    │   ├── LedgerRecoveryError         recovery got an unknown answer, and stopped
+    │   ├── LedgerReadError             no replica of an entry that must exist is readable
     │   ├── NotEnoughBookiesError
     │   └── DecommissionError           ledgers still need the bookie, or it runs
     └── LogError                        a log
@@ -49,24 +49,24 @@ whether the same call may succeed later without a change by the caller.
         ├── EndOfStreamError
         ├── AlreadyTruncatedError
         ├── OwnershipAcquireFailedError
-        ├── LogModeError                the log's mode lets others write
+        ├── LogModeError                the log's mode does not allow this kind of writer
         ├── LogElsewhereError           another proxy serves the log
         ├── ProxyUnavailableError       no proxy of an endpoint answers
-        ├── ReaderIdleError             no record for longer than the reader was told to wait
-        ├── ReaderStalledError          a proxy needs the room of what its client does not take
+        ├── ReaderIdleError             no record for longer than the reader may wait
+        ├── ReaderStalledError          a proxy needs the memory of a client that receives nothing
         ├── OverCapacityError
         ├── LogNotReadyError            the next segment is being started, or the lock is lost
-        ├── SubscriptionMovedError      another reader has the stored position now
-        ├── SchemaMismatchError         what is written or wanted does not fit the schema
-        ├── SequenceGapError            records of a producer are missing before those it sent
+        ├── SubscriptionMovedError      another reader owns the stored position now
+        ├── SchemaMismatchError         records or columns do not fit the schema
+        ├── SequenceGapError            records of a producer before these are missing
         ├── ProducerFencedError         a later incarnation of the producer writes, or none is known
         ├── ConditionFailedError        the log's last record is another than the append expects
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
-        ├── InvalidEntryError           an entry's body is not what a log writer writes
+        ├── InvalidEntryError           an entry's body is not in a log writer's format
         ├── AppendAbortedError          a staged append can no longer commit
         ├── DuplicateAppendError        appends of one identity and version overlapped
-        ├── AppendSupersededError       a later run of the appender appends the version already
+        ├── AppendSupersededError       a later run of the appender appends this version
         ├── AppendMismatchError         another append has the identity and version
         └── UnexpectedError             an invariant of the stored state is broken
 """

@@ -59,7 +59,7 @@ class Troubles:
         except DLError as error:
             logger.warning("%s: %s: %s", what, type(error).__name__, error)
             self.note(what, error)
-        except Exception as error:  # noqa: BLE001  # told, with its traceback
+        except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(what, error)
             self.note(what, error)
 

@@ -1,7 +1,7 @@
 """Memory settings of the C library and of Python for a server, which holds much memory for long.
 
 After a free, the C library returns the free memory at the heap's end beyond twice the largest
-block, and it maps very large blocks anew each time.  With messages of half a megabyte this happens
+block, and it maps very large blocks again each time.  With messages of half a megabyte this happens
 after each of them.  The kernel's work to provide zeroed pages again is a third of the CPU of a
 bookie's add, and a quarter of the CPU for sending to a proxy's reader.
 

@@ -154,7 +154,7 @@ class Namespace(AsyncClosing):
 
     @property
     def followers(self) -> LogFollowers:
-        """The logs of which snapshots were taken; the namespace closes them."""
+        """The logs with kept snapshots; the namespace closes them."""
         self._require_open()
         return self._followers
 

@@ -63,7 +63,7 @@ class TlsFiles(ShownFields):
         """Return the context of a client.
 
         Raises:
-            ConfigurationError: a file cannot be read, or is not what it should be.
+            ConfigurationError: a file cannot be read, or has wrong content.
         """
         return self._context(is_server=False, asks_clients=False)
 

@@ -6,18 +6,19 @@ compares offsets as text:
     {"ids": {"clicks": "9f…"}, "init": {"clicks": "1:0:0"}, "logs": {"clicks": "3:17:0"},
      "seq": {"clicks": 52113}, "v": 1}
 
-* ``ids`` tells a log from one that was deleted and created again under the same name, and finds one
-  that was renamed: it goes on under its new name, at its position.
+* ``ids`` distinguishes a log from a later log with the same name, and finds a renamed log: the
+  query continues with its new name, at its position.
 * ``init`` holds the resolved start of the logs that the batch ending here reads for the first time.
   Spark does not store the start of a query's first batch and asks for it again on a restart; with
-  ``init`` the replayed batch is the same.  Logs that a pattern finds later get theirs likewise.
-* ``seq`` is the number of records before the position, where it is known.  With it a position at
-  the end of a segment that was truncated since is known to have lost nothing.
-* ``gone`` names the logs whose loss was accepted, by ``failOnDataLoss=false``: it is told once, and
-  the query goes on without them, also where later losses are errors again.
+  ``init`` the replayed batch is the same.  Logs that a pattern finds later get theirs in the same
+  way.
+* ``seq`` is the number of records before the position, if it is known.  It proves that a position
+  at the end of a segment that was truncated since has lost nothing.
+* ``gone`` names the logs whose loss was accepted, by ``failOnDataLoss=false``: the loss is reported
+  once, and the query continues without them, even if later losses are errors again.
 
-A log once in an offset stays in it, also after it was deleted: were it dropped, a listing that
-misses it for a moment would make it look new, and it would be read from its beginning again.
+A log that is in an offset stays in it, also after its deletion.  Otherwise a listing that misses
+the log for a moment would make it look new, and it would be read from its beginning again.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ search reads some headers from bookies."""
 
 
 def list_selected(address: Address, selection: LogSelection) -> list[str]:
-    """Return the names of the selected logs; for a pattern, of those that exist."""
+    """Return the names of the selected logs; for a pattern, of existing logs."""
     if selection.pattern is None:
         return list(selection.names)
     return [log for log in open_shared_logs(address).get_logs() if selection.matches(log)]

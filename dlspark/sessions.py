@@ -2,8 +2,8 @@
 
 Spark pickles readers and writers, and forks the processes that run them.  Therefore these hold no
 connection, and get one here when they are called.  A forked child uses nothing of its parent, and
-starts afresh.  `dlcore.sync` is imported at first use, because its dependencies must not be loaded
-in a process that Spark forks from.
+starts with nothing open.  `dlcore.sync` is imported at first use, because its dependencies must not
+be loaded in a process that Spark forks from.
 """
 
 from __future__ import annotations

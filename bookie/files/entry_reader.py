@@ -101,7 +101,7 @@ class EntryReader:
         self._found: OrderedDict[tuple[int, int, int], EntryRun] = OrderedDict()
 
     def find(self, ledger_id: int, entry_id: int) -> Location | None:
-        """Return where the entry is, durable or not."""
+        """Return the location of the entry, durable or not."""
         found = self.between(ledger_id, entry_id, entry_id, count_max=1)
         return found[0] if found else None
 

@@ -47,7 +47,7 @@ class Batch:
         self.futures: list[asyncio.Future[None]] = []
 
     def check_place(self, file: DiskFile) -> None:
-        """Refuse a file that does not end where the batch begins."""
+        """Refuse a file whose end is not the beginning of the batch."""
         if file.size != self.offset:
             raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {self.offset}")
 

@@ -145,7 +145,7 @@ def _go_on(
     if error is None and not answer.done():
         try:
             write().add_done_callback(partial(_end_alike, answer))
-        except Exception as refusal:  # noqa: BLE001  # who waits must not wait for ever
+        except Exception as refusal:  # noqa: BLE001  # the caller must not wait for ever
             error = refusal
     if error is not None:
         refuse(answer, error)

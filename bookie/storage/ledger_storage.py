@@ -189,7 +189,7 @@ class LedgerStorage:
 
 
 def _take_opened(opened: OpenedLog, core: StorageCore) -> None:
-    """Take over the result of the replay."""
+    """Fill the storage with the result of the replay."""
     for sealed in opened.sealed:
         core.files.take(
             sealed.number, size=sealed.size, records_end=sealed.records_end, seed=sealed.seed

@@ -1,4 +1,4 @@
-"""Writes to a storage: adds, last adds confirmed, fences, and repairs of what is damaged.
+"""Writes to a storage: adds, last adds confirmed, fences, and repairs of damaged entries.
 
 The call of an add decides on it and gives it its position in the log, in one step.  Therefore an
 add called before a fence is in the log before the fence, and an add called after it is refused.

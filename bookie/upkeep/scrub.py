@@ -58,7 +58,7 @@ class ScrubReport:
     damaged_records: int = 0
     """Damaged entries and other records, needed or not."""
     damaged_files: list[int] = field(default_factory=list)
-    """Files with any damage, mended or not, as far as they could be read."""
+    """Files with any damage, repaired or not, as far as they could be read."""
     footers_made_again: int = 0
 
 

@@ -49,7 +49,7 @@ class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
     """A full replica check and its result.
 
-    `unknown` counts ledgers of which a bookie did not answer.  While the check is in progress,
+    `unknown` counts ledgers for which a bookie did not answer.  While the check is in progress,
     `finished_ms` is the time of this report, and ledgers from `next_ledger_id` on are not checked
     yet.
     """

@@ -126,7 +126,7 @@ class Worker:
             # The store failed, or metadata is damaged: other ledgers continue.
             logger.warning("repair ledger=%d failed: %s", ledger_id, error)
             self._back_off(ledger_id, Outcome(reason=str(error)))
-        except Exception as error:  # noqa: BLE001  # told, with its traceback
+        except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(f"repair of ledger {ledger_id}", error)
             self._back_off(ledger_id, Outcome(reason=f"{type(error).__name__}: {error}"))
 

@@ -161,7 +161,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
             return None
 
     def _fill(self, **wanted: Unpack[RowsWanted]) -> _Rows | None:
-        """Return rows of which at least one is left, None if there are none."""
+        """Return rows with at least one left, None if there are none."""
         drop_taken(self._rows)
         if not self._rows:
             self._take(**wanted)

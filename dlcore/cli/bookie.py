@@ -264,7 +264,7 @@ def _cookie_row(cookie: BookieCookie, is_registered: bool) -> dict[str, object]:
 @confirmed
 @common_options
 def delete_cookie(name: str, *, yes: bool) -> None:
-    """Forget the disk of the stopped bookie NAME, which is lost for good.
+    """Forget the disk of the stopped bookie NAME, if the disk is lost.
 
     After this, the bookie can start on an empty disk as a new one with its old name, and
     auto-recovery restores the copies of the lost disk elsewhere.  If the disk is not lost, start

@@ -60,7 +60,7 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
 @confirmed
 @common_options
 def purge_log(log: str, txid: int, *, yes: bool) -> None:
-    """Drop the segments of LOG whose records all have a transaction id below TXID, for good.
+    """Truncate the segments of LOG in which all transaction ids are below TXID, permanently.
 
     The last segment stays, and so does the one that holds the first record to keep.
     """

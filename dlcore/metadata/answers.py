@@ -63,7 +63,7 @@ async def in_thread(work: Callable[[], object]) -> None:
         error: BaseException | None = None
         try:
             work()
-        except BaseException as raised:  # noqa: BLE001  # raised again where it is waited for
+        except BaseException as raised:  # noqa: BLE001  # raised again in the awaiting caller
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(finish, error)

@@ -8,9 +8,9 @@
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
     …/staged                                    StagedLedger, of a ledger that several extents share
-<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata, written once: the name's log id; of a
-                                                long name a digest stands for the rest
-<root>/heads/<2-hex bucket>/<log id>            LogHead: all of the log that changes; its version is
+<root>/logs/<2-hex bucket>/<escaped name>       LogMetadata, written once: the name's log id; a
+                                                digest replaces the rest of a long name
+<root>/heads/<2-hex bucket>/<log id>            LogHead: the log's changing state; its version is
                                                 the log's only compare-and-set token
     …/lock                                      LockHolder, ephemeral: the log's writer
     …/settings                                  StoredSettings, of a log that has some
@@ -21,16 +21,16 @@
     …/<LSSN>/<number>                           Chunk: older extents, written once, then only merged
 <root>/deleted/<log id>                         a deleted log whose data is still being removed
 <root>/commits/<bucket>/<escaped identity>      CommitRecord
-<root>/staging/<bucket>/<escaped identity>/<ledger id>   lists the ledgers not settled yet
+<root>/staging/<bucket>/<escaped identity>/<ledger id>   lists ledgers that may still be committed
 <root>/staging-owners/<token>                   ephemeral: the process that stages
 <root>/retention/<bucket>/<log id>              RetainedLog: the log's settings have a retention
 <root>/upkeep/requests/<bucket>/<log id>        UpkeepRequest: the log has small extents to merge
-<root>/upkeep/locks/<log id>                    ephemeral: the worker that keeps the log up
-<root>/autorecovery/auditor                     AuditorOffice, ephemeral: the one that audits
-<root>/autorecovery/troubles/<sweep>            SweepTroubles: what the last one left out
+<root>/upkeep/locks/<log id>                    ephemeral: the worker that does the log's upkeep
+<root>/autorecovery/auditor                     ElectedAuditor, ephemeral: the current auditor
+<root>/autorecovery/troubles/<sweep>            SweepTroubles: items that the last one left out
 <root>/autorecovery/paused                      exists while auto-recovery is paused
 <root>/autorecovery/last-check                  ReplicaCheckRun
-<root>/autorecovery/check-progress              ReplicaCheckRun of the one under way
+<root>/autorecovery/check-progress              ReplicaCheckRun of the current check
 <root>/autorecovery/ledgers/<high>/<middle>/<low>   UnderReplicatedLedger
 <root>/autorecovery/locks/<ledger id>           ephemeral: the worker that repairs the ledger
 <root>/proxies/<address>                        ephemeral: a proxy that takes logs
