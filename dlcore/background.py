@@ -40,15 +40,15 @@ def _retrieve(future: asyncio.Future[Any]) -> None:
 
 
 def forget_frames(*tasks: asyncio.Task[Any]) -> None:
-    """Let tasks that were cancelled go of the frames that the cancellation went through.
+    """Release the frames that cancelled tasks keep in the traceback of their cancellation.
 
-    Whoever holds such a task, and is held by one of these frames, is a cycle with all that they
-    hold; Python frees it at its next full collection, which may be long after.
+    An object that holds such a task, and is held by one of these frames, is part of a cycle.
+    Python frees the cycle at its next full collection, which may be much later.
     """
     for task in tasks:
         if task.cancelled():
             with contextlib.suppress(asyncio.CancelledError):
-                task.result()  # which hands the cancellation over
+                task.result()  # to retrieve it releases its traceback
 
 
 class BackgroundTasks:

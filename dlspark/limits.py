@@ -39,7 +39,10 @@ class Limits:
         return self.max_records is not None or self.max_bytes is not None
 
     def is_enough(self, records: int, *, waited_s: float | None) -> bool:
-        """Return whether `records` are enough for a batch, after `waited_s` since the last one."""
+        """Return whether `records` are enough for a batch, after `waited_s` since the last one.
+
+        `waited_s` is None before the first batch of a run, which is not held back.
+        """
         if self.min_records is None or waited_s is None:
             return True
         return records >= self.min_records or waited_s >= self.max_delay_s

@@ -57,6 +57,8 @@ def follow_progress(
 ) -> None:
     """Plot the points of `listener` below a notebook's cell, again every `every_s` seconds.
 
+    It returns after about `seconds`, or when the query has ended.
+
     Raises:
         ConfigurationError: this is no notebook, or matplotlib is not installed.
     """

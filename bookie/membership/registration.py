@@ -364,7 +364,10 @@ class Registrar:
         self._may_differ.set()
 
     def set_space(self, space: DiskSpace) -> None:
-        """Schedule an update of the registered disk space."""
+        """Schedule an update of the registered disk space.
+
+        Each call that changes it is a write to the metadata store: call it seldom.
+        """
         self._space = space
         self._may_differ.set()
 

@@ -42,7 +42,11 @@ class HeldEntries:
         """Replacements that are not durable yet; until then the damaged copies are found."""
 
     def add_again(self, entry: EntryFrame, *, is_recovery: bool) -> asyncio.Future[None]:
-        """Compare an entry with the held one; the future is done when it is durable and intact."""
+        """Compare an entry with the held one; the future is done when it is durable and intact.
+
+        The future may hold BadRequestError (other bytes are held), LedgerFencedError,
+        BookieReadOnlyError, BookieOverloadedError or BookieStorageError.
+        """
         return self.comparisons.start(self._add_again(entry, is_recovery=is_recovery))
 
     async def _add_again(self, entry: EntryFrame, *, is_recovery: bool) -> None:

@@ -104,7 +104,10 @@ def fragments_of(metadata: LedgerMetadata, *, last_add_confirmed: int = -1) -> l
 def expected_ranges(
     quorum: QuorumConfig, *, position: int, first_entry_id: int, last_entry_id: int
 ) -> Iterator[EntryRange]:
-    """Yield the ranges of entries that a position of an ensemble stores, ascending."""
+    """Yield the ranges of entries that a position of an ensemble stores, ascending.
+
+    Entry e belongs to the positions (e + i) mod E for i below Qw.
+    """
     size, width = quorum.ensemble_size, quorum.write_quorum_size
     if first_entry_id > last_entry_id:
         return

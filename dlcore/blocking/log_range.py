@@ -26,7 +26,7 @@ class Framed(ABC):
         """Return all records as a table."""
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return all of it as a pandas frame; parts of positions are `frame["dlsn"].struct`'s.
+        """Return all records as a pandas frame; `frame["dlsn"].struct` has parts of positions.
 
         Raises: as `to_arrow`.
         """

@@ -152,7 +152,7 @@ class DistributedLogManager(Blocking):
         """
         reading = self._manager.read(start, end, columns=columns, where=where)
         found = self._call(reading)
-        if found.view.old_names:  # told on the loop, where nobody sees who calls
+        if found.view.old_names:  # a warning on the loop would not show the caller
             from dlcore.log.entries.old_names import warn_of_old_names
 
             warn_of_old_names(found.view.old_names)

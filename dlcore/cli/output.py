@@ -201,10 +201,10 @@ def payload_text(payload: bytes) -> str:
 
 
 def payload_json(payload: bytes) -> dict[str, str]:
-    """Return a payload for programs, without loss: as text, or as base64 where it is not UTF-8.
+    """Return a payload for programs, without loss: as text, or as base64 if it is not UTF-8.
 
-    Up to version 0.1 its first name stands beside it: a program that looks for that would else find
-    nothing, and not be told.
+    Up to version 0.1 the old key is there, too: a program that reads it would otherwise find
+    nothing, without an error.
     """
     try:
         text = payload.decode("utf-8")

@@ -58,7 +58,7 @@ _FIELDS: dict[str, Callable[[_Shown], object]] = {
     "value_base64": lambda record: base64.b64encode(record.payload).decode("ascii"),
 }
 _OLD_FIELDS = {f"payload{end}": f"value{end}" for end in ("", "_hex", "_base64")}
-"""What they were called at first; taken up to version 0.1."""
+"""Old names of fields, which are accepted up to version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
