@@ -133,7 +133,11 @@ def parse_txid(option: str, text: str) -> TxidBound:
 
 
 def parse_integer(option: str, text: str, *, minimum: int, maximum: int = 2**63 - 1) -> int:
-    """Parse an integer within a range; the error names the option, the value and the range."""
+    """Parse an integer within a range.
+
+    Raises:
+        ConfigurationError: it is something else; the error names the option, value and range.
+    """
     word = text.strip()
     if _INTEGER.fullmatch(word) and minimum <= int(word) <= maximum:
         return int(word)
