@@ -1,9 +1,8 @@
 """One client's connection at the bookie: requests in, storage calls, answers out.
 
-Nothing waits for anything else here, but for room: while too many bytes of adds are in flight, too
-many reads run, or the client does not take its answers, the connection is not read further; then
-TCP holds the client back.  Chunks and updates are made one by one, only while the client takes
-them, within each reader's window and within the bookie's budget.
+Requests wait for room only: while too many bytes of adds are in flight, too many reads run, or the
+client does not take its answers, nothing more is read, and TCP holds the client back.  Chunks and
+updates are made one by one, within each reader's window and within the bookie's budget.
 """
 
 from __future__ import annotations
@@ -67,9 +66,8 @@ _READS_MAX = 256
 """Reads of single entries and LACs under way, beyond which the connection is not read."""
 _STREAMS_MAX = 16 * 1024
 _STEPS_MAX = 4
-"""Messages of streams, and single entries, read at the same time: as many as the disk has threads.
-On a busy machine 512 KB entries that were not cached came at 440 a second one by one, at 810 with
-four; eight were no clearer gain than the runs differed."""
+"""Messages of streams, and single entries, that are read at once: as many as the disk has threads.
+Of 512 KB entries that were not cached, 440 a second came one by one, 810 with four or more."""
 _STEPS_PER_TURN = 16
 """Messages of streams that are begun before others have their turn on the event loop."""
 _UNSENT_BYTES_HIGH = 64 * 1024
@@ -236,10 +234,7 @@ class Connection(asyncio.BufferedProtocol):
         return now_s - self._stalled_s
 
     def sends_slowly(self, stall_s: float, held_s_max: float) -> bool:
-        """Return whether the client sends nothing of a large payload, or has not all of it yet.
-
-        One that is not read, because it does not take its answers, counts too.
-        """
+        """Return whether a large payload is not whole yet; one that is not read counts, too."""
         held_s, quiet_s = self._room.held_s(), self._keepalive.quiet_s(self._loop.time())
         if not (self._is_reading or self._is_write_paused):
             return False
@@ -268,10 +263,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
 
     def take_some(self) -> bool:
-        """Take requests until there are none, or no room, or others should have their turn.
-
-        Returns whether it is the latter.  While it has any, nothing more is received.
-        """
+        """Take requests, and return whether some are left because others should have their turn."""
         if self._transport is None or self._transport.is_closing() or self._is_over:
             return False
         room = _REQUESTS_PER_TURN

@@ -345,7 +345,8 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     `token` names one acquisition, which was at `since_ms` (0: not known).  `turn` says whether an
     atomic append may change the log meanwhile.  ``refused``: no; ``free``: on demand; ``asked``: an
     append waits for its turn; ``given``: the holder has no extent open, and begins none until the
-    turn is over.
+    turn is over.  `wanted_by` is a writer that waits for the lock: a holder that gives turns lets
+    go of the lock for it.
     """
 
     layout: int = LAYOUT

@@ -11,6 +11,9 @@ created by an attempt whose answer was lost, and is taken.
         v                                  +------- Resumed (TryLock guarded) --+
       DENIED <--------------------- LockHeld by another, or the log moved on ---+
 
+In ACQUIRING, a client that waits and may ask asks a holder that gives turns, which is a proxy's
+writer, to let go, unless another client has asked already.
+
 While LOST nothing may be acknowledged.  A guarded attempt succeeds only if the log was not changed
 since the loss.  Once another client holds the lock, or has changed the log, ownership is denied for
 good.
@@ -124,8 +127,9 @@ Effect: TypeAlias = TryLock | Granted | Suspended | Resumed | Denied | AskHolder
 class Ownership:
     """The writer lock of one log, as seen by one writer."""
 
-    def __init__(self, *, waits: bool) -> None:
+    def __init__(self, *, waits: bool, asks: bool = False) -> None:
         self._waits = waits  # whether to wait for another owner
+        self._asks = asks  # whether to ask that owner to let go
         self._attempts: deque[str] = deque(maxlen=_TOKENS_MAX)  # tokens of attempts
         self.holder: LockHolder | None = None
         """The last owner that was seen."""
