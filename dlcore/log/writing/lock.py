@@ -261,17 +261,17 @@ class WriterLock:
         return LogMoved() if guarded else TimedOut()
 
     async def _ask(self, holder: LockHolder) -> None:
-        """Write to the node that its lock is wanted, if it is still that holder's."""
+        """Write into the node that this client wants the lock, if `holder` still has it."""
         try:
             node = await self._store.get(self._path, fresh=True)
             if node is None or self._holder_of(node) != holder:
-                return  # it has changed, and the watch rings
+                return  # it has changed, and the watch fires
             value = encode(replace(holder, wanted_by=self._client_id))
             await self._store.multi([Put(self._path, value, node.version)])
         except (MetadataVersionError, NoNodeError):
-            return  # likewise
+            return  # it has changed, and the watch fires
         except UNANSWERED as error:
-            # After a reconnection the watch rings, and the next look asks again.
+            # After a reconnection the watch fires, and the next look asks again.
             logger.info("log=%s: was its owner asked to let go? %s", self._name, error)
         else:
             logger.info("log=%s: its owner %s is asked to let go", self._name, holder.owner)
@@ -280,7 +280,7 @@ class WriterLock:
         return None if self.verify is None else await self.verify()
 
     async def look(self) -> LockHolder | None:
-        """Return what the node says of the lock, if it is held here.  Raises: MetadataError."""
+        """Return the holder in the node, if this writer has the lock.  Raises: MetadataError."""
         node = await self._store.get(self._path, fresh=True)
         return self._holder_of(node) if node is not None and self._is_own(node) else None
 

@@ -116,7 +116,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class AskHolder:
-    """Effect: let `holder` know that its lock is wanted; if that fails the next look asks again."""
+    """Effect: tell `holder` that its lock is wanted; if that fails, the next look asks again."""
 
     holder: LockHolder
 

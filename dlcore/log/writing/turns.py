@@ -77,7 +77,7 @@ class TurnGiver:
         self._tasks.start(self._run(), name=f"turns-{log.name}")
 
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
-        """Call this once a writer waits for the lock itself, with who that is."""
+        """Call `on_wanted` with the client that waits for the lock itself, once there is one."""
         self._on_wanted = on_wanted
         if self._wanted_by:
             on_wanted(self._wanted_by)
@@ -103,7 +103,7 @@ class TurnGiver:
             await asyncio.sleep(min(clock() - begun_s, TURN_S))
 
     async def _is_turn_asked_for(self) -> bool:
-        """Look at the lock, and tell if it is wanted itself."""
+        """Return whether a turn is asked for; report a client that wants the lock itself."""
         holder = await self._lock.look()
         if holder is None:
             return False

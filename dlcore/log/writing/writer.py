@@ -137,7 +137,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         return f"<AsyncLogWriter {self._machine!r}>"
 
     def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
-        """Call this once another writer waits for the log, if this one gives turns."""
+        """Call `on_wanted` once another writer waits for the log, if this one gives turns."""
         if self._turns is not None:
             self._turns.tell_when_wanted(on_wanted)
 
