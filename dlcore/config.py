@@ -329,7 +329,7 @@ class LedgerClientConfig(ShownFields):
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig(ShownFields):
-    """Configuration of writers and readers; values at a log's creation are stored with it."""
+    """Configuration of writers and readers; the quorum at a log's creation is stored with it."""
 
     quorum: QuorumConfig = DEFAULT_QUORUM
     """How many bookies hold a segment, an entry, and an acknowledged entry: E, Qw and Qa."""
@@ -492,6 +492,5 @@ class LogSettings(
 
 
 SESSION_TIMEOUT_S = 10.0
-"""After this long without contact the metadata store removes a client's locks and ephemeral nodes.
-"""
+"""After this long without contact the metadata store removes a client's ephemeral nodes."""
 _OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression")

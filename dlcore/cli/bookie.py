@@ -147,7 +147,7 @@ def collect(name: str, *, yes: bool) -> None:
     """Let the bookie NAME collect the garbage that its brake holds back.
 
     If most ledgers of a bookie look deleted at once, it keeps them for a day, because their
-    metadata may have been lost by accident.  Its log says so.  This command lets the next pass
+    metadata may have been lost by accident.  Its log says so.  This command lets its next passes
     delete them, once.
     """
     from dlcore.autorecovery.maintenance import Maintenance
