@@ -194,3 +194,24 @@ def test_a_load_is_told_again_after_a_drain_and_after_a_lost_session() -> None:
         await eventually(is_told)
 
     with_proxies()(scenario)
+
+
+def test_what_is_written_is_told_as_a_rate() -> None:
+    """Bytes that a proxy accepted, of all its logs."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(**SOON)
+        here = served.servers[0].location
+        membership = served.servers[0].reads._membership
+        stream = await client.opened("clicks")
+
+        async def is_told() -> bool:
+            await stream.send(*[bytes(900_000)] * 3)
+            await stream.told()
+            load = (await membership.loads_of([here]))[here]
+            return load is not None and load.bytes_per_s > 0
+
+        await eventually(is_told)
+        await stream.told_all()
+
+    with_proxies("clicks")(scenario)
