@@ -256,7 +256,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
             start: a position, a transaction id (int) or a time (datetime with a time zone): the
                 first record that is not below it; None: the first one that is not truncated.
             end: the same kinds of value; None: the present end of the readable records.
-            columns: the names of the columns; by default all of a byte log (docs/contract.md).  A
+            columns: the names of the columns; by default all of a byte log (docs/python.md).  A
                 typed log also has `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp`, which
                 are returned only on request.
             where: a filter of rows, such as ``pc.field("fare") > 20``.

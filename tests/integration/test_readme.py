@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 240
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_the_blocks_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     places = {"zookeeper": f"127.0.0.1:{base_port}", "proxy": f"127.0.0.1:{base_port + 4}"}
     blocks = [each.at(**places) for each in blocks_of("README.md") if each.language]
     assert [each.language for each in blocks] == ["bash", "python", "python"]
-    script = ["set -eu -o pipefail"]
+    script = ["set -eu -o pipefail", "trap 'echo done' EXIT"]  # also of one that fails
     for each in blocks:
         text = 2 * each.text.replace("--base-port 2181", f"--base-port {base_port}")
         bare = "env --unset=DLOG_URI .venv/bin/python"  # each may be pasted by itself
         script.append(text if each.language == "bash" else f"{bare} - <<'END'\n{text}END")
-    script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy; echo done")
+    script.append(".venv/bin/dlog log count clicks; .venv/bin/dlog log count copy")
     environment = {key: value for key, value in os.environ.items() if key != "DLOG_URI"}
     # The session that they start is as small as those of other tests.
     settings = [f"--conf={key}={value}" for key, value in settings_in(tmp_path).items()]

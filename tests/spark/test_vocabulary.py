@@ -1,8 +1,8 @@
 """One name and one type for each thing, through whichever door a log is read.
 
 Goal: code that knows the columns of one door knows those of all.  Method: one log of bytes and one
-typed log are read through every door, and names, types and values compared; the README's table
-says which names these are.
+typed log are read through every door, and names, types and values compared; the table of
+docs/python.md says which names these are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/python.md"
 RECORDS = [(5, b"a"), (6, b"\xff"), (6, b"")]
 KNOWN = ["_log", "_dlsn", "_txid", "_sequence_id", "_timestamp"]
 OWN = pa.schema([("city", pa.string()), ("fare", pa.float64())])
@@ -206,9 +206,9 @@ def test_the_command_line(log: DistributedLogManager, shell: Shell) -> None:
     assert "payload is called value now" in old[2]
 
 
-def test_the_readme_has_these_names(log: DistributedLogManager) -> None:
+def test_the_page_has_these_names(log: DistributedLogManager) -> None:
     """Its table has a row for each column, and each door's name for it."""
-    text = README.read_text(encoding="utf-8").partition("\n### One name for each thing\n")[2]
+    text = PAGE.read_text(encoding="utf-8").partition("\n## One name for each thing\n")[2]
     rows = re.findall(r"^\| (.*) \|$", text.partition("\n#")[0], re.MULTILINE)[1:]
     cells = [[re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")] for row in rows]
     assert [cell[0] for _, cell, *_ in cells] == byte_row_schema().names

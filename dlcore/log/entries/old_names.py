@@ -1,6 +1,6 @@
 """Old names of the columns of byte logs: accepted up to version 0.1, with a warning.
 
-Every API has one name for a column, that of the Spark source (docs/contract.md has the table).
+Every API has one name for a column, that of the Spark source (docs/python.md has the table).
 Python's frames had other names.  A frame cannot warn when a program looks for a missing column.
 Therefore rows have the new names, and a program that needs the old ones asks for them: by `columns`
 of `read`, or by `with_old_names`.  Batches to write may still have a column ``payload``.
