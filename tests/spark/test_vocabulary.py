@@ -191,6 +191,14 @@ def test_what_is_read_is_written_back(
     assert logs.payloads(name) == rows["value"].to_pylist() * 2
 
 
+def test_the_blocking_face_warns_its_caller(log: DistributedLogManager) -> None:
+    """On the event loop, where its calls are made, nobody would see it."""
+    with pytest.warns(DeprecationWarning, match="payload is called value now") as told:
+        old = log.read(columns=["payload"]).to_arrow()
+    assert __file__ in [each.filename for each in told]
+    assert old.to_pydict() == {"payload": [payload for _, payload in RECORDS]}
+
+
 def test_the_command_line(log: DistributedLogManager, shell: Shell) -> None:
     """JSON has the bytes as value, and the old name beside it; a format takes both, and says so."""
     names = ["dlsn", "txid", "sequence_id", "timestamp_ms"]

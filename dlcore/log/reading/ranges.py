@@ -119,19 +119,20 @@ class RangeView:
         """The old names that the caller used."""
         self._filters_old = False
         if where is not None:
-            self._check(where, known)
+            self._check(where, None if is_typed else known)
         self._takes_all = where is None and self.schema.equals(self._read)
 
-    def _check(self, where: pc.Expression, known: pa.Schema) -> None:
-        """Raise unless rows can be filtered by `where`, perhaps with old names."""
+    def _check(self, where: pc.Expression, with_old: pa.Schema | None) -> None:
+        """Raise unless rows can be filtered by `where`, of a byte log also with old names."""
         try:
             pa.Table.from_batches([], self._read).filter(where)
         except (pa.ArrowException, TypeError) as error:
-            with suppress(pa.ArrowException, TypeError):
-                pa.Table.from_batches([], known).filter(where)
-                self._filters_old = True
-                self.old_names |= {name for name in OLD_NAMES if name in str(where)}
-                return
+            if with_old is not None:
+                with suppress(pa.ArrowException, TypeError):
+                    pa.Table.from_batches([], with_old).filter(where)
+                    self._filters_old = True
+                    self.old_names |= {name for name in OLD_NAMES if name in str(where)}
+                    return
             raise SchemaMismatchError(
                 f"log {self._log!r}: where={where}: expected a pyarrow.compute.Expression over "
                 f"{', '.join(self._read.names)}: {error}"

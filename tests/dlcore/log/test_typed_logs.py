@@ -178,7 +178,12 @@ def test_columns_and_rows_that_are_wanted() -> None:
         for columns in (["fares"], ["id", "id"], ["payload"]):
             with pytest.raises(SchemaMismatchError, match=r"log 'trips': .*there are _dlsn"):
                 await log.read(columns=columns)
-        for where in (pc.field("fares") > 3, pc.field("fare") == "x", 5):
+        for where in (
+            pc.field("fares") > 3,
+            pc.field("fare") == "x",
+            pc.field("_log") == "trips",
+            5,
+        ):
             with pytest.raises(SchemaMismatchError, match=r"expected a pyarrow.compute.Expression"):
                 await log.read(where=where)
         await namespace.create_log("plain")
