@@ -50,10 +50,17 @@ def confirmed_of(
         return index >= 0 and entry_id <= held[position][index].last_entry_id
 
     noes_needed = quorum.write_quorum_size - quorum.ack_quorum_size + 1
-    highest = max((ranges[-1].last_entry_id for ranges in held.values() if ranges), default=-1)
-    # Above the highest entry that any bookie holds, entries differ only in their write sets.
-    looked_at = min(claimed, max(highest, vouched) + quorum.ensemble_size)
-    for entry_id in range(vouched + 1, looked_at + 1):
+    # Of the entries of one write set, fewer are held only from behind the end of a range on.  So
+    # the first that is refuted is one of the next few behind such an end, or behind `vouched`:
+    # a claim, or an entry that somebody forged, may be billions ahead.
+    ends = {each.last_entry_id for ranges in held.values() for each in ranges}
+    looked_at = {
+        entry_id
+        for end in {vouched, *ends}
+        for entry_id in range(end + 1, end + 1 + quorum.ensemble_size)
+        if vouched < entry_id <= claimed
+    }
+    for entry_id in sorted(looked_at):
         noes = sum(p in held and not holds(p, entry_id) for p in write_set(quorum, entry_id))
         if noes >= noes_needed:
             return entry_id - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,45 @@ def test_a_claim_stands_unless_too_many_prove_that_it_cannot(sizes: tuple[int, i
             ]
             expected = [*may_be, False].index(False) - 1
             assert confirmed_of(quorum, held, vouched=-1, claimed=claimed) == expected
+
+
+def test_a_claim_is_judged_by_the_ends_of_what_is_held() -> None:
+    """As by a look at every entry up to it."""
+    rng = random.Random(5)
+    for _ in range(2000):
+        quorum = quorum_of(*rng.choice([(3, 3, 2), (4, 2, 2), (5, 3, 2), (4, 3, 3)]))
+        claimed, vouched = rng.randint(0, 40), rng.randint(-1, 10)
+        held: dict[int, list[EntryRange]] = {}
+        for position in range(quorum.ensemble_size):
+            edges = sorted(rng.sample(range(60), 2 * rng.randint(0, 4)))
+            ranges = zip(edges[::2], edges[1::2], strict=True)
+            if rng.random() < 0.8:
+                held[position] = [
+                    EntryRange(first_entry_id=first, last_entry_id=last) for first, last in ranges
+                ]
+        expected = claimed
+        for entry_id in range(vouched + 1, claimed + 1):
+            noes = sum(
+                p in held
+                and not any(r.first_entry_id <= entry_id <= r.last_entry_id for r in held[p])
+                for p in write_set(quorum, entry_id)
+            )
+            if noes >= quorum.write_quorum_size - quorum.ack_quorum_size + 1:
+                expected = entry_id - 1
+                break
+        assert confirmed_of(quorum, held, vouched=vouched, claimed=claimed) == expected
+
+
+def test_an_entry_forged_billions_ahead_costs_no_look_at_all_before_it() -> None:
+    """The bookie that was lied to answers alone, so that nothing is refuted."""
+    ahead = 2**60
+    held = {
+        0: [
+            EntryRange(first_entry_id=0, last_entry_id=9),
+            EntryRange(first_entry_id=ahead, last_entry_id=ahead),
+        ]
+    }
+    assert confirmed_of(quorum_of(3, 3, 2), held, vouched=9, claimed=ahead - 1) == ahead - 1
 
 
 def test_what_two_bookies_tell_is_no_claim() -> None:
