@@ -25,6 +25,7 @@ _NAMESPACE_MARK = "DLOG_CHAOS_MOUNTS"
 _UNSHARE = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
 _FILLER = "filler"
 _CHUNK_BYTES = 1024 * 1024
+_HELD_S = 5.0
 _PROBE = "import os; os.fdatasync(os.open('probe', os.O_CREAT | os.O_WRONLY))"
 
 
@@ -117,6 +118,11 @@ class SyncFaults:
         """Let every sync of the process take `delay_s` longer from now on."""
         injection = f"delay_enter={int(delay_s * 1e6)}"
         self._begin(bookie, pid, injection=injection, command=f"delay {delay_s}")
+
+    def hold(self, bookie: str, pid: int) -> None:
+        """Let what the process syncs from now on be done, and not return for a while."""
+        injection = f"delay_exit={int(_HELD_S * 1e6)}"
+        self._begin(bookie, pid, injection=injection, command=f"delay {_HELD_S}")
 
     async def end(self, bookie: str) -> None:
         """Let the syncs be as they are."""

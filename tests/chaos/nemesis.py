@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _DELETE_COOKIE = re.compile(r"dlog bookie cookie delete (\S+)")
 _OLDER_COPY = re.compile(r"bookie refuses to start: the data folder is an older copy")
+_HELD_S = 0.5
+"""How long writes hang before power is lost."""
 _REPLAY_S_MAX = 1.5
 _POLL_S = 0.1
 _PATIENCE_S = 120.0
@@ -135,8 +137,13 @@ class Nemesis:
         async with AsyncExitStack() as turns:
             for bookie in struck:
                 await turns.enter_async_context(bookie.turn)
+            for bookie in struck:  # so that each is in the middle of a write
+                if bookie.pid is not None:
+                    self._cluster.syncs.hold(bookie.name, bookie.pid)
+            await asyncio.sleep(_HELD_S)
             await asyncio.gather(*(bookie.kill() for bookie in struck))
             for bookie in struck:
+                await self._cluster.syncs.end(bookie.name)
                 rng = random.Random(f"{self._cluster.seed} {fault.at_s} {bookie.name}")
                 journal = self._cluster.syncs.journal(bookie.name)
                 loss = await in_thread(take_power, bookie.folder, journal, rng)
