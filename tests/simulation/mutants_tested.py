@@ -12,6 +12,7 @@ from tests.simulation import (
     mutants_tested_repair,
     mutants_tested_sharing,
     mutants_tested_syncs,
+    mutants_tested_ways,
     mutants_tested_wire,
 )
 from tests.simulation.tested import TESTED, Tested
@@ -28,6 +29,7 @@ MODULES = (
     mutants_tested_repair,
     mutants_tested_syncs,
     mutants_tested_sharing,
+    mutants_tested_ways,
     mutants_tested_wire,
 )
 """Each notes its own in `TESTED`."""

@@ -1,0 +1,123 @@
+"""Bugs in one of two ways to do the same, that a comparison with the other way catches."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from bookie.files.entry_reader import EntryReader, LargerEntryError
+from bookie.files.group_commit import GroupCommit
+from bookie.storage import writes as writes_module
+from bookie.storage.writes import Writes
+from dlcore.log.writing.transmit import Group
+from dlcore.wire.digest import following_frames
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
+    from bookie.files.unsealed import Batch, Location
+    from dlcore.wire.frames import FrameRun
+
+_RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"
+_RANGES = "bookie/test_two_ways.py::test_a_range_is_what_reads_of_its_entries_are"
+_BATCHES = "dlcore/log/test_two_ways.py::test_batches_are_their_records_one_by_one"
+
+
+@caught_by(_RUNS)
+def runs_leave_the_lac_behind() -> Iterator[None]:
+    """What an entry says of those before it counts only if the entry comes alone."""
+    add_run = Writes.add_run
+
+    def careless(self: Writes, run: FrameRun) -> asyncio.Future[None] | None:
+        what = following_frames(run)
+        state = None if what is None else self._core.ledgers.get(what.ledger_id)
+        before = None if state is None else state.last_add_confirmed
+        future = add_run(self, run)
+        if future is not None and state is not None and before is not None:
+            state.last_add_confirmed = before
+        return future
+
+    with patch.object(Writes, "add_run", careless):
+        yield
+
+
+@caught_by(_RUNS)
+def runs_replace_what_is_held() -> Iterator[None]:
+    """Nobody compares the bytes of entries that are held with those that come together."""
+    may_add = writes_module.may_add
+
+    def careless(run: Any, what: Any, state: Any, config: Any) -> bool:
+        about = SimpleNamespace(
+            accepts=state.accepts, is_deleted=state.is_deleted, last_entry_id=-1
+        )
+        return may_add(run, what, about, config)  # type: ignore[arg-type]
+
+    with patch.object(writes_module, "may_add", careless):
+        yield
+
+
+@caught_by(_RUNS)
+def what_is_appended_at_once_is_written_nowhere() -> Iterator[None]:
+    """It is called durable, and the file has a hole."""
+
+    def write_now(self: GroupCommit, batch: Batch) -> bool:
+        target = self._target(batch)
+        if target.file is None or not target.is_noted or self._is_stalled:
+            return False
+        self._batches.popleft()
+        self.durable_bytes += batch.size
+        self._note_durable(batch)
+        return True
+
+    with patch.object(GroupCommit, "_write_now", write_now):
+        yield
+
+
+@caught_by(_RANGES)
+def ranges_pass_over_what_is_absent() -> Iterator[None]:
+    """A range has the entries that there are, as if an absent one had never been."""
+    find_all = EntryReader.find_all
+
+    def careless(
+        self: EntryReader, ledger_id: int, wanted: range, *, bytes_max: int
+    ) -> list[Location]:
+        chunk = find_all(self, ledger_id, wanted, bytes_max=bytes_max)
+        behind = wanted[len(chunk) + 1 :]
+        if behind:
+            with contextlib.suppress(LargerEntryError):
+                chunk += find_all(self, ledger_id, behind, bytes_max=bytes_max)
+        return chunk
+
+    with patch.object(EntryReader, "find_all", careless):
+        yield
+
+
+@caught_by(_BATCHES)
+def batches_are_told_where_their_entry_begins() -> Iterator[None]:
+    """Only a record that is written by itself is counted within its entry."""
+
+    def add_ticket(self: Group[Any], ticket: Any) -> None:
+        self.slots.append(0)
+        self.tickets.append(ticket)
+
+    with patch.object(Group, "add_ticket", add_ticket):
+        yield
+
+
+@caught_by(_BATCHES)
+def records_are_told_the_place_of_the_first_one_of_their_run() -> Iterator[None]:
+    """Only a batch is counted within its entry."""
+    count_run = Group.count_run
+
+    def careless(self: Group[Any], size_bytes: int) -> int:
+        before, first = len(self.slots), self.record_count
+        count = count_run(self, size_bytes)
+        self.slots[before:] = [first] * count
+        return count
+
+    with patch.object(Group, "count_run", careless):
+        yield
