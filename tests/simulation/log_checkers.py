@@ -186,6 +186,10 @@ class LogCheckers:
         """Return the highest position that a writer was told."""
         return max(self._log(log_id, "").acknowledged.values(), default=None)
 
+    def end(self, log_id: str) -> DLSN:
+        """Return the end of what was committed, acknowledged or shown by now."""
+        return self._log(log_id, "").committed_end
+
     def truncated(self, log_id: str) -> DLSN:
         """Return the highest position that somebody began to truncate at."""
         return self._log(log_id, "").truncated

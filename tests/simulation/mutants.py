@@ -28,6 +28,7 @@ from tests.simulation import (
     mutants_proxy,
     mutants_quorum,
     mutants_recovery,
+    mutants_remotes,
     mutants_space,
     mutants_stale,
     mutants_storage,
@@ -56,6 +57,7 @@ _MODULES = (
     mutants_logs,
     mutants_proxy,
     mutants_recovery,
+    mutants_remotes,
     mutants_space,
     mutants_stale,
     mutants_storage,
@@ -297,6 +299,11 @@ def _consumers(plan: Plan) -> Plan:
     return with_proxies(_logs(plan), has_consumers=True)
 
 
+def _remotes(plan: Plan) -> Plan:
+    """The same proxies, with programs that write over them by the real client."""
+    return with_proxies(_logs(plan), has_remotes=True)
+
+
 def _wire(plan: Plan) -> Plan:
     return replace(plan, has_wire=True)
 
@@ -331,6 +338,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "lived logs": _lived_logs,
     "merged logs": _merged_logs,
     "proxies": _proxies,
+    "remotes": _remotes,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
@@ -416,6 +424,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
     **dict.fromkeys(mutants_proxy.MUTANTS, "proxies"),
+    **dict.fromkeys(mutants_remotes.MUTANTS, "remotes"),
     **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_log_writers.runs_of_several_logs_are_one: "logs",
@@ -451,9 +460,7 @@ def focused(focus: str) -> Iterator[None]:
     """Draw plans of this focus."""
 
     def draw(rng: random.Random) -> Plan:
-        plan = replace(draw_usual_plan(rng), has_wire=False, has_logs=False)
-        plan = replace(plan, has_life=False, has_types=False)
-        plan = replace(plan, has_proxies=False, has_consumers=False)
+        plan = replace(draw_usual_plan(rng), has_wire=False)
         return FOCUSES[focus](plan)
 
     with patch("tests.simulation.workload.draw_plan", draw):

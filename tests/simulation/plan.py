@@ -100,6 +100,8 @@ class Plan:
     """Whether logs are written and read through proxies; see `proxies.py`."""
     has_consumers: bool = False
     """Whether there are subscribers over proxies, too; see `proxy_consumers.py`."""
+    has_remotes: bool = False
+    """Whether the real client writes over proxies, too; see `proxy_remotes.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -116,27 +118,49 @@ class Plan:
 
 
 _WIRE_SHARE = 0.5
-_LOGS_SHARE = 0.08
+_LOGS_SHARE = 1 / 2
+_PROXIES_SHARE = 1 / 3
+"""Of all plans, so of two thirds of those with logs."""
 _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
-_PROXIES_SHARE = 0.4
 _CONSUMERS_SHARE = 0.5
+_REMOTES_SHARE = 0.5
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
 
 def draw_plan(rng: random.Random) -> Plan:
-    """Draw a plan, also one in which a bookie is down all the time."""
+    """Draw a plan, of ledgers or of logs, also one in which a bookie is down all the time."""
     plan = draw_usual_plan(rng)
     fate = copy(rng)  # as in `draw_usual_plan`
     fate.seed(fate.random())  # else it would draw the same again
-    if fate.random() < _KEPT_DOWN_SHARE:
-        plan = with_one_kept_down(plan, has_logs=fate.random() < 0.5)
-    return plan
+    is_kept_down, has_logs = fate.random() < _KEPT_DOWN_SHARE, fate.random() < _LOGS_SHARE
+    if has_logs:
+        plan = _with_some_shape(plan, fate)
+    return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
+
+
+def _with_some_shape(plan: Plan, fate: random.Random) -> Plan:
+    """Return a plan with logs, and with some of what else there may be."""
+    if fate.random() < _PROXIES_SHARE / _LOGS_SHARE:
+        return with_proxies(
+            plan,
+            has_consumers=fate.random() < _CONSUMERS_SHARE,
+            has_remotes=fate.random() < _REMOTES_SHARE,
+        )
+    return replace(
+        with_logs(plan),
+        has_life=fate.random() < _LIFE_SHARE,
+        has_types=fate.random() < _TYPES_SHARE,
+    )
 
 
 def draw_usual_plan(rng: random.Random) -> Plan:
-    """Draw a plan in which bookies that are down come back soon, unless they are lost."""
+    """Draw a plan of ledgers, in which bookies that are down come back soon, unless they are lost.
+
+    What shape the plan gets beside that is drawn apart: seeds of a focus, which has its own shape,
+    play what they played whatever the shares of shapes are.
+    """
     ensemble, write, ack = rng.choice(QUORUMS)
     # Half of the runs are about the protocol between processes, the others about everything.
     kinds = CLASSIC_FAULTS if rng.random() < 0.5 else ALL_FAULTS
@@ -168,15 +192,7 @@ def draw_usual_plan(rng: random.Random) -> Plan:
         writers=rng.choice((1, 1, 2)),
         has_wire=fate.random() < _WIRE_SHARE,
     )
-    if fate.random() < _LOGS_SHARE:
-        own = copy(fate)
-        plan = replace(
-            with_logs(plan),
-            has_life=own.random() < _LIFE_SHARE,
-            has_types=own.random() < _TYPES_SHARE,
-        )
-        if own.random() < _PROXIES_SHARE:
-            plan = with_proxies(plan, has_consumers=own.random() < _CONSUMERS_SHARE)
+    fate.random()  # once drew the shape
     return replace(plan, quick_share=fate.choice(_QUICK_SHARES))
 
 
@@ -209,12 +225,13 @@ def with_logs(plan: Plan) -> Plan:
     )
 
 
-def with_proxies(plan: Plan, *, has_consumers: bool = False) -> Plan:
+def with_proxies(plan: Plan, *, has_consumers: bool = False, has_remotes: bool = False) -> Plan:
     """Return a plan whose logs are written through proxies."""
     return replace(
         with_logs(plan),
         has_proxies=True,
         has_consumers=has_consumers,
+        has_remotes=has_remotes,
         has_life=False,
         has_types=False,
     )

@@ -30,15 +30,19 @@ from tests.simulation.log_process import LogProcess
 from tests.simulation.proxy_appends import Conditional, Stager
 from tests.simulation.proxy_checkers import ProxyCheckers
 from tests.simulation.proxy_clients import Producer, Reader
-from tests.simulation.proxy_consumers import Consumer, shift_names
+from tests.simulation.proxy_consumers import SHIFTED, Consumer, shift_names
+from tests.simulation.proxy_remotes import Program
 from tests.simulation.truth import InvariantViolatedError
+from tests.simulation.world import EPOCH_MS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
     from tests.simulation.calls import Context
     from tests.simulation.logs import Logs
     from tests.simulation.world import World
+
+    _Client = Producer | Stager | Reader | Consumer | Program
 
 PROXIED = ("p", "q")
 """The logs that are written through proxies in a run that has them."""
@@ -48,6 +52,7 @@ _PRODUCERS = 3
 _CONDITIONALS = 2
 _STAGERS = 2
 _CONSUMERS = 3
+_PROGRAMS = 3
 _READERS = 4
 _STOP_GRACE_S = 0.5
 _LOOK_S = 0.05
@@ -71,7 +76,8 @@ class Proxy:
         self.config = ProxyConfig(
             window_records=rng.choice((4, 16)),
             window_bytes=rng.choice((100, 10_000)),
-            pending_bytes_max=rng.choice((150, 100_000)),
+            # The real client gathers records, and what is larger than the limit passes alone.
+            pending_bytes_max=rng.choice((4_000 if world.plan.has_remotes else 150, 100_000)),
             ring_bytes_max=rng.choice((1_500, 3_000, 1 << 20)),
             catching_up_max=rng.choice((1, 3)),
             lock_timeout_s=1.0,
@@ -229,7 +235,7 @@ class Proxies:
         self.checkers = ProxyCheckers(self.log_checkers)
         self._at: dict[str, Proxy] = {}  # who serves at a location, or did last
         self._keeps_locations = self.rng.random() < 0.5
-        self._clients: list[Producer | Stager | Reader | Consumer] = []
+        self._clients: list[_Client] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.is_ending = False
 
@@ -239,24 +245,32 @@ class Proxies:
             self._logs.supervise(
                 f"proxy-{number}", self._serve, identity=partial(self._location, number)
             )
-        for number in range(_PRODUCERS):
-            log = self.rng.choice(sorted(log_ids))
-            self._clients.append(Producer(self, f"producer-{number}", log, log_ids[log]))
-        for number in range(_CONDITIONALS):
-            log = self.rng.choice(sorted(log_ids))
-            self._clients.append(Conditional(self, f"guarded-{number}", log, log_ids[log]))
-        for number in range(_STAGERS):
-            self._clients.append(Stager(self, f"stager-{number}", sorted(log_ids)))
-        for number in range(_READERS):
-            self._clients.append(Reader(self, f"fetcher-{number}", log_ids))
-        if self._world.plan.has_consumers:
-            self._logs.supervise("shifter", partial(shift_names, self._logs))
-            for number in range(_CONSUMERS):
-                is_last = number == 0
-                name = f"consumer-{number}"
-                self._clients.append(Consumer(self, name, sorted(log_ids), is_last=is_last))
+        self._clients += self._some_clients(log_ids)
         self._world.callers += [each.name for each in self._clients]
         self._tasks = [self._world.spawn(each.run()) for each in self._clients]
+
+    def _some_clients(self, log_ids: dict[str, str]) -> Iterator[_Client]:
+        plan, names = self._world.plan, sorted(log_ids)
+        if plan.has_remotes:
+            for number in range(_PROGRAMS):
+                yield Program(self, f"program-{number}", [*names, *SHIFTED])
+        # Beside programs there are few others, so that such a run is no longer than the rest.
+        few = int(plan.has_remotes)
+        for number in range(few or _PRODUCERS):
+            log = self.rng.choice(names)
+            yield Producer(self, f"producer-{number}", log, log_ids[log])
+        for number in range(few or _CONDITIONALS):
+            log = self.rng.choice(names)
+            yield Conditional(self, f"guarded-{number}", log, log_ids[log])
+        for number in range(few or _STAGERS):
+            yield Stager(self, f"stager-{number}", names)
+        for number in range(few or _READERS):
+            yield Reader(self, f"fetcher-{number}", log_ids)
+        if plan.has_consumers or plan.has_remotes:
+            self._logs.supervise("shifter", partial(shift_names, self._logs))
+        if plan.has_consumers:
+            for number in range(_CONSUMERS):
+                yield Consumer(self, f"consumer-{number}", names, is_last=number == 0)
 
     def _location(self, number: int, life: int) -> str:
         return f"grpc://proxy-{number}:{0 if self._keeps_locations else life}"
@@ -318,6 +332,14 @@ class Proxies:
     def note(self, who: str, what: str) -> None:
         """Add a line to the trace."""
         self._world.trace.note(who, what)
+
+    def fail(self, violation: BaseException) -> None:
+        """End the run: a promise was broken."""
+        self._world.fail(violation)
+
+    def now_ms(self) -> int:
+        """Return the time."""
+        return EPOCH_MS + int(1000 * self._world.loop.time())
 
     def later(self, delay_s: float, action: Callable[[], object]) -> None:
         """Do something after a while, unless the end is near by then."""

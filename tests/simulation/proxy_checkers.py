@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.ids import DLSN
 from tests.simulation.life_checkers import require
+from tests.simulation.remote_checkers import ACKNOWLEDGED, AS_IN_THE_LOG, SnapshotCheckers
 from tests.simulation.subscription_checkers import CONSUMED, SubscriptionCheckers
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
     from dlcore.errors import SequenceGapError
     from tests.simulation.log_checkers import LogCheckers, Reading, Writing
 
-ACKNOWLEDGED = "P1 AcknowledgedRecordsAreThereInOrder"
 SENT = "P2 AcksAreOfWhatWasSent"
-AS_IN_THE_LOG = "P3 ProxyReadersSeeTheLog"
 LEADS_ON = "P4 RedirectsLeadOn"
 AT_ITS_PLACE = "P5 ConditionalAppendsAreWholeAtTheirPlace"
 PROXY_INVARIANTS = (ACKNOWLEDGED, SENT, AS_IN_THE_LOG, LEADS_ON, AT_ITS_PLACE, CONSUMED)
@@ -167,11 +166,12 @@ class ProxyCheckers:
     """Records what clients of proxies are told, and judges it when the run is over."""
 
     def __init__(self, logs: LogCheckers) -> None:
-        self._logs = logs
+        self.logs = logs
         self._produced: list[Produced] = []
         self._delivered: list[Delivered] = []
         self.delivered_count = 0
         self.subscriptions = SubscriptionCheckers(logs)
+        self.snapshots = SnapshotCheckers(logs)
 
     def new_producer(self, log_id: str, name: str) -> Produced:
         """Begin to judge what a producer is told."""
@@ -180,7 +180,7 @@ class ProxyCheckers:
 
     def new_stream(self, produced: Produced, log: str) -> Stream:
         """Begin to judge one of its streams."""
-        return Stream(produced, self._logs.new_writing(produced.log_id, log), self._logs)
+        return Stream(produced, self.logs.new_writing(produced.log_id, log), self.logs)
 
     def new_delivery(self, delivered: Delivered) -> Delivered:
         """Begin to judge a reader."""
@@ -198,7 +198,7 @@ class ProxyCheckers:
 
     def _check_producer(self, produced: Produced) -> None:
         """P1: what was acknowledged is there, in the order of its numbers, unless truncated."""
-        truncated, places = self._logs.truncated(produced.log_id), self._logs.known(produced.log_id)
+        truncated, places = self.logs.truncated(produced.log_id), self.logs.known(produced.log_id)
         before = (-1, DLSN.INITIAL)
         for number, told in sorted(produced.told.items()):
             place = places.get(told.payload)
@@ -226,7 +226,7 @@ class ProxyCheckers:
 
     def _check_conditions(self, produced: Produced) -> None:
         """P5: they are there together behind a record that was expected, or not at all."""
-        truncated, known = self._logs.truncated(produced.log_id), self._logs.known(produced.log_id)
+        truncated, known = self.logs.truncated(produced.log_id), self.logs.known(produced.log_id)
         order = [None, *sorted(place[0] for place in known.values())]
         for payloads, expected in produced.conditions.items():
             places = [known[each][0] for each in payloads if each in known]
@@ -256,8 +256,8 @@ class ProxyCheckers:
         self.delivered_count += len(got)
         if not got:
             return
-        truncated = self._logs.truncated(log_id)
-        known = sorted(self._logs.known(log_id).values())
+        truncated = self.logs.truncated(log_id)
+        known = sorted(self.logs.known(log_id).values())
         start = got[0] if delivered.begins_late else delivered.reading.start
         wanted = [
             dlsn

@@ -28,7 +28,8 @@ from dlcore.proxy.flight.sending import batch_message, schema_message
 from dlcore.proxy.reading.tickets import Place, Ticket
 from tests.simulation.calls import End
 from tests.simulation.life_checkers import require
-from tests.simulation.proxy_checkers import AS_IN_THE_LOG, LEADS_ON, Delivered
+from tests.simulation.proxy_checkers import LEADS_ON, Delivered
+from tests.simulation.remote_checkers import AS_IN_THE_LOG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
-import grpc
 import pyarrow as pa
 
 from dlcore.errors import (
@@ -23,139 +20,29 @@ from dlcore.errors import (
     EndOfStreamError,
     LogExistsError,
     LogNotFoundError,
-    ProxyUnavailableError,
     SubscriptionMovedError,
 )
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import LogKey
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
-from dlcore.remote import endpoint
-from dlcore.remote.endpoint import Endpoint
 from dlcore.remote.log import RemoteLog
 from dlcore.remote.planning import get_info
-from tests.simulation.calls import End
-from tests.simulation.proxy_clients import PATIENCE_S
+from tests.simulation.remote_calls import Calls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Sequence
+    from collections.abc import Sequence
 
     from dlcore.remote.reader import RemoteReader
-    from tests.simulation.calls import Call
     from tests.simulation.log_process import LogProcess
     from tests.simulation.logs import Logs
     from tests.simulation.proxies import Proxies
     from tests.simulation.subscription_checkers import Consuming
 
 SUBSCRIBER = "sub"
-_SHIFTED = ("s", "t", "u")
+SHIFTED = ("s", "t", "u")
 """The names of two logs."""
-_BROKEN_CHANCE = 0.05
-"""How often an answer is lost."""
-_AGAIN_CHANCE = 0.1
-"""How often an action is carried out again, some time later."""
-_LATE_S_MAX = 4.0
-_QUIET_S = 20.0
-"""A stream that says nothing for so long is broken."""
 _DEATH_CHANCE = 0.1
 _WAITS_S = (0.005, 0.1, 60.0)
 """For so long a commit is waited for."""
-
-
-class Calls(Endpoint):
-    """The real endpoint, of somebody whose calls are those of the simulation."""
-
-    def __init__(self, proxies: Proxies, name: str) -> None:
-        self._proxies = proxies
-        self._name = name
-        locations = proxies.locations()
-        if not locations:
-            raise ProxyUnavailableError("nobody serves yet")
-        proxies.rng.shuffle(locations)
-        addresses = ",".join(each.removeprefix("grpc://") for each in locations)
-        with patch.object(endpoint, "open_channels", lambda *_: locations):
-            super().__init__(f"grpc://{addresses}", patience_s=2 * PATIENCE_S)
-
-    def _call(
-        self,
-        location: str | None,
-        kind: str,
-        method: str,
-        *request: bytes,
-        within_s: float | None = None,  # which `_Answers` has itself
-    ) -> Any:
-        at: Any = location or self._channels[self._turn]
-        return _Answers(self._proxies, partial(self._begin, at, method, *request), method)
-
-    def _begin(self, location: str, method: str, request: bytes) -> Call:
-        proxy = self._proxies.at(location)
-        if method == "GetFlightInfo":
-            return proxy.get_info(self._name, request)
-        if method == "DoGet":
-            return proxy.get(self._name, pb.Ticket.FromString(request).ticket)
-        action = pb.Action.FromString(request)
-        rng = self._proxies.rng
-        if rng.random() < _AGAIN_CHANCE:
-            again = partial(proxy.ask, self._name, action.type, action.body)
-            self._proxies.later(rng.uniform(0.0, _LATE_S_MAX), again)
-        return proxy.ask(self._name, action.type, action.body)
-
-    async def explained(self, error: DLError, turn: int) -> DLError:
-        """Return the error: there is no TLS."""
-        return error
-
-    async def aclose(self) -> None:
-        """Let no call begin any more."""
-        self._closed = True
-
-
-class _Answers:
-    """A call as the real endpoint sees it: what is used of gRPC's."""
-
-    def __init__(self, proxies: Proxies, begin: partial[Call], method: str) -> None:
-        self._proxies = proxies
-        self._encode = _result if method == "DoAction" else bytes
-        self._silence_s = _QUIET_S if method == "DoGet" else PATIENCE_S
-        self._begin = begin
-        self._call: Call | None = None
-
-    def __await__(self) -> Generator[Any, None, bytes]:
-        return self._first().__await__()
-
-    async def _first(self) -> bytes:
-        async with contextlib.aclosing(aiter(self)) as answers:
-            return await anext(answers)
-
-    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
-        try:
-            self._call = call = self._begin()
-            while True:
-                message = await asyncio.wait_for(call.take(), self._silence_s)
-                if not self._proxies.is_ending and self._proxies.rng.random() < _BROKEN_CHANCE:
-                    raise ProxyUnavailableError("the answer is lost")
-                if not isinstance(message, End):
-                    yield self._encode(message)
-                elif message.error is None:
-                    return
-                else:
-                    raise message.error
-        except (DLError, TimeoutError) as error:
-            told = error if isinstance(error, DLError) else ProxyUnavailableError("it is silent")
-            raise grpc.aio.AioRpcError(
-                grpc.StatusCode[code_of(told)],
-                grpc.aio.Metadata(),
-                grpc.aio.Metadata(*metadata_of(told)),
-                details=message_of(told),
-            ) from error
-
-    def cancel(self) -> None:
-        """End the call."""
-        if self._call is not None:
-            self._call.cancel()
-
-
-def _result(body: bytes) -> bytes:
-    return pb.Result(body=body).SerializeToString()
 
 
 class Consumer:
@@ -166,7 +53,7 @@ class Consumer:
         self._is_last = is_last
         self._proxies = proxies
         self._rng = proxies.rng
-        self._names = (*logs, *_SHIFTED)
+        self._names = (*logs, *SHIFTED)
         self._known: list[LogKey] = []  # under the names that they had
         self._asked = DLSN.INITIAL  # to be stored last
         self._logs = proxies.log_checkers
@@ -285,13 +172,13 @@ async def shift_names(logs: Logs, process: LogProcess) -> None:
     """Write to one of two logs, or give it the name that is free, which the other one had."""
     rng, checkers = logs.world.rng, logs.world.log_checkers
     await logs.sleep(rng.uniform(0.0, 0.5))
-    names = [name for name in _SHIFTED if name in checkers.life.names]
-    if len(names) < len(_SHIFTED) - 1:
-        await logs.create_again(process.namespace, rng.choice(_SHIFTED))
+    names = [name for name in SHIFTED if name in checkers.life.names]
+    if len(names) < len(SHIFTED) - 1:
+        await logs.create_again(process.namespace, rng.choice(SHIFTED))
         return
     log = await process.namespace.open_log(rng.choice(names), config=process.config)
     if rng.random() < 0.5:
-        free = [name for name in _SHIFTED if name not in names]
+        free = [name for name in SHIFTED if name not in names]
         with contextlib.suppress(LogExistsError):
             await log.rename(rng.choice(free or names))
         return

@@ -12,18 +12,22 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from dlcore.errors import DLError, LedgerNotFoundError
 from dlcore.log.staging import writer as staging
-from dlcore.remote import endpoint
+from dlcore.log.writing import producers
+from dlcore.remote import endpoint, staging as remote_staging, writing
 from dlcore.wire import fields
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left
 from tests.simulation.logs import Logs
 from tests.simulation.loop import LivenessLostError, run as run_loop
 from tests.simulation.plan import draw_plan
+from tests.simulation.proxy_clients import PATIENCE_S
+from tests.simulation.remote_checkers import FORGOTTEN_S, KEPT_S
 from tests.simulation.scenes import SCENES, Act
 from tests.simulation.trace import Trace
 from tests.simulation.truth import InvariantViolatedError
@@ -93,20 +97,30 @@ def run_seed(seed: int) -> Run:
 def _few_are_many() -> Iterator[None]:
     """Let little be what is much elsewhere.
 
-    Entries are added many at a time from two on, and rows staged for several logs wait for each
-    other up to a few bytes.
+    Entries are added many at a time from two on, rows staged for several logs wait for each other
+    up to a few bytes, and producers whose names were made for one writer are soon forgotten.
     """
     with (
         patch.object(fields, "RUN_FRAMES_MIN", 2),
         patch.object(staging, "QUEUED_BYTES_MAX", 40),
+        patch.object(writing, "SILENCE_S", PATIENCE_S),
+        patch.object(writing, "GENERATED_KEPT_MS", round(1000 * KEPT_S)),
+        patch.object(producers, "GENERATED_KEPT_MS", round(1000 * KEPT_S)),
+        patch.object(producers, "GENERATED_FORGOTTEN_MS", round(1000 * FORGOTTEN_S)),
     ):
         yield
 
 
 @contextmanager
 def _by_chance_of(seed: int) -> Iterator[None]:
-    """Let clients of proxies wait as long each time that a seed is played."""
-    with patch.object(endpoint, "random", random.Random(seed)):
+    """Let clients of proxies wait as long, and take the same names, each time a seed is played."""
+    names = random.Random(seed)
+    clock = SimpleNamespace(new_token=lambda: f"{names.getrandbits(128):032x}")
+    with (
+        patch.object(endpoint, "random", random.Random(seed)),
+        patch.object(writing, "SystemClock", lambda: clock),
+        patch.object(remote_staging, "SystemClock", lambda: clock),
+    ):
         yield
 
 

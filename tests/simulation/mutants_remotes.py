@@ -1,0 +1,57 @@
+"""Bugs of those who write over proxies by the real client, put back on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from dlcore.log.writing.producers import Producers
+from dlcore.remote.outbox import Outbox
+from dlcore.remote.writing import RemoteWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def each_stream_is_of_a_new_incarnation() -> Iterator[None]:
+    """What was sent on the one before is numbered anew, and so written again."""
+    exchange = RemoteWriter._exchange
+
+    async def anew(self: RemoteWriter) -> None:
+        self._claim = None
+        await exchange(self)
+
+    with (
+        patch.object(RemoteWriter, "_exchange", anew),
+        patch.object(Outbox, "begin", _number_from),
+    ):
+        yield
+
+
+def _number_from(self: Outbox[Any], sequence: int) -> None:
+    self._sent = self._doubted = self.sent_bytes = 0
+    for message in self._messages:
+        message.first = sequence
+        sequence += message.batch.num_rows
+    self._next_sequence = sequence
+
+
+@contextlib.contextmanager
+def producers_are_forgotten_at_once() -> Iterator[None]:
+    """The next snapshot of producers in the log has only those that write just then."""
+
+    def forget(self: Producers[Any], _: int) -> None:
+        for each in list(self._known.values()):
+            if each.durable == each.accepted:
+                self._forget(each)
+
+    with patch.object(Producers, "_forget_old", forget):
+        yield
+
+
+MUTANTS = (
+    each_stream_is_of_a_new_incarnation,
+    producers_are_forgotten_at_once,
+)
