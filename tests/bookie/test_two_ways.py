@@ -1,4 +1,4 @@
-"""What a bookie does in two ways comes to the same: many entries at once, or one after the other.
+"""Many entries at once or one by one: a bookie comes to the same in both ways.
 
 Method: Hypothesis chooses what is asked.  One storage gets entries in runs, on a disk that now and
 then takes an append at once; the other gets each by itself, on a disk that queues all of them.

@@ -405,7 +405,7 @@ class Logs:
         found = {}
         for name in names:
             log = await keeper.namespace.open_log(name)
-            if name == TYPED:
+            if name == TYPED and self._world.plan.has_types:
                 found[log.log_id] = (await self._types.read_whole(keeper)).payloads
                 continue
             reading = await self._read_whole(keeper, log)

@@ -158,7 +158,7 @@ class Program:
                 future = writer.write(LogRecord(now_ms, payload))
                 future.add_done_callback(partial(remote.on_answer, [number]))
         else:
-            future = writer.write_batch(pa.record_batch({"payload": payloads}))
+            future = writer.write_batch(pa.record_batch({"value": payloads}))
             future.add_done_callback(partial(remote.on_answer, numbers))
         if rng.random() < 0.2:
             await writer.flush()
@@ -218,7 +218,7 @@ class Program:
         )
         try:
             for log, payloads in self._rows.items():
-                await staged.write_batch(log, pa.record_batch({"payload": payloads}))
+                await staged.write_batch(log, pa.record_batch({"value": payloads}))
             extents = await staged.stage()
             self._checkers.on_commit(append, sorted({(e.log, e.log_id) for e in extents}))
             await staged.commit(extents)
@@ -252,7 +252,7 @@ class Program:
                     rows = each.batch.to_pylist()
                     for row, values in enumerate(rows):
                         reading.on_record(
-                            values["payload"],
+                            values["value"],
                             DLSN(each.lssn, each.entry_id, each.first_slot + row),
                             each.sequence_id + row,
                             values["txid"],

@@ -1,4 +1,4 @@
-"""What a writer does in two ways comes to the same: rows in batches, or one by one.
+"""Rows in batches or one by one: a writer comes to the same in both ways.
 
 Method: Hypothesis chooses rows, and how they are cut; two logs get the same rows in two ways.
 """
@@ -58,7 +58,7 @@ def test_batches_are_their_records_one_by_one(
                         if name == "records":
                             future = writer.write(LogRecord(txids[first - 1], payloads[first - 1]))
                         else:
-                            columns = {"txid": txids[part], "payload": payloads[part]}
+                            columns = {"txid": txids[part], "value": payloads[part]}
                             future = writer.write_batch(pa.record_batch(columns))
                         told[first - 1] = future
                         if waits and len(told) % 3 == 0:
