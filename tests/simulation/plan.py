@@ -124,8 +124,7 @@ _PROXIES_SHARE = 1 / 3
 _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
 _CONSUMERS_SHARE = 0.5
-_REMOTES_SHARE = 0.0
-"""Programs are played under their focus alone until their searches have been long."""
+_REMOTES_SHARE = 0.5
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 

@@ -33,9 +33,8 @@ _AGAIN_CHANCE = 0.1
 """How often an action is carried out again, some time later."""
 _LATE_S_MAX = 4.0
 _QUIET_S = 20.0
-"""A stream that says nothing for so long is broken."""
-_KEEPALIVE_S = 5.0
-"""So is a DoPut, for the client cannot know whether its proxy is there and has nothing to say."""
+"""A stream that says nothing for so long is broken: a client cannot know whether its proxy is gone.
+A proxy that stages needs several answers of a slow metadata store before it says anything."""
 
 
 class Calls(Endpoint):
@@ -160,6 +159,7 @@ class _Stream:
     def _end(self, error: DLError | None) -> None:
         self._error = None if error is None else _status_of(error)
         self._ended.set()
+        self.cancel()  # a proxy that lives sees the end of the connection, too
 
     async def write(self, data: bytes) -> None:
         """Send a message, once there is room for it."""
@@ -178,7 +178,7 @@ class _Stream:
         """Return the next message, or what is none at the end of a good call."""
         if self._call is not None and not self._ended.is_set():
             try:
-                message = await asyncio.wait_for(self._call.take(), _KEEPALIVE_S)
+                message = await asyncio.wait_for(self._call.take(), _QUIET_S)
             except (ProxyUnavailableError, TimeoutError):
                 message = End(ProxyUnavailableError("the connection is broken"))
             if not self._proxies.is_ending and self._proxies.rng.random() < _BROKEN_CHANCE:

@@ -53,7 +53,7 @@ def modules_after(statement: str) -> list[str]:
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 201),
         (ENDPOINT_WRITE, ("bookie", "dlcore.namespace", "kazoo", *FRAMES, *ARRAYS), 214),
         (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 301),
-        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 432),
+        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 437),
         (BOOKIE, ("dlcore.cli", "dlcore.namespace", "pyarrow", *FRAMES), 311),
     ],
     ids=[

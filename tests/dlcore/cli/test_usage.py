@@ -198,9 +198,9 @@ def test_what_is_logged_is_said_as_notes_are(
 def test_shells_complete_commands_and_options(
     shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the line that README names; the script that it evaluates asks as bash does here."""
-    readme = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    assert '`eval "$(_DLOG_COMPLETE=bash_source dlog)"`' in readme
+    """By the line that docs/operating.md names; its script asks as bash does here."""
+    page = (Path(__file__).parents[3] / "docs/operating.md").read_text(encoding="utf-8")
+    assert '`eval "$(_DLOG_COMPLETE=bash_source dlog)"`' in page
     monkeypatch.setenv("_DLOG_COMPLETE", f"{shell}_source")
     with pytest.raises(SystemExit):
         run([])

@@ -26,7 +26,7 @@ INNER = {
     *("clean_staging", "last_version", "ledgers", "list_staged", "log_context", "tidied", "upkeep"),
     *("abandon", "find_last", "fitted", "has_capacity", "recovery_context", "unwritten"),
     *("verify", "write_fitted", "producers", "token", "after", "fresh", "log_id", "name", "uri"),
-    *("last_dlsn", "log_name", "open_part", "followers"),
+    *("last_dlsn", "log_name", "open_part", "followers", "tell_when_wanted"),
 }
 """Of no use to those who reach proxies alone, there as an attribute, or for maintenance."""
 
