@@ -62,6 +62,8 @@ class Membership:
         self._has_left = False
         self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
+        self.changes = 0
+        """How often `live` has changed: a proxy that restarted may be in it as before."""
         """Locations of the proxies that take logs, this one among them until it leaves."""
 
     def preferred(self, log: str) -> str | None:
@@ -182,3 +184,4 @@ class Membership:
         if live != self.live:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")
             self.live = live
+            self.changes += 1

@@ -66,6 +66,7 @@ _LONG_ACTIONS = frozenset(
         "seal",
         "snapshots",
         "stream_end",
+        "truncate",
     }
 )
 _IDLE_MAX = 16
@@ -252,7 +253,10 @@ class Endpoint(AsyncClosing):
                 async with aclosing(aiter(call)) as answers:
                     async for data in answers:
                         self.is_reached = True
-                        retries.succeeded()
+                        # A list that is cut off at its deadline begins anew: its first messages
+                        # are no success, or patience would never end.
+                        if within_s is None:
+                            retries.succeeded()
                         yield data
             except asyncio.CancelledError:
                 if not is_cancelled():

@@ -91,13 +91,16 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
             yield Received(schema, batch, DLSN.parse(end))
 
 
-async def act(calls: Endpoint, action: str, request: Any, answer: Any) -> Any:
+async def act(
+    calls: Endpoint, action: str, request: Any, answer: Any, *, extra_s: float = 0.0
+) -> Any:
     """Perform an action of a proxy; return its answer, decoded.
 
-    An attempt that takes longer than `answer_s` of the action is given up, and made again.
+    An attempt that takes longer than `answer_s` of the action, and `extra_s`, is given up, and made
+    again.
     """
     message = pb.Action(type=action, body=msgspec.json.encode(request))
-    within_s = answer_s(action)
+    within_s = answer_s(action) + extra_s
     async with calls.stream("DoAction", lambda: message, within_s=within_s) as results:
         async for data in results:
             return msgspec.json.decode(pb.Result.FromString(data).body, type=answer)

@@ -323,7 +323,9 @@ class RemoteStagedAppend:
         if asked.run is not None:
             run = replace(asked.run, commits_ns=time.monotonic_ns())
             asked = msgspec.structs.replace(asked, run=run)
-        answer = await act(self._calls, "commit_append", asked, dict[str, bool])
+        # A proxy may wait for so long for the lock of each log before it answers.
+        wait_s = asked.lock_timeout_s or 0.0
+        answer = await act(self._calls, "commit_append", asked, dict[str, bool], extra_s=wait_s)
         is_done = answer["already_committed"]
         return CommitResult(committed=not is_done, already_committed=is_done)
 

@@ -131,8 +131,10 @@ def test_a_recipe_goes_on_at_another_proxy(
 
     Each record is there once, in order.
     """
+    # Without a limit a client may have written all before the test knows that it has begun.
+    slowly = "--log-records-per-s=20000"
     with (
-        two_proxies(sandbox.uri, is_killed=True) as (owner, other),
+        two_proxies(sandbox.uri, slowly, is_killed=True) as (owner, other),
         open_namespace(sandbox.uri) as namespace,
     ):
         name = log_name_for(owner, sandbox.uri)

@@ -53,12 +53,12 @@ def confirmed_of(
     # Of the entries of one write set, fewer are held only from behind the end of a range on.  So
     # the first that is refuted is one of the next few behind such an end, or behind `vouched`:
     # a claim, or an entry that somebody forged, may be billions ahead.
-    ends = {each.last_entry_id for ranges in held.values() for each in ranges}
+    lasts = (each.last_entry_id for ranges in held.values() for each in ranges)
     looked_at = {
         entry_id
-        for end in {vouched, *ends}
+        for end in {vouched, *(last for last in lasts if last > vouched)}
         for entry_id in range(end + 1, end + 1 + quorum.ensemble_size)
-        if vouched < entry_id <= claimed
+        if entry_id <= claimed
     }
     for entry_id in sorted(looked_at):
         noes = sum(p in held and not holds(p, entry_id) for p in write_set(quorum, entry_id))

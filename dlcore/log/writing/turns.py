@@ -91,7 +91,12 @@ class TurnGiver:
                 if not await self._is_turn_asked_for():
                     continue
                 begun_s = clock()
-                await self._give()
+                try:
+                    await self._give()
+                finally:
+                    # The turn took the news of changes that were not about it, as that a writer
+                    # waits for the lock: look once more.
+                    self._changed.set()
             except UNANSWERED as error:
                 # The append asks as long as it waits; after a reconnection the watch fires.
                 logger.info("log=%s: is a turn asked for? %s", self._log.name, error)

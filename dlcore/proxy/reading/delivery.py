@@ -155,11 +155,13 @@ class Deliveries:
         While memory is short a client that has taken nothing yet is sent one entry, and nothing is
         read ahead for it: most of those that fill memory never take anything.
         """
-        has_taken = False
+        has_taken = is_empty = False
         while position < end:
             until = end
-            if self._outgoing.is_short and not has_taken:
+            # Behind the last entry of a segment there is none to send: the next one is elsewhere.
+            if self._outgoing.is_short and not has_taken and not is_empty:
                 until = min(end, DLSN(position.lssn, position.entry_id + 1, 0))
+            is_empty = True
             sending: asyncio.Future[None] | None = None
             try:
                 async with (
@@ -169,6 +171,7 @@ class Deliveries:
                 ):
                     left = TURN_BYTES
                     async for message, reached in messages:
+                        is_empty = False
                         position = reached
                         sending = await self._outgoing.begin(send, message)
                         patience_s = STALL_S / 10 if self._others_wait else STALL_S

@@ -83,6 +83,8 @@ class Looked:
     live: frozenset[str]
     logs: Sequence[OwnedState]
     room: int
+    changes: int = 0
+    """How often the live proxies have changed: one that restarted may be among them as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +193,7 @@ class Balancer:
         self._pause_s = pause_s
         self._tolerance = tolerance
         self._live: frozenset[str] = frozenset()
+        self._changes = 0
         self._since_s = 0.0
         self._looked_at_s: float | None = None
         self._meters: dict[str, _Meter] = {}
@@ -225,8 +228,8 @@ class Balancer:
                 assert_never(event)
 
     def _looked(self, event: Looked) -> list[Effect]:
-        if event.live != self._live:
-            self._live, self._since_s = event.live, event.now_s
+        if event.live != self._live or event.changes != self._changes:
+            self._live, self._changes, self._since_s = event.live, event.changes, event.now_s
             self._sent.clear()
             self._seen.clear()
         self._measure(event)

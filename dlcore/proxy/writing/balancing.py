@@ -94,7 +94,13 @@ class Balancing:
             return  # which proxies are alive, and what they have, is not known
         live = membership.live
         logs = await self._states(live)
-        looked = Looked(now_s=self._loop.time(), live=live, logs=logs, room=self._owner.room)
+        looked = Looked(
+            now_s=self._loop.time(),
+            live=live,
+            logs=logs,
+            room=self._owner.room,
+            changes=membership.changes,
+        )
         await self._perform(self._machine.handle(looked))
 
     async def _states(self, live: frozenset[str]) -> list[OwnedState]:

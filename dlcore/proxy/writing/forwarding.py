@@ -90,9 +90,10 @@ class Refusal:
 
     @property
     def is_unreached(self) -> bool:
-        """Whether no proxy said so, but gRPC."""
+        """Whether gRPC ended the call, and no proxy."""
         silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        return self.code in silent and ERROR_KEY not in dict(self.metadata)
+        is_silent = self.code in silent or self.details == _BROKEN
+        return is_silent and ERROR_KEY not in dict(self.metadata)
 
     def error(self) -> OwnerStatusError:
         """Return it for the client."""
@@ -329,7 +330,7 @@ class Relay:
         self._call = call
         self._location = location
         self._held = held
-        self._last: bytes | None = None  # of what the owner told
+        self._told: tuple[bytes, ...] = ()  # the last two messages of the owner
         self._is_writing = False
         self._ending = asyncio.Event()
         self._has_dropped = False  # messages that came when nothing more was forwarded
@@ -365,6 +366,9 @@ class Relay:
                     self._has_dropped = True
                     continue
                 async with self._held(len(data)):
+                    if self._ending.is_set():  # while it waited for memory
+                        self._has_dropped = True
+                        continue
                     self._is_writing = True
                     await self._call.write(data)
                     self._is_writing = False
@@ -374,7 +378,7 @@ class Relay:
             if not self._ending.is_set():
                 await self._call.done_writing()
         except _ENDS:
-            pass  # what the owner tells says why
+            self._has_dropped = True  # the owner's answer says why
         except DLError:
             with contextlib.suppress(*_ENDS):
                 await self._call.done_writing()  # what it has accepted it acknowledges
@@ -384,12 +388,12 @@ class Relay:
         """Send the client what the owner tells, until it ends the stream."""
         try:
             while answer is not grpc.aio.EOF:
-                self._last = answer
+                self._told = (*self._told[-1:], answer)
                 await send(self._context, answer)
                 answer = await self._call.read()
         except grpc.aio.AioRpcError:
             refusal = await _refusal_of(self._call)
-            if refusal is None or refusal.is_unreached or refusal.details == _BROKEN:
+            if refusal is None or refusal.is_unreached:
                 raise self.lost(refusal.details if refusal else "it ended") from None
             raise refusal.error() from None
 
@@ -416,13 +420,12 @@ class Relay:
     def lost(self, why: str) -> WriteError:
         """Return what to tell of a stream whose owner is gone, and of what it acknowledged."""
         acked = 0
-        if self._last is not None:
-            told = json.loads(pb.PutResult.FromString(self._last).app_metadata)
-            acked = told.get("acked", 0)
+        for message in self._told:  # the last one may say that the owner drains
+            acked = json.loads(pb.PutResult.FromString(message).app_metadata).get("acked", acked)
         return WriteError(
-            f"the proxy at {self._location}, to which this stream was forwarded, is gone ({why}): "
-            f"the last acknowledgement that came of it was of {acked} records, which are durable; "
-            "those after them may be in the log or not"
+            f"the stream to the proxy at {self._location}, to which it was forwarded, broke "
+            f"({why}): the last acknowledgement that came of it was of {acked} records, which are "
+            "durable; those after them may be in the log or not"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -95,6 +95,16 @@ def test_nothing_moves_before_the_live_proxies_have_been_the_same_for_long(
         assert balancer.state is state
     assert balancer.wait_s == LOOK_PAUSES * PAUSE_S
     assert AskLoads((OTHER,)) in look(balancer, 5 * AFTER_S + 1, logs, both)
+
+
+def test_a_proxy_that_restarts_between_two_looks_begins_the_time_anew(balancer: Balancer) -> None:
+    """The live proxies are the same at both looks, and have changed twice."""
+    logs, live = owned(*[OTHER] * 4), frozenset({ME, OTHER})
+    looked = Looked(now_s=0.0, live=live, logs=logs, room=90)
+    balancer.handle(looked)
+    assert AskLoads((OTHER,)) in balancer.handle(replace(looked, now_s=AFTER_S))
+    balancer.handle(replace(looked, now_s=AFTER_S + 1, changes=2))
+    assert balancer.state is BalanceState.SETTLING
 
 
 def test_what_is_too_much_goes_and_no_more(balancer: Balancer) -> None:

@@ -111,16 +111,15 @@ def test_readers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_has_taken_nothing_is_read_one_entry_while_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once he has taken it the rest is read ahead; an entry that is not there is no end."""
+    """After it the rest is read ahead, and at once where a segment ends and no entry follows."""
     monkeypatch.setattr(Outgoing, "is_short", property(lambda _: True))
     asked: list[tuple[DLSN, DLSN]] = []
+    portions: dict[int, list[list[EntryRows]]] = {}
 
     class Parts(Log):
         async def open_part(self, start: DLSN, end: DLSN) -> Log:
             asked.append((start, end))
-            self.portions = {0: [], 1: [[entry(1, 1)]], 2: [[entry(2, 1)], [entry(3, 1)]]}[
-                start.entry_id
-            ]
+            self.portions = list(portions[start.entry_id])
             return self
 
         async def take_rows(self, *, timeout_s: float) -> list[EntryRows]:
@@ -128,6 +127,12 @@ def test_who_has_taken_nothing_is_read_one_entry_while_memory_is_short(
                 raise EndOfStreamError("the segment ended before")
             return await super().take_rows(timeout_s=timeout_s)
 
-    assert delivered(Parts([]), DLSN(1, 4, 0)) == [b"1:0", b"2:0", b"3:0"]
-    ends = [DLSN(1, 1, 0), DLSN(1, 2, 0), DLSN(1, 4, 0)]
+    portions.update({0: [[entry(0, 1)]], 1: [[entry(1, 1)], [entry(2, 1)]]})
+    assert delivered(Parts([]), DLSN(1, 3, 0)) == [b"0:0", b"1:0", b"2:0"]
+    ends = [DLSN(1, 1, 0), DLSN(1, 3, 0)]
+    assert asked == list(zip([DLSN.INITIAL, *ends], ends, strict=False))
+    asked.clear()
+    portions.update({0: [], 1: [[entry(1, 1)], [entry(2, 1)]]})
+    assert delivered(Parts([]), DLSN(2, 3, 0)) == [b"1:0", b"2:0"]
+    ends = [DLSN(1, 1, 0), DLSN(2, 3, 0)]
     assert asked == list(zip([DLSN.INITIAL, *ends], ends, strict=False))

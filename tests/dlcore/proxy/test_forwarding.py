@@ -7,16 +7,18 @@ Method: two proxies and more over a cluster in memory; the client never connects
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
+from dlcore.errors import LogNotReadyError, WriteError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.service import FLIGHT
-from dlcore.proxy.writing.forwarding import Forwarding
+from dlcore.proxy.writing.forwarding import Forwarding, Relay
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.aio import until
@@ -24,6 +26,8 @@ from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, Stream, with_proxies
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tests.fixtures.served_proxies import Client
 
 FORWARD = (("dlog-forward", "true"),)
@@ -240,6 +244,91 @@ def test_a_forwarder_that_stops_ends_its_streams_in_order() -> None:
         assert await payloads(served, log) == [b"a"]
 
     with_proxies(*LOGS)(scenario)
+
+
+class Ended:
+    """A call to an owner that ends in order once nothing more is sent; `said` is what it says."""
+
+    def __init__(self, *said: dict[str, object]) -> None:
+        self.said = [
+            pb.PutResult(app_metadata=json.dumps(each).encode()).SerializeToString()
+            for each in said
+        ]
+        self.sent: list[bytes] = []
+        self._has_ended = asyncio.Event()
+
+    async def write(self, data: bytes) -> None:
+        """Take a message, unless the last one was said to be sent."""
+        if self._has_ended.is_set():
+            raise asyncio.InvalidStateError
+        self.sent.append(data)
+
+    async def done_writing(self) -> None:
+        """End."""
+        self._has_ended.set()
+
+    async def read(self) -> Any:
+        """Return the next answer, or the end."""
+        if self.said:
+            return self.said.pop(0)
+        await self._has_ended.wait()
+        return grpc.aio.EOF
+
+
+class Sender:
+    """A client that sends these messages and no more."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self._messages = list(messages)
+        self.told: list[Any] = []
+
+    async def read(self) -> Any:
+        """Return what it sends next."""
+        return self._messages.pop(0) if self._messages else grpc.aio.EOF
+
+    async def write(self, message: Any) -> None:
+        """Take an answer."""
+        self.told.append(message)
+
+
+def test_a_message_that_waits_for_memory_is_not_lost_when_its_forwarder_stops() -> None:
+    """The stream does not end in order: its client learns that it was not written."""
+
+    async def scenario() -> None:
+        has_room, waits = asyncio.Event(), asyncio.Event()
+
+        @contextlib.asynccontextmanager
+        async def held(_: int) -> AsyncIterator[None]:
+            waits.set()
+            await has_room.wait()
+            yield
+
+        call = Ended()
+        context: Any = Sender(b"message")
+        relay = Relay(context, call, "grpc://owner:1", held)
+        running = asyncio.create_task(relay.run(b""))
+        await waits.wait()
+        relay.end()
+        has_room.set()
+        with pytest.raises(LogNotReadyError, match="this proxy stops"):
+            await running
+        assert call.sent == []
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_stream_says_how_much_was_acknowledged_before_the_owner_drained() -> None:
+    """A message without a number does not make it none."""
+
+    async def scenario() -> None:
+        call = Ended({"acked": 5}, {"draining": {"location": None}})
+        context: Any = Sender()
+        relay = Relay(context, call, "grpc://owner:1", lambda _: contextlib.nullcontext())
+        with contextlib.suppress(WriteError):
+            await relay.run(await call.read())
+        assert "of 5 records" in str(relay.lost("it is killed"))
+
+    asyncio.run(scenario())
 
 
 def test_a_client_that_goes_leaves_nothing_at_either_proxy() -> None:

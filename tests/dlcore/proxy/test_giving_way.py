@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from dlcore.errors import LogModeError, OwnershipAcquireFailedError
+from dlcore.log.metadata.values import LockHolder, Turn
+from dlcore.metadata.port import Put
+from dlcore.metadata.stored import decode, encode
 from dlcore.records import LogRecord
 from tests.dlcore.remote.test_writing import numbered, remote
-from tests.fixtures.aio import until
+from tests.fixtures.aio import until, until_async
 from tests.fixtures.memory_namespace import CONFIG, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -114,5 +118,50 @@ def test_a_log_that_nobody_takes_is_the_proxys_again() -> None:
         await after.send(b"a")
         await after.acked(1)
         await after.told_all()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_writer_that_asks_during_the_turn_of_an_append_gets_the_log() -> None:
+    """Its request is not lost among the news of the turn."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream = await client.opened("clicks")
+        await stream.send(b"a")
+        await stream.acked(1)
+        context = served.servers[0].reads._namespace.log_context
+        key = await context.logs.find("clicks")
+        path = context.logs.paths_of(key).lock
+
+        async def set_turn(turn: Turn) -> None:
+            node = await context.store.get(path, fresh=True)
+            assert node is not None
+            holder = decode(LockHolder, node.value, source=path)
+            value = encode(structs.replace(holder, turn=turn))
+            await context.store.multi([Put(path, value, node.version)])
+
+        async def holder() -> LockHolder:
+            found = await context.logs.read_lock(key)
+            assert found is not None
+            return found
+
+        await set_turn("asked")
+
+        async def is_given() -> bool:
+            return (await holder()).turn == "given"
+
+        async def is_wanted() -> bool:
+            return bool((await holder()).wanted_by)
+
+        await until_async(is_given)
+        direct = await served.cluster.open("beside")
+        log = await direct.open_log("clicks", config=PATIENT)
+        opening = asyncio.create_task(log.open_writer())
+        await until_async(is_wanted)
+        await asyncio.sleep(0.1)  # the proxy sees that first, and by itself
+        await set_turn("free")
+        await (await opening).aclose()
+        await stream.told_all()
 
     with_proxies("clicks")(scenario)
