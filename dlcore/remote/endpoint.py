@@ -17,7 +17,7 @@ from dlcore.background import BackgroundTasks
 from dlcore.backoff import Backoff, Wait
 from dlcore.closing import AsyncClosing
 from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
-from dlcore.proxy.flight.calls import keepalive_options
+from dlcore.proxy.flight.calls import CLIENT_OPTIONS, METHOD
 from dlcore.proxy.flight.put import UNREACHABLE_MAX
 from dlcore.proxy.flight.statuses import LOCATION_KEY, RETRY_KEY
 from dlcore.remote.tls_reasons import tls_reason
@@ -30,21 +30,9 @@ if TYPE_CHECKING:
 
     from dlcore.tls import TlsFiles
 
-_METHOD = "/arrow.flight.protocol.FlightService/"
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
 _NAMED = re.compile(r"(\w+Error): (.*)", re.DOTALL)
-_SILENCE_MS, _ANSWER_MS = 2_000, 3_000
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    # A log that is followed may be silent for long, and so is a proxy that was cut off or stopped.
-    *keepalive_options(_SILENCE_MS, _ANSWER_MS),
-    # The system of a proxy that was stopped still takes connections, on which nothing comes.
-    ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
-    # Else a proxy that was away is left alone for up to two minutes after it is back.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
 ANSWER_S = 30.0
 """A call that asks for one answer is given up after so long, and another proxy is asked."""
 LONG_ANSWER_S = 120.0
@@ -114,10 +102,12 @@ def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]
     if not is_secure and tls is not None:
         raise ConfigurationError(f"endpoint {endpoint!r} with files of TLS: expected grpc+tls://…")
     if not is_secure:
-        return [grpc.aio.insecure_channel(each, options=_OPTIONS) for each in addresses]
+        return [grpc.aio.insecure_channel(each, options=CLIENT_OPTIONS) for each in addresses]
     # Without files whom the system trusts is trusted.
     credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
-    return [grpc.aio.secure_channel(each, credentials, options=_OPTIONS) for each in addresses]
+    return [
+        grpc.aio.secure_channel(each, credentials, options=CLIENT_OPTIONS) for each in addresses
+    ]
 
 
 def is_cancelled() -> bool:
@@ -320,7 +310,7 @@ class Endpoint(AsyncClosing):
         within_s: float | None = None,  # gRPC's own deadline
     ) -> Any:
         """Begin a call to the proxy at a location, or to the one whose turn it is."""
-        path = f"{_METHOD}{method}"
+        path = f"{METHOD}{method}"
         if location is None:
             return getattr(self._channels[self._turn], kind)(path)(*request, timeout=within_s)
         located = self._located.pop(location, None)

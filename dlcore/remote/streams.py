@@ -21,6 +21,7 @@ from dlcore.errors import (
 )
 from dlcore.log.entries.stamp import Claim
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.calls import BROKEN
 from dlcore.proxy.flight.sending import framed
 from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
 from dlcore.remote.endpoint import Retries, error_of, is_cancelled
@@ -38,8 +39,6 @@ _AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
 """Statuses after which the same may succeed, which costs nothing: records are taken once."""
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
 """What the end of a call raises; a cancellation if its channel was closed."""
-_BROKEN = "Internal error from Core"
-"""What gRPC says of a call that ended while a message was sent."""
 
 
 class Ready(msgspec.Struct):
@@ -98,7 +97,7 @@ async def ended(call: Any) -> EndedError:
     if isinstance(error, ConditionFailedError):
         last = told.get(LAST_KEY, "none")
         error.last = None if last == "none" else last
-    again = code.name in _AGAIN or details == _BROKEN or error.retriable
+    again = code.name in _AGAIN or details == BROKEN or error.retriable
     return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
 
 

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+METHOD = "/arrow.flight.protocol.FlightService/"
+"""The path of a method of Flight, before its name."""
+BROKEN = "Internal error from Core"
+"""What gRPC says of a call that ended while a message was sent."""
+_SILENCE_MS, _ANSWER_MS = 2_000, 3_000
 _DROPPED_S, _QUIET_S = 1.0, 0.05
 _DROPPED_BYTES = 16 * MIB
 
@@ -34,6 +39,19 @@ def keepalive_options(silence_ms: int, answer_ms: int) -> list[tuple[str, int]]:
         ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.http2.max_pings_without_data", 0),
     ]
+
+
+CLIENT_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    # A log that is followed may be silent for long, and so is a proxy that was cut off or stopped.
+    *keepalive_options(_SILENCE_MS, _ANSWER_MS),
+    # The system of a proxy that was stopped still takes connections, on which nothing comes.
+    ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
+    # Else a proxy that was away is left alone for up to two minutes after it is back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+"""Options of a channel to a proxy, of a client or of another proxy."""
 
 
 def client_of(context: Context) -> str:

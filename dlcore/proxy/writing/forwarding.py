@@ -24,7 +24,7 @@ import grpc
 from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError, LogElsewhereError, LogNotReadyError, MetadataError, WriteError
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import client_of, keepalive_options, send
+from dlcore.proxy.flight.calls import BROKEN, CLIENT_OPTIONS, METHOD, client_of, send
 from dlcore.proxy.flight.forwards import Forwarder, Wish, wish_of
 from dlcore.proxy.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
@@ -43,22 +43,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_METHOD = "/arrow.flight.protocol.FlightService/"
-_SILENCE_MS, _ANSWER_MS = 2_000, 3_000
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    *keepalive_options(_SILENCE_MS, _ANSWER_MS),
-    ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
 _IDLE_MAX = 16
 """Channels without a call that are kept."""
 _KNOWN_MAX = 256
 """So many sessions of proxies are known to be live; then all are asked for anew."""
 _PARTING_S = 1.0
-_BROKEN = "Internal error from Core"
-"""What gRPC says of a call that ended while a message was sent."""
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What the end of a call raises where a message is written."""
 
@@ -92,7 +81,7 @@ class Refusal:
     def is_unreached(self) -> bool:
         """Whether gRPC ended the call, and no proxy."""
         silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        is_silent = self.code in silent or self.details == _BROKEN
+        is_silent = self.code in silent or self.details == BROKEN
         return is_silent and ERROR_KEY not in dict(self.metadata)
 
     def error(self) -> OwnerStatusError:
@@ -274,7 +263,7 @@ class Forwarding:
             channel = _Channel(self._open(location))
         self._channels[location] = channel
         here = Forwarder(self._membership.location, self._store.session_token, client)
-        begin = getattr(channel.channel, kind)(f"{_METHOD}{method}")
+        begin = getattr(channel.channel, kind)(f"{METHOD}{method}")
         arguments = () if request is None else (request,)
         call = begin(*arguments, metadata=here.metadata(), timeout=timeout_s)
         channel.calls += 1
@@ -284,10 +273,10 @@ class Forwarding:
     def _open(self, location: str) -> grpc.aio.Channel:
         config, (scheme, _, address) = self._config, location.partition("://")
         if scheme == "grpc":
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         tls = TlsFiles.of(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
         credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
-        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        return grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
 
     def _ended(self, channel: _Channel) -> None:
         channel.calls -= 1
