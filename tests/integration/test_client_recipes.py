@@ -18,7 +18,7 @@ import pytest
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.ports import free_ports
-from tests.fixtures.proxies import act, log_name_for, two_proxies
+from tests.fixtures.proxies import act, log_name_for, payloads_in, two_proxies
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -71,13 +71,6 @@ def section(name: str, log: str, *endpoints: str) -> str:
 def blocks(text: str, language: str) -> list[str]:
     """Return the blocks of code in a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-
-
-def payloads_in(uri: str, log: str) -> list[bytes]:
-    """Return what a log holds, read without a proxy."""
-    with open_namespace(uri) as namespace:
-        table = namespace.open_log(log).read().to_arrow()
-    return [bytes(each) for each in table["value"].to_pylist()]
 
 
 def program(language: str, text: str, folder: Path, pytestconfig: pytest.Config) -> list[str]:

@@ -13,9 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.sync import open_namespace
-from tests.fixtures.proxies import act, log_name_for, proxy_process, wait_for_no_proxy
-from tests.fixtures.waiting import wait_until
+from tests.fixtures.proxies import act, log_name_for, payloads_in, two_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,19 +32,8 @@ WAIT_S = 60
 @pytest.fixture
 def proxies(sandbox: Sandbox) -> Iterator[tuple[ProxyProcess, ProxyProcess]]:
     """One that is asked and one that owns, the only ones, each of which knows the other."""
-    wait_for_no_proxy(sandbox.uri)
-    with proxy_process(sandbox.uri) as asked, proxy_process(sandbox.uri, is_killed=True) as owner:
-        both = sorted([asked.location, owner.location])
-        for each in (asked, owner):
-            wait_until(lambda: each.act("proxies")["locations"] == both, timeout_s=WAIT_S)  # noqa: B023
+    with two_proxies(sandbox.uri, is_killed=True) as (owner, asked):
         yield asked, owner
-
-
-def payloads_in(uri: str, log: str) -> list[bytes]:
-    """Return what a log holds, read without a proxy."""
-    with open_namespace(uri) as namespace:
-        table = namespace.open_log(log).read().to_arrow()
-    return [bytes(each) for each in table["value"].to_pylist()]
 
 
 def put(

@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 import pytest
 
 from dlcore.sync import open_namespace
-from tests.fixtures.proxies import ask, knows
+from tests.fixtures.proxies import ask, knows, payloads_in
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -46,13 +46,6 @@ def told(reader: flight.FlightMetadataReader) -> Any:
     """Return the next message of the proxy; None at the end."""
     message = reader.read()
     return None if message is None else json.loads(message.to_pybytes())
-
-
-def payloads_in(uri: str, log: str) -> list[bytes]:
-    """Return what a log holds, read without a proxy."""
-    with open_namespace(uri) as namespace:
-        table = namespace.open_log(log).read().to_arrow()
-    return [bytes(each) for each in table["value"].to_pylist()]
 
 
 def test_a_plain_client_writes_and_is_acknowledged(
