@@ -15,7 +15,6 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from dlcore.autorecovery.context import RecoveryContext
 from dlcore.clock import Clock, SystemClock
 from dlcore.closing import AsyncClosing
 from dlcore.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
@@ -27,6 +26,7 @@ from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.forgetting import forget_log
 from dlcore.log.manager import DistributedLogManager
+from dlcore.log.metadata.commit_records import last_version, list_commits, sweep_commits
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
@@ -39,10 +39,9 @@ from dlcore.log.reading.snapshot import LedgerCache, find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
-from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import LogUpkeep, last_version, list_commits, sweep_commits
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import SessionState
+from dlcore.ports import NamespacePorts
 from dlcore.statistics import NamespaceStatistics
 
 if TYPE_CHECKING:
@@ -132,10 +131,10 @@ class Namespace(AsyncClosing):
         return self._ledgers
 
     @property
-    def recovery_context(self) -> RecoveryContext:
+    def ports(self) -> NamespacePorts:
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
         context = self._context
-        return RecoveryContext(
+        return NamespacePorts(
             store=self._store,
             paths=context.paths,
             ledger_store=self._ledger_store,
@@ -158,9 +157,10 @@ class Namespace(AsyncClosing):
         self._require_open()
         return self._followers
 
-    def upkeep(self, config: UpkeepConfig | None = None) -> LogUpkeep:
-        """Return a worker that merges small extents and removes unneeded data."""
-        return LogUpkeep(self._context, self._owner, config or UpkeepConfig())
+    @property
+    def staging_owner(self) -> StagingOwner:
+        """The node that shows that this process lives, for those that stage and merge."""
+        return self._owner
 
     async def create_log(
         self,

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
-    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import RepairList
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ports import NamespacePorts
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Auditor:
 
     def __init__(
         self,
-        context: RecoveryContext,
+        context: NamespacePorts,
         repairs: RepairList,
         config: AutoRecoveryConfig,
         *,

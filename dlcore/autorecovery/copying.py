@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
-    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.plan import CopyLane
     from dlcore.ids import BookieId
+    from dlcore.ports import NamespacePorts
 
 _OVERLOAD_PAUSE_S = 0.05
 _DEBT_S = 0.02
@@ -47,7 +47,7 @@ class Throttle:
 class EntryCopier:
     """Copies lanes of entries, at one pace for all ledgers."""
 
-    def __init__(self, context: RecoveryContext, config: AutoRecoveryConfig) -> None:
+    def __init__(self, context: NamespacePorts, config: AutoRecoveryConfig) -> None:
         self._bookies = context.bookies
         self._client_config = context.client_config
         self._in_flight_max = config.copy_bytes_in_flight

@@ -29,7 +29,6 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.values import (
         ElectedAuditor,
         ReplicaCheckRun,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.port import Op
+    from dlcore.ports import NamespacePorts
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class RecoveryStatus:
 class Maintenance:
     """Operations on the replicas of one namespace."""
 
-    def __init__(self, context: RecoveryContext) -> None:
+    def __init__(self, context: NamespacePorts) -> None:
         self._context = context
         self._repairs = RepairList(context.store, context.paths, context.clock)
 

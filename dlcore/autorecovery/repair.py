@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
     from dlcore.autorecovery.check import Answer
     from dlcore.autorecovery.config import AutoRecoveryConfig
-    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import ListedLedger
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import EntryRange
+    from dlcore.ports import NamespacePorts
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class _Grace:
 class LedgerRepairer:
     """Repairs ledgers, one call each; remembers since when a writer keeps a lost bookie."""
 
-    def __init__(self, context: RecoveryContext, config: AutoRecoveryConfig) -> None:
+    def __init__(self, context: NamespacePorts, config: AutoRecoveryConfig) -> None:
         self._context = context
         self._config = config
         self._copier = EntryCopier(context, config)

@@ -15,14 +15,14 @@ from dlcore.metadata.stored import decode_or_tell
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ports import NamespacePorts
 
 logger = logging.getLogger(__name__)
 
 
-async def read_cookies(context: RecoveryContext) -> list[BookieCookie]:
+async def read_cookies(context: NamespacePorts) -> list[BookieCookie]:
     """Return the cookie of every bookie that has one, by name; leave out damaged ones."""
     store, directory = context.store, context.paths.cookies
     paths = [f"{directory}/{name}" for name in await store.get_children(directory) or ()]
@@ -40,7 +40,7 @@ def members_of(metadata: LedgerMetadata) -> set[BookieId]:
 
 
 async def ask_replicas(
-    context: RecoveryContext, metadata: LedgerMetadata, *, registered: Collection[BookieId]
+    context: NamespacePorts, metadata: LedgerMetadata, *, registered: Collection[BookieId]
 ) -> dict[BookieId, Answer]:
     """Return the answers of the ledger's members; bookies that are not registered are not asked."""
     members = sorted(members_of(metadata))
@@ -55,7 +55,7 @@ async def ask_replicas(
     return dict(zip(members, answers, strict=True))
 
 
-async def ask_replica(context: RecoveryContext, bookie: BookieId, ledger_id: int) -> Answer:
+async def ask_replica(context: NamespacePorts, bookie: BookieId, ledger_id: int) -> Answer:
     """Ask a bookie which entries of a ledger it holds.
 
     The whole list is in memory, 16 bytes for each range.  There is one range, unless the ledger is

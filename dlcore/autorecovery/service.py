@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
-    from dlcore.autorecovery.context import RecoveryContext
+    from dlcore.ports import NamespacePorts
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class AutoRecovery:
 
     def __init__(
         self,
-        context: RecoveryContext,
+        context: NamespacePorts,
         *,
         config: AutoRecoveryConfig,
         owner: str,

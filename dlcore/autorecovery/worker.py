@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dlcore.autorecovery.config import AutoRecoveryConfig
-    from dlcore.autorecovery.context import RecoveryContext
     from dlcore.autorecovery.listing import RepairList
+    from dlcore.ports import NamespacePorts
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Worker:
 
     def __init__(
         self,
-        context: RecoveryContext,
+        context: NamespacePorts,
         repairs: RepairList,
         config: AutoRecoveryConfig,
         *,

@@ -27,6 +27,7 @@ from dlcore.cli.context import (
 )
 from dlcore.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.log.upkeep.config import UpkeepConfig
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.reconfiguring import next_configuration
 from dlcore.seldom import log_to_stderr
 from dlcore.settings import Option, config_of, options_of, require_log_level
@@ -122,10 +123,10 @@ async def _started(
     from dlcore.autorecovery.service import AutoRecovery
 
     service = AutoRecovery(
-        namespace.recovery_context,
+        namespace.ports,
         config=config.recovery,
         owner=f"{socket.gethostname()}:{os.getpid()}",
-        also=[namespace.upkeep(config.upkeep).run],
+        also=[LogUpkeep.of(namespace, config.upkeep).run],
     )
     running = asyncio.get_running_loop().create_task(service.run())
     try:
@@ -164,7 +165,7 @@ def show_status() -> None:
     from dlcore.autorecovery.maintenance import Maintenance
 
     async def read(namespace: Namespace) -> RecoveryStatus:
-        return await Maintenance(namespace.recovery_context).read_status()
+        return await Maintenance(namespace.ports).read_status()
 
     status = run_async(read)
     last = status.last_check
@@ -205,7 +206,7 @@ def pause(*, off: bool) -> None:
     from dlcore.autorecovery.listing import RepairList
 
     async def write(namespace: Namespace) -> None:
-        context = namespace.recovery_context
+        context = namespace.ports
         repairs = RepairList(context.store, context.paths, context.clock)
         await repairs.set_paused(is_paused=not off)
 

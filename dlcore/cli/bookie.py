@@ -129,7 +129,7 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     )
 
     async def move(namespace: Namespace) -> int:
-        return await Maintenance(namespace.recovery_context).decommission(
+        return await Maintenance(namespace.ports).decommission(
             name, timeout_s=timeout_s, report=Progress().say
         )
 
@@ -157,7 +157,7 @@ def collect(name: str, *, yes: bool) -> None:
     ask(f"Drop what bookie {name} holds of ledgers without metadata: {going}", yes=yes)
 
     async def release(namespace: Namespace) -> None:
-        await Maintenance(namespace.recovery_context).release_garbage(name)
+        await Maintenance(namespace.ports).release_garbage(name)
 
     run_async(release)
     show_done(f"bookie {name} will collect what was held back", {"bookie": name})
@@ -194,7 +194,7 @@ def set_read_only(name: str, *, off: bool) -> None:
     async def hold(namespace: Namespace) -> bool:
         from dlcore.autorecovery.maintenance import Maintenance
 
-        await Maintenance(namespace.recovery_context).hold_read_only(name, is_held=not off)
+        await Maintenance(namespace.ports).hold_read_only(name, is_held=not off)
         times_absent = 0
         for _ in range(_REGISTRATION_POLLS):
             states = [b.read_only for b in await namespace.get_bookies() if b.bookie.name == name]
@@ -219,7 +219,7 @@ async def _count_ledgers_of(namespace: Namespace, name: str) -> int:
     from dlcore.autorecovery.maintenance import Maintenance
 
     with Progress() as progress:
-        maintenance = Maintenance(namespace.recovery_context)
+        maintenance = Maintenance(namespace.ports)
         report = partial(progress.tell, "ledgers looked at")
         return len(await maintenance.ledgers_of(name, report=report))
 
@@ -239,7 +239,7 @@ def list_cookies() -> None:
     async def read(namespace: Namespace) -> list[dict[str, object]]:
         from dlcore.autorecovery.replicas import read_cookies
 
-        cookies = await read_cookies(namespace.recovery_context)
+        cookies = await read_cookies(namespace.ports)
         registered = {info.bookie for info in await namespace.get_bookies()}
         return [_cookie_row(cookie, cookie.bookie in registered) for cookie in cookies]
 
@@ -281,7 +281,7 @@ def delete_cookie(name: str, *, yes: bool) -> None:
     async def delete(namespace: Namespace) -> str:
         from dlcore.autorecovery.maintenance import Maintenance
 
-        return await Maintenance(namespace.recovery_context).delete_cookie(name)
+        return await Maintenance(namespace.ports).delete_cookie(name)
 
     incarnation = run_async(delete)
     show_done(

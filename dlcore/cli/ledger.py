@@ -117,7 +117,7 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
         click.echo(_ENTRY_LINE.format("entry", "bytes", "lac", "records", "txids"))
 
     async def read(namespace: Namespace) -> None:
-        reader = await namespace.recovery_context.ledgers.open_ledger(ledger_id)
+        reader = await namespace.ports.ledgers.open_ledger(ledger_id)
         end = await reader.read_last_add_confirmed()
         entries = reader.read(first, end if last is None else last)
         with Progress(beside=sys.stdout) as progress:
@@ -283,7 +283,7 @@ def recover_ledger(ledger_id: int, *, yes: bool) -> None:
         ask(f"Close ledger {ledger_id}{of}: who still writes it is fenced, and fails", yes=yes)
 
     async def recover(namespace: Namespace) -> LedgerMetadata:
-        return await namespace.recovery_context.ledgers.recover_ledger(ledger_id)
+        return await namespace.ports.ledgers.recover_ledger(ledger_id)
 
     metadata = run_async(recover)
     show_done(
@@ -308,7 +308,7 @@ def check_ledger(ledger_id: int) -> None:
     from dlcore.autorecovery.maintenance import Maintenance, is_replicated
 
     async def check(namespace: Namespace) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
-        return await Maintenance(namespace.recovery_context).check_ledger(ledger_id)
+        return await Maintenance(namespace.ports).check_ledger(ledger_id)
 
     metadata, checks = run_async(check)
     rows = [_check_row(each) for each in checks]

@@ -104,7 +104,7 @@ def show_namespace() -> None:
     """Show the namespace: its cluster, the number of its logs, its bookies and their free space."""
 
     async def read(namespace: Namespace) -> dict[str, object]:
-        context = namespace.recovery_context
+        context = namespace.ports
         bookies = await namespace.get_bookies()
         free = sum(bookie.free_bytes for bookie in bookies)
         return {

@@ -110,7 +110,7 @@ async def _count_old(
     namespace: Namespace, *, leftovers_ms: int, commits_ms: int
 ) -> tuple[int, int]:
     """Return how many staged ledgers and records of commits are older than these times."""
-    from dlcore.log.upkeep.worker import commit_records
+    from dlcore.log.metadata.commit_records import commit_records
 
     with Progress() as progress:
         staged = await namespace.list_staged()

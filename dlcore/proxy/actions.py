@@ -23,6 +23,13 @@ from dlcore.errors import (
 from dlcore.ids import DLSN, validate_log_name
 from dlcore.log.manager import DistributedLogManager
 from dlcore.log.metadata.values import LogKey
+from dlcore.proxy.flight.appends import AppendRequest
+from dlcore.proxy.flight.planning import (
+    LogsRequest,
+    PlacesRequest,
+    PositionsRequest,
+    SnapshotsRequest,
+)
 from dlcore.proxy.flight.put import parse_schema
 from dlcore.proxy.flight.requests import (
     MALFORMED,
@@ -40,15 +47,9 @@ from dlcore.proxy.flight.requests import (
     SubscriptionsRequest,
     TruncateRequest,
 )
-from dlcore.proxy.reading.planning import (
-    LogsRequest,
-    PlacesRequest,
-    Planning,
-    PositionsRequest,
-    SnapshotsRequest,
-)
+from dlcore.proxy.reading.planning import Planning
 from dlcore.proxy.reading.subscriptions import Subscriptions
-from dlcore.proxy.writing.appends import AppendRequest, Appends
+from dlcore.proxy.writing.appends import Appends
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

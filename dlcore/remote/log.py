@@ -32,7 +32,7 @@ from dlcore.proxy.flight.requests import (
     StreamRequest,
     TruncateRequest,
 )
-from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.proxy.flight.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import planning, subscriptions
 from dlcore.remote.planning import LogInfo, Received, received

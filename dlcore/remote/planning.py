@@ -19,10 +19,7 @@ from dlcore.ids import DLSN
 from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.scan import ScanBatch
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import PutMessage
-from dlcore.proxy.flight.requests import ChangeRequest
-from dlcore.proxy.flight.sending import Passed
-from dlcore.proxy.reading.planning import (
+from dlcore.proxy.flight.planning import (
     FoundPlace,
     KnownLog,
     LogsRequest,
@@ -31,7 +28,10 @@ from dlcore.proxy.reading.planning import (
     SnapshotsRequest,
     unpack_snapshots,
 )
-from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.proxy.flight.put import PutMessage
+from dlcore.proxy.flight.requests import ChangeRequest
+from dlcore.proxy.flight.sending import Passed
+from dlcore.proxy.flight.tickets import Place, Ticket
 from dlcore.records import RecordField, RecordPlace
 from dlcore.remote.endpoint import Retries, answer_s
 

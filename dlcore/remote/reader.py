@@ -20,7 +20,7 @@ from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.rows import Rows
 from dlcore.log.reading.rows_reader import ReadStart, RowsReader
 from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.proxy.flight.tickets import Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 from dlcore.remote.planning import LogInfo, asked_by, place_of, received
 

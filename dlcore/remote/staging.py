@@ -21,9 +21,9 @@ from dlcore.clock import SystemClock
 from dlcore.errors import ConfigurationError, WriteError
 from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.appends import AppendRequest
 from dlcore.proxy.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.proxy.flight.sending import framed
-from dlcore.proxy.writing.appends import AppendRequest
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.planning import act, arrow_of
 from dlcore.remote.streams import Attempts, EndedError, ended, first_message, too_long, write

@@ -22,7 +22,8 @@ from dlcore.errors import DLError, LogNotFoundError
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.upkeep.config import MergePolicy, UpkeepConfig
-from dlcore.log.upkeep.worker import ask_for_upkeep
+from dlcore.log.upkeep.requests import ask_for_upkeep
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -114,8 +115,11 @@ async def run(name: str, uri: str) -> None:
     while True:
         try:
             async with await open_namespace(uri) as namespace:
-                also = (namespace.upkeep(UPKEEP).run, partial(ask_for_merging, namespace._context))
-                context = namespace.recovery_context
+                also = (
+                    LogUpkeep.of(namespace, UPKEEP).run,
+                    partial(ask_for_merging, namespace._context),
+                )
+                context = namespace.ports
                 await AutoRecovery(context, config=CONFIG, owner=name, also=also).run()
         except DLError:
             logger.exception("auto-recovery of %s begins again", name)

@@ -33,9 +33,11 @@ from dlcore.errors import CorruptMetadataError
 from dlcore.ids import DLSN
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.log.inspection import audit_ledgers, find_nameless, inspect_log
+from dlcore.log.metadata.commit_records import list_commits
 from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import ask_for_upkeep, list_commits
+from dlcore.log.upkeep.requests import ask_for_upkeep
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
 from dlcore.proxy.membership import Membership
@@ -118,7 +120,7 @@ class Scene:
     def __init__(self, cluster: MemoryCluster, namespace: Namespace) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        self.recovery = namespace.recovery_context
+        self.recovery = namespace.ports
         self.logs = namespace.log_context
         self.repairs = RepairList(self.logs.store, self.logs.paths, self.logs.clock)
         self.pristine: Tree
@@ -217,7 +219,7 @@ class Scene:
 
     async def keep_up(self) -> None:
         """Logs are merged, and what is old goes."""
-        upkeep = self.namespace.upkeep(UpkeepConfig())
+        upkeep = LogUpkeep.of(self.namespace, UpkeepConfig())
         await upkeep.serve()
         await upkeep.sweep()
         log = await self.namespace.open_log("other")

@@ -59,7 +59,7 @@ OF_ONE_FACE = {
     *("messages", "open", "open_part", "start_at_first", "last_dlsn", "find_last"),
     # What proxies, workers and the command are made of.
     *("clean_staging", "list_staged", "followers", "last_version", "ledgers", "log_context"),
-    *("recovery_context", "tidied", "upkeep", "find_place", "get_stream_end", "tell_when_wanted"),
+    *("ports", "staging_owner", "tidied", "find_place", "get_stream_end", "tell_when_wanted"),
     # A watch is iterated by `async for`, or listened to by a thread; its names need the loop.
     *("listen", "get_names", "names"),
     # A file of Python.

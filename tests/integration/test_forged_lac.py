@@ -31,7 +31,7 @@ def test_a_lac_that_a_stranger_wrote_is_no_lac(sandbox: Sandbox, lac: int) -> No
                 await writer.append([b"entry %d" % number])
             await writer.publish_lac()
             stranger = writer.metadata.last_ensemble.bookies[1]
-            bookies = other.recovery_context.bookies
+            bookies = other.ports.bookies
             await bookies.write_lac(stranger, ledger_id=writer.ledger_id, last_add_confirmed=lac)
             reader = await other.ledgers.open_ledger(writer.ledger_id)
             assert await reader.read_last_add_confirmed() == 9

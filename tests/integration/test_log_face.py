@@ -9,6 +9,7 @@ import pytest
 
 from dlcore import LogConfig, LogRecord, LogSettings
 from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.namespace import open_namespace as open_async_namespace
 from dlcore.sync import open_namespace
 from tests.fixtures.waiting import wait_until
@@ -72,7 +73,7 @@ def test_retention_truncation_and_seal_without_a_writer(namespace_uri: str) -> N
 
     async def sweep() -> None:
         async with await open_async_namespace(namespace_uri) as namespace:
-            await namespace.upkeep().sweep()
+            await LogUpkeep.of(namespace).sweep()
 
     with open_namespace(namespace_uri) as namespace:
         namespace.create_log("face/old", settings=LogSettings(retention_s=0.001))

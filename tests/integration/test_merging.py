@@ -91,7 +91,7 @@ class Work:
     async def extents_and_ledgers(self) -> tuple[int, int]:
         """Return how many extents the log has, and how many ledgers there are."""
         segments = await self._log.get_log_segments()
-        listed = self._namespace.recovery_context.ledger_store.list_ledgers()
+        listed = self._namespace.ports.ledger_store.list_ledgers()
         return sum(len(s.extents) for s in segments), len([each async for each in listed])
 
 

@@ -22,7 +22,8 @@ from dlcore.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.ids import DLSN
 from dlcore.ledger.client import LedgerClient
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import ask_for_upkeep
+from dlcore.log.upkeep.requests import ask_for_upkeep
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.scanning import ScanClients, scan
 from tests.simulation.checkers import LIVE
 from tests.simulation.log_checkers import TIDY
@@ -265,7 +266,7 @@ class Logs:
 
     async def _keep_up(self, process: LogProcess) -> None:
         """Work as the service does, for as long as the run goes on."""
-        upkeep = process.namespace.upkeep(UPKEEP)
+        upkeep = LogUpkeep.of(process.namespace, UPKEEP)
         work = asyncio.ensure_future(upkeep.run())
         try:
             while not self.is_over and not work.done():
@@ -454,7 +455,7 @@ class Logs:
 
     async def _tidy_up(self, keeper: LogProcess) -> None:
         """L5: merge and sweep, as the service does, until nothing is left that nobody needs."""
-        upkeep = keeper.namespace.upkeep(UPKEEP)
+        upkeep = LogUpkeep.of(keeper.namespace, UPKEEP)
         deadline = self._world.loop.time() + _TIDYING_S_MAX
         for name in await keeper.namespace.get_logs():
             log = await keeper.namespace.open_log(name)

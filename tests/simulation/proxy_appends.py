@@ -15,7 +15,7 @@ from dlcore.errors import DLError, ProxyUnavailableError
 from dlcore.ids import DLSN
 from dlcore.log.metadata.commits import SharedStaging
 from dlcore.log.reading.scan import StagedExtent
-from dlcore.proxy.writing.appends import AppendRequest
+from dlcore.proxy.flight.appends import AppendRequest
 from tests.simulation.calls import End
 from tests.simulation.proxy_clients import PATIENCE_S, Producer, first_message, payload_message
 

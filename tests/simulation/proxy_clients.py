@@ -25,7 +25,7 @@ from dlcore.ids import DLSN
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.put import UNREACHABLE_MAX, PutDecoder, PutMessage
 from dlcore.proxy.flight.sending import batch_message, schema_message
-from dlcore.proxy.reading.tickets import Place, Ticket
+from dlcore.proxy.flight.tickets import Place, Ticket
 from tests.simulation.calls import End
 from tests.simulation.life_checkers import require
 from tests.simulation.proxy_checkers import LEADS_ON, Delivered

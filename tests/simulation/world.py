@@ -8,11 +8,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.autorecovery.context import RecoveryContext
 from dlcore.autorecovery.service import AutoRecovery
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
+from dlcore.ports import NamespacePorts
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
 from tests.simulation.log_checkers import LogCheckers
@@ -191,7 +191,7 @@ class World:
         """Start a process that makes lost replicas again."""
         client = self.new_client(name, timeout_s=RECOVERY_TIMEOUT_S)
         recovery = AutoRecovery(
-            RecoveryContext(
+            NamespacePorts(
                 store=client.store,
                 paths=self.paths,
                 ledger_store=client.ledger_store,

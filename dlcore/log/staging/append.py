@@ -56,9 +56,8 @@ from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.turns import held_log, wait_for_turns
 from dlcore.log.staging.writer import LOGS_PER_APPEND, StagingWriter, require_few_logs
-from dlcore.log.upkeep.merging import lssn_to_merge
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.log.upkeep.worker import ask_for_upkeep
+from dlcore.log.upkeep.requests import ask_for_upkeep, lssn_to_merge
 from dlcore.metadata.port import Create, Op, Put, Versioned, require_request_size
 from dlcore.metadata.stored import decode, encode
 

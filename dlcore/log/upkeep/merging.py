@@ -25,7 +25,6 @@ from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
     MERGES_REMEMBERED,
     Chunk,
-    LogHead,
     SegmentEnd,
     Totals,
     VersionedHead,
@@ -39,25 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlcore.metadata.paths import LogPaths
-
-_CHUNKS_PER_REQUEST = 8
-"""A log asks for its upkeep after this many more chunks: that is 64 extents at least."""
-
-
-def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
-    """Return the segment for which a commit asks for upkeep; None if it is not time.
-
-    It is time when a segment is completed, and after a number of chunks: not with each batch.
-    """
-    segment = before.segment
-    if segment is None:
-        return None
-    if after.max_lssn > before.max_lssn:
-        return before.max_lssn
-    assert after.segment is not None
-    count = after.segment.chunk_count
-    is_time = segment.chunk_count // _CHUNKS_PER_REQUEST < count // _CHUNKS_PER_REQUEST
-    return after.max_lssn if is_time else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,53 +24,31 @@ from dlcore.backoff import Backoff
 from dlcore.errors import (
     DLError,
     LogNotFoundError,
-    MetadataVersionError,
     NodeExistsError,
     NoNodeError,
 )
 from dlcore.isolating import Troubles, report_defect
-from dlcore.log.metadata.commits import CommitStatus
+from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.store import persistently
-from dlcore.log.metadata.values import CommitRecord, LogKey, LogMetadata, UpkeepRequest
+from dlcore.log.metadata.values import LogKey, LogMetadata, UpkeepRequest
+from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.expiry import expire_logs
 from dlcore.log.upkeep.merger import MERGING_IDENTITY, LogMerger
 from dlcore.log.upkeep.removal import listed_log, remove_deleted, remove_truncated
-from dlcore.metadata.paths import BUCKETS, unescape
-from dlcore.metadata.stored import decode, decode_or_tell, encode
+from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.log.upkeep.config import UpkeepConfig
+    from dlcore.namespace import Namespace
 
 logger = logging.getLogger(__name__)
 
-_ASKED_AT_ONCE = 32
-_RECORDS_AT_ONCE = 50
-"""Each may have the digests of 2,000 logs, which are 11 KB: this many are half a megabyte."""
-_BUCKETS_AT_ONCE = 16
 _RETRY_S_MAX = 600.0
 _SWEEP = "sweep"
-
-
-async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:
-    """Ask for the upkeep of logs, each from a segment on; no error if that was done already.
-
-    A request without an answer is left to the next caller.
-    """
-    limit = asyncio.Semaphore(_ASKED_AT_ONCE)
-
-    async def ask(log: LogKey, lssn: int) -> None:
-        request = UpkeepRequest(name=log.name, log_id=log.log_id, from_lssn=lssn)
-        path = context.paths.upkeep_request(log.log_id)
-        async with limit:
-            with contextlib.suppress(NodeExistsError):
-                await context.store.create(path, encode(request))
-
-    await asyncio.gather(*(ask(log, lssn) for log, lssn in lssns.items()))
 
 
 class LogUpkeep:
@@ -91,6 +69,11 @@ class LogUpkeep:
             )
             for _ in range(config.logs_at_once)
         ]
+
+    @classmethod
+    def of(cls, namespace: Namespace, config: UpkeepConfig | None = None) -> LogUpkeep:
+        """Return a worker for the logs of a namespace, which closes what the worker uses."""
+        return cls(namespace.log_context, namespace.staging_owner, config or UpkeepConfig())
 
     async def run(self) -> None:
         """Work until cancelled.
@@ -233,63 +216,3 @@ class LogUpkeep:
                 await remove_deleted(context, listed_log(LogMetadata, path, node))
                 count += 1
         return count
-
-
-async def sweep_commits(context: LogContext, *, before_ms: int) -> int:
-    """Delete the records of commits made before a time; return how many."""
-    count = 0
-    async for path, version, record in commit_records(context):
-        if record.committed_ms < before_ms:
-            # It changed, so it is not old, or another sweep deleted it.
-            with contextlib.suppress(MetadataVersionError, NoNodeError):
-                await context.store.delete(path, version=version)
-                count += 1
-    return count
-
-
-async def commit_records(
-    context: LogContext,
-) -> AsyncGenerator[tuple[str, int, CommitRecord], None]:
-    """Yield the path, the version and the value of every commit record, some at a time.
-
-    A damaged record is logged and left out: its appender gets the error at its next commit.
-    """
-
-    tell = partial(logger.warning, "a record of commits is left out: %s")
-
-    async def paths_below(bucket: str) -> list[str]:
-        parent = f"{context.paths.commits}/{bucket}"
-        names = await persistently(lambda: context.store.get_children(parent))
-        return [f"{parent}/{name}" for name in names or ()]
-
-    for first in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
-        buckets = BUCKETS[first : first + _BUCKETS_AT_ONCE]
-        lists = await asyncio.gather(*map(paths_below, buckets))
-        found = [path for each in lists for path in each]
-        for start in range(0, len(found), _RECORDS_AT_ONCE):
-            paths = found[start : start + _RECORDS_AT_ONCE]
-            nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
-            for path, node in zip(paths, nodes, strict=True):
-                record = decode_or_tell(CommitRecord, node, source=path, tell=tell)
-                if node is not None and record is not None:
-                    yield path, node.version, record
-
-
-async def list_commits(context: LogContext) -> list[CommitStatus]:
-    """Return the last commit of each appender that has a record, in no order."""
-    return [
-        CommitStatus(
-            identity=unescape(path.rpartition("/")[2]),
-            version=record.version,
-            appends=record.committed,
-            committed_ms=record.committed_ms,
-        )
-        async for path, _, record in commit_records(context)
-    ]
-
-
-async def last_version(context: LogContext, identity: str) -> int:
-    """Return the last version that an appender committed, -1 if none is known."""
-    path = context.paths.commit(identity)
-    node = await persistently(lambda: context.store.get(path, fresh=True))
-    return -1 if node is None else decode(CommitRecord, node.value, source=path).version

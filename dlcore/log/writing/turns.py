@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dlcore.background import BackgroundTasks
 from dlcore.errors import DLError
 from dlcore.log.metadata.store import UNANSWERED
-from dlcore.log.upkeep.merging import lssn_to_merge
-from dlcore.log.upkeep.worker import ask_for_upkeep
+from dlcore.log.upkeep.requests import ask_for_upkeep, lssn_to_merge
 from dlcore.log.writing.steps import Ending
 
 if TYPE_CHECKING:

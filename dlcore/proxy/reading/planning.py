@@ -6,92 +6,31 @@ Whoever plans with these reads by tickets: of the ledgers that a snapshot names 
 from __future__ import annotations
 
 import asyncio
-import zlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dlcore.errors import LogNotFoundError, LogNotReadyError
 from dlcore.ids import DLSN
-from dlcore.log.reading.scan import LogSnapshot
-from dlcore.proxy.reading.tickets import Latest, Place
+from dlcore.proxy.flight.planning import (
+    FoundPlace,
+    LogsRequest,
+    PlacesRequest,
+    PositionsRequest,
+    Search,
+    SnapshotsRequest,
+    pack_snapshots,
+)
+from dlcore.proxy.flight.tickets import Latest
 from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
-    from dlcore.records import RecordPlace
 
-_POSITIONS_MAX = 1000
 _LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """After so long each a proxy looks again for records that another one knew to be readable."""
-
-
-class LogsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Logs by name."""
-
-    logs: list[str]
-
-
-class KnownLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A log of which a planner has a snapshot: the segments below `lssn` are as he knows them."""
-
-    log_id: str
-    lssn: int
-
-
-class SnapshotsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Logs by name; of those in `known` only later segments are asked for."""
-
-    logs: list[str]
-    known: dict[str, KnownLog] = {}
-
-
-class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first record of a log that is not below `at`, of those before `end`."""
-
-    log: str
-    log_id: str
-    end: str
-    at: Place
-
-
-class PlacesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Several searches."""
-
-    searches: list[Search]
-
-
-class PositionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a log begins and ends, and where some of its records are."""
-
-    log: str
-    at: Annotated[list[Place], msgspec.Meta(max_length=_POSITIONS_MAX)] = []
-
-
-class FoundPlace(msgspec.Struct, frozen=True):
-    """Where a record is, how many are before it, and when it was written."""
-
-    dlsn: str
-    sequence_id: int
-    timestamp_ms: int
-
-    @classmethod
-    def of(cls, place: RecordPlace) -> FoundPlace:
-        """Tell of a place."""
-        return cls(str(place.dlsn), place.sequence_id, place.timestamp_ms)
-
-
-def pack_snapshots(snapshots: Sequence[LogSnapshot]) -> bytes:
-    """Return snapshots as bytes for a client of this release."""
-    return zlib.compress(msgspec.msgpack.encode(snapshots), level=1)
-
-
-def unpack_snapshots(packed: bytes) -> list[LogSnapshot]:
-    """Return what `pack_snapshots` packed."""
-    return msgspec.msgpack.decode(zlib.decompress(packed), type=list[LogSnapshot])
 
 
 class Planning:

@@ -15,6 +15,7 @@ from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.snapshot import Finder
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.flight.sending import schema_message
+from dlcore.proxy.flight.tickets import Latest, Place, Ticket
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.outgoing import Outgoing
@@ -22,7 +23,6 @@ from dlcore.proxy.reading.parts import Part, parts_of
 from dlcore.proxy.reading.relief import Relief
 from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
-from dlcore.proxy.reading.tickets import Latest, Place, Ticket
 from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.flight.tickets import Wanted
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.outgoing import Send
-    from dlcore.proxy.reading.tickets import Wanted
 
 READ_AHEAD_BYTES = 3 * MIB
 """Of a reader that is caught up; of one that follows a log likewise."""

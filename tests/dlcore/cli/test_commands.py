@@ -391,7 +391,7 @@ def test_auto_recovery_says_what_it_is_at(
 
     async def publish() -> None:
         async with await open_async_namespace(sandbox.uri) as namespace:
-            context = namespace.recovery_context
+            context = namespace.ports
             repairs = RepairList(context.store, context.paths, context.clock)
             await repairs.publish(17, missing=[BookieId("bookie-9", "f" * 32)])
             found = await repairs.read(17)

@@ -22,6 +22,7 @@ from dlcore.errors import (
 from dlcore.log.inspection import audit_ledgers, delete_orphan
 from dlcore.log.upkeep.expiry import expire_log, expire_logs
 from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import ANY_VERSION
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster, read_all, record
@@ -292,7 +293,7 @@ def test_a_sweep_removes_what_a_damaged_deleted_log_left(
         await context.store.create(context.paths.deleted_log(log_id), b"no value")
         await context.store.create(paths.head, b"no value")
         await context.store.create(paths.segment(1), b"no value")
-        await namespace.upkeep().sweep()
+        await LogUpkeep.of(namespace).sweep()
         assert not [path for path in cluster.tree.dump() if log_id in path]
         assert await namespace.list_commits() == []
 

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from dlcore.ids import DLSN
 from dlcore.log.metadata.values import CHUNK_EXTENTS_MAX
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import Delete, require_request_size
 from tests.fixtures.large_log import Interrupted, LargeLog, die_at
 from tests.fixtures.lateness import run_in_own_time
@@ -123,7 +124,7 @@ def test_deletion(died_at: int) -> None:
         await namespace.create_log("old")
         anew = await namespace.open_log("old")
         assert await anew.get_log_segments() == []
-        await (await cluster.open("b")).upkeep().sweep()
+        await LogUpkeep.of(await cluster.open("b")).sweep()
         assert below(cluster, "ledgers") == []
         assert below(cluster, "heads") == []
         assert [path for path in cluster.tree.dump() if path.startswith("/dlog/deleted/")] == []

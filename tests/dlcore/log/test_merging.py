@@ -24,13 +24,13 @@ from dlcore.log.upkeep.config import ENTRY_WEIGHT, MergePolicy
 from dlcore.log.upkeep.merging import (
     MergeRun,
     StoredSegment,
-    lssn_to_merge,
     merged_extent,
     plan_fold,
     plan_merge,
     plan_swap,
     weight_of,
 )
+from dlcore.log.upkeep.requests import lssn_to_merge
 from dlcore.metadata.paths import LogPaths
 from dlcore.metadata.port import Create, Delete, Put
 from dlcore.metadata.stored import decode, encode

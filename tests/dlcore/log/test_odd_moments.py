@@ -20,11 +20,12 @@ from dlcore.errors import (
 )
 from dlcore.ids import DLSN
 from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading import snapshot as snapshot_module, snapshots as snapshots_module
 from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
-from dlcore.log.upkeep.worker import LogUpkeep, sweep_commits
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.aio import until, until_async
@@ -230,7 +231,7 @@ def test_upkeep_leaves_alone_what_another_worker_does() -> None:
         await namespace.tidied()
         context = namespace._context
         path = context.paths.commit("job")
-        upkeep: LogUpkeep = namespace.upkeep(UpkeepConfig())
+        upkeep: LogUpkeep = LogUpkeep.of(namespace, UpkeepConfig())
         lock = context.paths.upkeep_lock("sweep")
         await context.store.create(lock, b"theirs", make_parents=True)
         cluster.clocks["a"].current_ms += 10**12

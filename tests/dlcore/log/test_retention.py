@@ -33,6 +33,7 @@ from dlcore.log.upkeep.retention import (
     readable_for_s,
     truncated_for_s,
 )
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.stored import encode
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
@@ -154,7 +155,7 @@ def pass_hours(cluster: MemoryCluster, hours: float) -> None:
 
 async def sweep(cluster: MemoryCluster) -> None:
     """Let a worker look once."""
-    await cluster.namespaces[0].upkeep().sweep()
+    await LogUpkeep.of(cluster.namespaces[0]).sweep()
 
 
 async def txids(log: DistributedLogManager) -> list[int]:

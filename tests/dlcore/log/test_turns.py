@@ -18,6 +18,7 @@ from dlcore.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.staging import turns as asking
 from dlcore.log.upkeep.config import UpkeepConfig
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.log.writing import turns as giving
 from dlcore.log.writing.producers import Mark, Producers
 from tests.dlcore.log.test_merger import check_ledgers, stored_ledgers
@@ -126,7 +127,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
     """One segment for all, few nodes, the same records; the next owner knows the producers."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        upkeep = cluster.namespaces[0].upkeep(UpkeepConfig(merged_grace_s=0))
+        upkeep = LogUpkeep.of(cluster.namespaces[0], UpkeepConfig(merged_grace_s=0))
         producers: Producers[Any] = Producers()
         namespace = await cluster.open("proxy")
         writer = await (await namespace.open_log("clicks")).open_writer(producers=producers)

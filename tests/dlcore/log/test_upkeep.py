@@ -9,10 +9,11 @@ import pytest
 
 from dlcore.errors import ConfigurationError
 from dlcore.ids import DLSN
+from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment
 from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.merging import lssn_to_merge
-from dlcore.log.upkeep.worker import LogUpkeep, ask_for_upkeep, sweep_commits
+from dlcore.log.upkeep.requests import ask_for_upkeep, lssn_to_merge
+from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.log.writing.truncation import truncate_log
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.records import LogRecord
@@ -35,7 +36,7 @@ UPKEEP = UpkeepConfig(
 
 def worker(namespace: Namespace) -> LogUpkeep:
     """Return a worker of a process."""
-    return namespace.upkeep(UPKEEP)
+    return LogUpkeep.of(namespace, UPKEEP)
 
 
 def requests(scene: Scene) -> list[str]:

@@ -16,9 +16,9 @@ from dlcore.errors import ReaderStalledError
 from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy import service
 from dlcore.proxy.flight.calls import close_connection
+from dlcore.proxy.flight.tickets import Ticket
 from dlcore.proxy.reading import outgoing
 from dlcore.proxy.reading.outgoing import Outgoing, _Sending
-from dlcore.proxy.reading.tickets import Ticket
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.aio import run, until
 from tests.fixtures.memory_namespace import record

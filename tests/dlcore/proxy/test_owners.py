@@ -14,8 +14,8 @@ import pytest
 from dlcore.errors import DLError, LogRenamedError
 from dlcore.log.manager import DistributedLogManager
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.tickets import Ticket
 from dlcore.proxy.membership import Membership
-from dlcore.proxy.reading.tickets import Ticket
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.remote import open_namespace
 from tests.fixtures.aio import until

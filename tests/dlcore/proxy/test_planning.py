@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from dlcore.ids import DLSN
+from dlcore.proxy.flight.planning import unpack_snapshots
 from dlcore.proxy.reading import planning
-from dlcore.proxy.reading.planning import unpack_snapshots
 from tests.fixtures.memory_namespace import record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

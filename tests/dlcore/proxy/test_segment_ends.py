@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.ids import DLSN
+from dlcore.proxy.flight.tickets import Place, Ticket
 from dlcore.proxy.reading import delivery
 from dlcore.proxy.reading.serving import lowest
-from dlcore.proxy.reading.tickets import Place, Ticket
 from tests.fixtures.memory_namespace import record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from dlcore.errors import ConfigurationError, InvalidLogNameError
 from dlcore.ids import DLSN, TXID_MAX
 from dlcore.proto import flight_pb2 as pb
+from dlcore.proxy.flight.tickets import TICKET_BYTES_MAX, Latest, Place, Ticket, Wanted
 from dlcore.proxy.reading.serving import _ticket_of
-from dlcore.proxy.reading.tickets import TICKET_BYTES_MAX, Latest, Place, Ticket, Wanted
 from dlcore.records import NotLessThan, RecordField
 
 

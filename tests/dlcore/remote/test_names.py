@@ -23,8 +23,16 @@ from dlcore.remote import sync
 PAGE = (Path(__file__).resolve().parents[3] / "docs/clients.md").read_text(encoding="utf-8")
 
 INNER = {
-    *("clean_staging", "last_version", "ledgers", "list_staged", "log_context", "tidied", "upkeep"),
-    *("abandon", "find_last", "fitted", "has_capacity", "recovery_context", "unwritten"),
+    *(
+        "clean_staging",
+        "last_version",
+        "ledgers",
+        "list_staged",
+        "log_context",
+        "staging_owner",
+        "tidied",
+    ),
+    *("abandon", "find_last", "fitted", "has_capacity", "ports", "unwritten"),
     *("verify", "write_fitted", "producers", "token", "after", "fresh", "log_id", "name", "uri"),
     *("last_dlsn", "log_name", "open_part", "followers", "tell_when_wanted"),
 }

@@ -1,4 +1,4 @@
-"""The ports, the clock and the source of chance that all modules of auto-recovery share."""
+"""The ports, the clock and the source of chance of an open namespace, for maintenance and tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryContext:
+class NamespacePorts:
     """Ports of one namespace; the owner that opened them closes them."""
 
     store: MetadataStore

@@ -1,0 +1,58 @@
+"""Requests for the upkeep of a log: when a commit or writer makes one, and how.
+
+A request is a node below ``upkeep`` that names the log and the segment to begin with.  The workers
+of auto-recovery read these nodes, so that no worker has to look at logs that need nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from dlcore.errors import NodeExistsError
+from dlcore.log.metadata.values import UpkeepRequest
+from dlcore.metadata.stored import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogHead, LogKey
+
+_ASKED_AT_ONCE = 32
+_CHUNKS_PER_REQUEST = 8
+"""A log asks for its upkeep after this many more chunks: that is 64 extents at least."""
+
+
+def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
+    """Return the segment for which a commit asks for upkeep; None if it is not time.
+
+    It is time when a segment is completed, and after a number of chunks: not with each batch.
+    """
+    segment = before.segment
+    if segment is None:
+        return None
+    if after.max_lssn > before.max_lssn:
+        return before.max_lssn
+    assert after.segment is not None
+    count = after.segment.chunk_count
+    is_time = segment.chunk_count // _CHUNKS_PER_REQUEST < count // _CHUNKS_PER_REQUEST
+    return after.max_lssn if is_time else None
+
+
+async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:
+    """Ask for the upkeep of logs, each from a segment on; no error if that was done already.
+
+    A request without an answer is left to the next caller.
+    """
+    limit = asyncio.Semaphore(_ASKED_AT_ONCE)
+
+    async def ask(log: LogKey, lssn: int) -> None:
+        request = UpkeepRequest(name=log.name, log_id=log.log_id, from_lssn=lssn)
+        path = context.paths.upkeep_request(log.log_id)
+        async with limit:
+            with contextlib.suppress(NodeExistsError):
+                await context.store.create(path, encode(request))
+
+    await asyncio.gather(*(ask(log, lssn) for log, lssn in lssns.items()))
