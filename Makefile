@@ -151,17 +151,17 @@ bench-peers: $(STAMP) ## Measure the same work beside a Kafka, which Maven bring
 
 ##@ Maintain
 
-PROTO_FILES = $(wildcard dlcore/proto/*.proto)
+PROTO_FILES = $(wildcard dlcore/base/proto/*.proto)
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I. --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
 # Only bookie.proto declares a service.
 define generate_proto
 	$(PROTOC) --python_out="$(1)" --mypy_out="quiet:$(1)" $(PROTO_FILES)
-	$(PROTOC) --grpc_python_out="$(1)" --mypy_grpc_out="quiet:$(1)" dlcore/proto/bookie.proto
+	$(PROTOC) --grpc_python_out="$(1)" --mypy_grpc_out="quiet:$(1)" dlcore/base/proto/bookie.proto
 endef
 
-proto: $(STAMP) ## Generate dlcore/proto/*_pb2* from the .proto files.
+proto: $(STAMP) ## Generate dlcore/base/proto/*_pb2* from the .proto files.
 	@$(call generate_proto,.)
 
 docs: $(STAMP) ## Generate docs/configuration.md from the code.
@@ -171,9 +171,9 @@ docs: $(STAMP) ## Generate docs/configuration.md from the code.
 proto-check: $(STAMP) ## Check that the generated files are those of the .proto files.
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(MAKE) --no-print-directory --silent proto-into FOLDER="$$folder"; \
-	for file in "$$folder"/dlcore/proto/*; do \
-		diff -u "dlcore/proto/$${file##*/}" "$$file" || \
-			{ echo "error: dlcore/proto/$${file##*/} is stale; run: make proto" >&2; exit 1; }; \
+	for file in "$$folder"/dlcore/base/proto/*; do \
+		diff -u "dlcore/base/proto/$${file##*/}" "$$file" || \
+			{ echo "error: dlcore/base/proto/$${file##*/} is stale; run: make proto" >&2; exit 1; }; \
 	done
 
 .PHONY: proto-into

@@ -22,7 +22,7 @@ import crc32c
 import numpy as np
 import uvloop
 
-from dlcore import kept_memory
+from dlcore.base import kept_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

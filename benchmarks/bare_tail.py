@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.bare_server import Files
-    from dlcore.records import LogRecord
+    from dlcore.base.records import LogRecord
 
 
 class TailServer(BareServer):

@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, Target
 from benchmarks.limits import bare_replay_s, disk_read_s
 from benchmarks.logs import MEMORY_MB_MAX, append_times, memory_mb, peak_memory_mb
 from bookie.membership.registration import COOKIE_FILE
-from dlcore.config import LedgerClientConfig
+from dlcore.base.config import LedgerClientConfig
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import ANY_VERSION
@@ -31,8 +31,8 @@ from dlcore.wire.digest import encode_frame
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dlcore.ids import BookieId
-    from dlcore.sandbox.cluster import Bookie, Sandbox
+    from dlcore.base.ids import BookieId
+    from dlcore.ops.sandbox.cluster import Bookie, Sandbox
 
 GB = 10**9
 RESTART_BYTES = 2 * GB

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from benchmarks.logs import CONFIG
-from dlcore.clock import SystemClock
-from dlcore.config import LedgerClientConfig
+from dlcore.api.namespace import Namespace
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LedgerClientConfig
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.namespace import Namespace
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.recording_store import RecordingStore
 

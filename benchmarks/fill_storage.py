@@ -16,7 +16,7 @@ from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.membership.registration import COOKIE_FILE
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.clock import SystemClock
+from dlcore.base.clock import SystemClock
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode
 from dlcore.wire.digest import encode_frame

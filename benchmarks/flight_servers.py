@@ -32,9 +32,9 @@ import pyarrow.flight as fl
 import uvloop
 
 from benchmarks.bare_server import CHUNK_BYTES, Ask, BareClient
-from dlcore import kept_memory
-from dlcore.config import LogConfig, QuorumConfig
-from dlcore.namespace import open_namespace
+from dlcore.api.namespace import open_namespace
+from dlcore.base import kept_memory
+from dlcore.base.config import LogConfig, QuorumConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

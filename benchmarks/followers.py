@@ -21,7 +21,7 @@ from typing import Any, NoReturn, cast
 import pyarrow as pa
 import uvloop
 
-from dlcore.proto import flight_pb2 as pb
+from dlcore.base.proto import flight_pb2 as pb
 
 STAMP = struct.Struct(">qq")
 """What a record begins with: the time of its writing in ns since the epoch, and its number."""

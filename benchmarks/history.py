@@ -22,24 +22,24 @@ from benchmarks.figures import Figure, Target
 from benchmarks.history_picture import draw
 from benchmarks.logs import CONFIG, record_batches
 from benchmarks.written_history import write_history
+from dlcore.api.scanning import scan
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.body import with_txid
 from dlcore.log.metadata.staged import drop_merged
-from dlcore.log.upkeep.config import MergePolicy
-from dlcore.log.upkeep.merger import LogMerger
 from dlcore.metadata.paths import parse_uri
-from dlcore.records import LogRecord
-from dlcore.scanning import scan
+from dlcore.ops.upkeep.config import MergePolicy
+from dlcore.ops.upkeep.merger import LogMerger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     import pyarrow as pa
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import StagingWriter
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 DELAY_S = 0.005
 PICTURE = Path("artifacts/sink_history.png")

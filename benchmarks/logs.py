@@ -26,10 +26,10 @@ from benchmarks.limits import (
     round_trip_ms,
     summed_read_rate,
 )
-from dlcore.config import LogConfig, QuorumConfig
-from dlcore.ids import DLSN
-from dlcore.namespace import open_namespace as open_namespace_async
-from dlcore.records import LogRecord
+from dlcore.api.namespace import open_namespace as open_namespace_async
+from dlcore.base.config import LogConfig, QuorumConfig
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager as BlockingLogManager
 
 COPIES = 3

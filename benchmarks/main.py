@@ -36,7 +36,7 @@ from benchmarks import (
     wire,
 )
 from benchmarks.peers import spark as peers_spark
-from dlcore.sandbox.cluster import Sandbox
+from dlcore.ops.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,8 +23,8 @@ from dlcore.metadata.paths import BUCKETS, parse_uri
 
 if TYPE_CHECKING:
     from benchmarks.counted_client import CountedClient
-    from dlcore.namespace import Namespace
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.api.namespace import Namespace
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 LOGS = 100_000
 _TENANTS = 100

@@ -14,16 +14,16 @@ from benchmarks.counted_client import counted_client
 from benchmarks.figures import Figure, Target
 from benchmarks.logs import CONFIG
 from benchmarks.written_history import write_history
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.metadata.paths import parse_uri
-from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from benchmarks.counted_client import Cost, CountedClient
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 EXTENTS = 1_000_000
 _YOUNG_EXTENTS = 1_000

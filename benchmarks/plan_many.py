@@ -26,7 +26,7 @@ from dlspark.sessions import close_shared_namespace
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 LOGS = 1_000
 EXTENTS = 100_000

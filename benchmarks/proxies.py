@@ -34,14 +34,14 @@ from benchmarks.logs import (
 from benchmarks.proxy_transport import served
 from benchmarks.put_clients import Put, one_record, small_put_rate
 from dlcore import remote
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 _ROUNDS = 3
 _WINDOW = 8

@@ -31,13 +31,13 @@ from benchmarks.logs import (
     write_log,
 )
 from benchmarks.proxy_transport import served
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 _ROUNDS = 3
 _FOLLOWERS = (100, 1000)

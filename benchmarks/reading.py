@@ -33,9 +33,9 @@ from benchmarks.logs import (
     write_log,
 )
 from benchmarks.written_history import write_history
+from dlcore.api.namespace import open_namespace as open_namespace_async
+from dlcore.base.records import LogRecord
 from dlcore.metadata.paths import parse_uri
-from dlcore.namespace import open_namespace as open_namespace_async
-from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 _SMALL_RECORD_BYTES = 100
 _SMALL_RECORDS = 1_000_000

@@ -12,15 +12,15 @@ import uvloop
 
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.logs import CONFIG, drop_log, record_batches, write_log
-from dlcore.namespace import open_namespace as open_namespace_async
-from dlcore.records import LogRecord
+from dlcore.api.namespace import open_namespace as open_namespace_async
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 _RECORDS = 1_000_000
 _RECORD_BYTES = 100

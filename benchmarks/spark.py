@@ -27,7 +27,7 @@ from benchmarks.logs import (
     write_log,
 )
 from benchmarks.noop_source import VALUE_BYTES, NoopDataSource, ReadyDataSource
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark.arrow import ROW_SCHEMA
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 CORES = 2
 READ_BYTES = 200 * MIB

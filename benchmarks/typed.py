@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 _QUESTION = ("carrier", "dep_delay", "distance")
 _QUESTION_SCHEMA = "carrier string, dep_delay bigint, distance bigint"

@@ -20,7 +20,7 @@ from benchmarks.limits import (
 )
 from benchmarks.logs import run
 from benchmarks.wire_server import BOOKIE, CLUSTER_ID
-from dlcore.config import LedgerClientConfig
+from dlcore.base.config import LedgerClientConfig
 from dlcore.transport.client import WireBookieClient
 from dlcore.wire.digest import encode_frame
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from dlcore.ids import BookieId
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.base.ids import BookieId
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 _RATIO = 0.6
 _SIZES = {"1_kb": (1024, 20_000, 256), "512_kb": (512 * 1024, 400, 16)}

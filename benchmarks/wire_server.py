@@ -20,10 +20,10 @@ from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
 from bookie.serving.service import BookieService
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore import kept_memory
-from dlcore.clock import SystemClock
-from dlcore.config import MIB
-from dlcore.ids import BookieId
+from dlcore.base import kept_memory
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import MIB
+from dlcore.base.ids import BookieId
 
 CLUSTER_ID = "benchmark"
 BOOKIE = BookieId("bookie", "0" * 32)

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
-from dlcore import event_loop, kept_memory
-from dlcore.background import BackgroundTasks
-from dlcore.clock import SystemClock
-from dlcore.config import LedgerClientConfig
-from dlcore.errors import ConfigurationError, DLError
+from dlcore.base import event_loop, kept_memory
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LedgerClientConfig
+from dlcore.base.errors import ConfigurationError, DLError
+from dlcore.base.reconfiguring import next_configuration
+from dlcore.base.seldom import log_to_stderr
+from dlcore.base.settings import configuration_file, options_of, read_settings
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.reconfiguring import next_configuration
-from dlcore.seldom import log_to_stderr
-from dlcore.settings import configuration_file, options_of, read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlcore.config import (
+from dlcore.base.config import (
     ENTRY_SIZE_BYTES_MAX,
     MIB,
     checked,

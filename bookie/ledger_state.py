@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from dlcore.errors import BadRequestError
+from dlcore.base.errors import BadRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator

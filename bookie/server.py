@@ -25,28 +25,28 @@ from bookie.space.budget import SpaceReport
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.background import BackgroundTasks, outcome_of
-from dlcore.closing import AsyncClosing
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks, outcome_of
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import (
     BookieStorageError,
     ConfigurationError,
     DLError,
 )
+from dlcore.base.tls_refusals import own_refusal
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths, parse_uri
-from dlcore.tls_refusals import own_refusal
 from dlcore.transport.client import WireBookieClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.server_config import BookieConfig
-    from dlcore.clock import Clock
-    from dlcore.ids import BookieId
+    from dlcore.base.clock import Clock
+    from dlcore.base.ids import BookieId
+    from dlcore.base.tls import TlsFiles
     from dlcore.metadata.port import MetadataStore
-    from dlcore.tls import TlsFiles
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: TC003  get_type_hints looks it up
 from typing import TYPE_CHECKING
 
 from bookie.config import StorageConfig
-from dlcore.config import (
+from dlcore.base.config import (
     DEFAULT_RACK,
     ENTRY_SIZE_BYTES_MAX,
     MIB,
@@ -25,10 +25,17 @@ from dlcore.config import (
     require,
     require_positive,
 )
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.settings import (
+    Option,
+    config_of,
+    options_of,
+    parse_value,
+    require_log_level,
+    values_of,
+)
+from dlcore.base.tls import TlsFiles
 from dlcore.metadata.paths import parse_uri
-from dlcore.settings import Option, config_of, options_of, parse_value, require_log_level, values_of
-from dlcore.tls import TlsFiles
 from dlcore.wire.messages import ADD_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from demo.stream import (
     wait_for_rows,
     wait_until_drained,
 )
-from dlcore.config import LogConfig, QuorumConfig
-from dlcore.sandbox.cluster import Sandbox
+from dlcore.base.config import LogConfig, QuorumConfig
+from dlcore.ops.sandbox.cluster import Sandbox
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConfig
-from dlcore.errors import DLError
-from dlcore.ids import DLSN, BookieId
+from dlcore.base.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConfig
+from dlcore.base.errors import DLError
+from dlcore.base.ids import DLSN, BookieId
+from dlcore.base.records import LogRecord, LogRecordWithDLSN
+from dlcore.base.statistics import NamespaceStatistics
+from dlcore.base.tls import TlsFiles
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.metadata.names import LogChange, LogChangeKind
 from dlcore.log.reading.scan import (
@@ -23,13 +26,12 @@ from dlcore.log.reading.scan import (
     StagedExtent,
 )
 from dlcore.log.reading.status import LogStatus
-from dlcore.records import LogRecord, LogRecordWithDLSN
-from dlcore.statistics import NamespaceStatistics
-from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
-    from dlcore.copying import copy_log
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.copying import copy_log
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace, open_namespace
+    from dlcore.api.scanning import scan
     from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.log_range import LogRange
     from dlcore.log.reading.merged import AsyncMergedReader
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from dlcore.log.staging.writer import StagingWriter
     from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.namespace import Namespace, open_namespace
-    from dlcore.scanning import scan
 
 __all__ = [
     "DLSN",
@@ -86,16 +86,16 @@ _HEAVY = {
     "AsyncAppendOnlyStreamWriter": "dlcore.log.streams",
     "AsyncLogReader": "dlcore.log.reading.reader",
     "AsyncLogWriter": "dlcore.log.writing.writer",
-    "DistributedLogManager": "dlcore.log.manager",
+    "DistributedLogManager": "dlcore.api.manager",
     "AsyncMergedReader": "dlcore.log.reading.merged",
     "LogRange": "dlcore.log.reading.log_range",
     "LogWatch": "dlcore.log.metadata.watching",
-    "Namespace": "dlcore.namespace",
+    "Namespace": "dlcore.api.namespace",
     "StagedAppend": "dlcore.log.staging.append",
     "StagingWriter": "dlcore.log.staging.writer",
-    "copy_log": "dlcore.copying",
-    "open_namespace": "dlcore.namespace",
-    "scan": "dlcore.scanning",
+    "copy_log": "dlcore.api.copying",
+    "open_namespace": "dlcore.api.namespace",
+    "scan": "dlcore.api.scanning",
 }
 """Names whose modules load pyarrow; imported at first use."""
 

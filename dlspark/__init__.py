@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from dlcore.clock import SystemClock
-from dlcore.errors import ConfigurationError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ConfigurationError
 from dlspark.commit import THREAD_PROPERTY
 from dlspark.plotting import follow_progress, plot_progress
 from dlspark.progress import ProgressListener

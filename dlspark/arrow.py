@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
-from dlcore.schemas import byte_row_schema
+from dlcore.api.schemas import byte_row_schema
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

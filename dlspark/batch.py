@@ -15,8 +15,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from dlcore.clock import SystemClock
-from dlcore.errors import LogNotFoundError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import LogNotFoundError
 from dlspark.commit import TASK_PROPERTIES, batch_identity
 from dlspark.offsets import DataLoss, LogPosition, LogView
 from dlspark.planning import Stretch

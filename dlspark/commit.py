@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import WriterCommitMessage
 
 from dlcore import SharedStaging
-from dlcore.errors import ConfigurationError, UnexpectedError
+from dlcore.base.errors import ConfigurationError, UnexpectedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -25,7 +25,7 @@ from dlspark.limits import Backlog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlcore.records import RecordPlace
+    from dlcore.base.records import RecordPlace
     from dlcore.sync import LogSnapshot
 
 LAG_VERSION = 1

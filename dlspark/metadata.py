@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from dlcore.errors import DLError, LogNotFoundError
+from dlcore.base.errors import DLError, LogNotFoundError
 from dlspark.options import MetadataOptions, MetadataTable
 from dlspark.reading import list_selected
 from dlspark.sessions import describe_missing, open_shared_namespace

@@ -27,8 +27,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError, DLError, LogNotFoundError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError, DLError, LogNotFoundError
+from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

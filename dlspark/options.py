@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN, validate_log_name
-from dlcore.tls import TlsFiles
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.tls import TlsFiles
 from dlspark.limits import DELAY_S_MAX, Limits
 from dlspark.option_table import (
     KAFKA_NAMES,

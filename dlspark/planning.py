@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql.datasource import InputPartition
 
 from dlcore import ScanRange
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

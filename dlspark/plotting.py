@@ -10,7 +10,7 @@ import datetime
 import io
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN, TXID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

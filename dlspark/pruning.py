@@ -13,8 +13,8 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.ids import DLSN
-from dlcore.records import NotLessThan, RecordField
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

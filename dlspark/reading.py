@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     LedgerReadError,
     LogNotFoundError,
     SchemaMismatchError,
 )
-from dlcore.ids import DLSN
-from dlcore.records import NotLessThan, RecordField
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
 from dlspark.arrow import RowBuilder, RowShape
 from dlspark.offsets import DataLoss, LogPosition, LogView
 from dlspark.planning import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import InputPartition
 
-    from dlcore.records import RecordPlace
+    from dlcore.base.records import RecordPlace
     from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
     from dlspark.options import Address, LogSelection, ReadOptions
     from dlspark.pruning import Wanted
@@ -67,7 +67,7 @@ def find_schema(options: ReadOptions) -> pa.Schema | None:
     Raises:
         SchemaMismatchError: no common schema fits their columns.
     """
-    from dlcore.schemas import merge_schemas
+    from dlcore.api.schemas import merge_schemas
 
     names = list_selected(options.address, options.logs)
     return merge_schemas(open_shared_logs(options.address).get_schemas(names))

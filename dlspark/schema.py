@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlspark.options import CATALOG_PREFIX
 
 if TYPE_CHECKING:

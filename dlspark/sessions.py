@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, cast
 
-from dlcore.errors import DLError, LogExistsError, LogNotFoundError
+from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlspark.options import MetadataOptions, Mode, ReadOptions, WriteOptions
 from dlspark.schema import (
     check_read_schema,

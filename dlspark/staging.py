@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore import AppendRun
-from dlcore.errors import (
+from dlcore.base.errors import (
     AppendAbortedError,
     AppendMismatchError,
     ConfigurationError,

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from dlcore.errors import LedgerReadError
-from dlcore.records import NotLessThan, RecordField
+from dlcore.base.errors import LedgerReadError
+from dlcore.base.records import NotLessThan, RecordField
 from dlspark.admission import (
     ADVICE_WITHOUT_ADMISSION,
     SupportsTriggerAvailableNow,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
     from dlcore.sync import LogSnapshot
     from dlspark.options import ReadOptions, WriteOptions
     from dlspark.schema import WriteColumns

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import types as sql
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 from dlspark.arrow import RowShape
 from dlspark.schema import READ_SCHEMA, TYPED_KEY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 from dlspark.schema import WriteColumns, require_case
 from dlspark.sessions import find_schemas, merge_schema, require_logs
 from dlspark.typed import METADATA_COLUMNS, log_schema_of
@@ -84,7 +84,7 @@ def prepare_typed(
 
 
 def _fit_log(options: WriteOptions, log: str, wanted: pa.Schema, known: pa.Schema | None) -> None:
-    from dlcore.schemas import require_fit, with_nulls_of
+    from dlcore.api.schemas import require_fit, with_nulls_of
 
     if options.merge_schema:
         # Whether a DataFrame's columns can be null does not say what the log has to accept.

@@ -30,20 +30,21 @@ from bookie.config import (
     StorageConfig,
 )
 from bookie.server_config import BookieConfig
-from dlcore import kept_memory, namespace
-from dlcore.cli import proxy
-from dlcore.cli.app import EXIT_FAILED, EXIT_USAGE, run
-from dlcore.cli.autorecovery import _serve, _ServiceConfig, autorecovery_options
-from dlcore.config import (
+from dlcore.api import namespace
+from dlcore.base import kept_memory
+from dlcore.base.config import (
     LedgerClientConfig,
     LogConfig,
     LogSettings,
     PlacementConfig,
     QuarantineConfig,
 )
-from dlcore.errors import ConfigurationError, DLError
+from dlcore.base.errors import ConfigurationError, DLError
+from dlcore.base.settings import Option, field_texts, read_settings, variable_of
+from dlcore.ops.cli import proxy
+from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, run
+from dlcore.ops.cli.autorecovery import _serve, _ServiceConfig, autorecovery_options
 from dlcore.proxy.config import ProxyConfig
-from dlcore.settings import Option, field_texts, read_settings, variable_of
 from tests.fixtures.configuration_page import MODELS, PROGRAMS, page
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster
@@ -201,7 +202,7 @@ def test_a_bookie_that_the_command_runs_takes_what_the_command_was_given(tmp_pat
     """The file, and the namespace."""
     file = tmp_path / "dlog.toml"
     file.write_text('[dlog]\nuri = "nonsense"\n[bookie]\nname = "b"\ndata_dir = "/nowhere"\n')
-    command = [sys.executable, "-m", "dlcore.cli", "--config", str(file), "bookie", "run"]
+    command = [sys.executable, "-m", "dlcore.ops.cli", "--config", str(file), "bookie", "run"]
     environment = {key: value for key, value in os.environ.items() if "DLOG" not in key}
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, check=False, timeout=60

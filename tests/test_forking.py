@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.sandbox.process import GATE
+from dlcore.ops.sandbox.process import GATE
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.waiting import wait_until
 
@@ -163,7 +163,7 @@ def test_a_module_runs_as_the_main_one() -> None:
     """What it says is the same."""
     forked, other = (
         subprocess.run(
-            [python, "-m", "dlcore.cli", *options], capture_output=True, text=True, check=False
+            [python, "-m", "dlcore.ops.cli", *options], capture_output=True, text=True, check=False
         )
         for python in (LOADED_PYTHON, sys.executable)
         for options in (["log", "nonsense"],)

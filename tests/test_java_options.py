@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.sandbox.zookeeper import find_java
+from dlcore.ops.sandbox.zookeeper import find_java
 from tests.fixtures import java
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ else:
 count = 0
 for package in map(importlib.import_module, ("dlcore", "bookie", "dlspark")):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name != "dlcore.cli.__main__":  # which runs the command
+        if module.name != "dlcore.ops.cli.__main__":  # which runs the command
             importlib.import_module(module.name)
             count += 1
 importlib.import_module("pyspark_dlog")
@@ -40,7 +40,7 @@ CLUSTER = """
 import subprocess, sys
 from dlcore import LogRecord
 from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sandbox import Sandbox
+from dlcore.ops.sandbox import Sandbox
 from dlcore.sync import open_namespace
 
 with Sandbox(3, data_dir=sys.argv[1], proxies=1, autorecovery=False) as sandbox:
@@ -64,7 +64,7 @@ with Sandbox(3, data_dir=sys.argv[1], proxies=1, autorecovery=False) as sandbox:
     for bookie in sandbox.bookies:
         bookie.kill()
         bookie.restart()
-    dlog = [sys.executable, "-m", "dlcore.cli", "--endpoint", endpoint]
+    dlog = [sys.executable, "-m", "dlcore.ops.cli", "--endpoint", endpoint]
     subprocess.run([*dlog, "log", "write", "clicks"], input=b"by a command\\n", check=True)
     subprocess.run([*dlog, "log", "tail", "clicks"], check=True)
 """
@@ -86,7 +86,7 @@ def test_a_bookie_stores_and_finds_its_entries() -> None:
 
 def test_the_sandbox_kills_what_it_started() -> None:
     """By process ids, and the time of their start, where there are no descriptors of processes."""
-    assert "3 passed" in run_tests_elsewhere("tests/dlcore/sandbox/test_warden.py")
+    assert "3 passed" in run_tests_elsewhere("tests/dlcore/ops/sandbox/test_warden.py")
 
 
 @pytest.mark.integration

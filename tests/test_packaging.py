@@ -41,7 +41,7 @@ def test_the_wheel_holds_what_is_imported_and_nothing_else(built: Path) -> None:
     with zipfile.ZipFile(only(built, "distributed_dlog-*.whl")) as wheel:
         names = wheel.namelist()
         (entry_points,) = (n for n in names if n.endswith("entry_points.txt"))
-        assert "dlog = dlcore.cli:main" in wheel.read(entry_points).decode()
+        assert "dlog = dlcore.ops.cli:main" in wheel.read(entry_points).decode()
         (metadata,) = (n for n in names if n.endswith("METADATA"))
         description = wheel.read(metadata).decode()
     top = {name.partition("/")[0] for name in names}

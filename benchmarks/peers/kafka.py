@@ -20,9 +20,9 @@ from uuid import uuid4
 
 import pyspark
 
-from dlcore.errors import ConfigurationError
-from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
-from dlcore.sandbox.zookeeper import find_java
+from dlcore.base.errors import ConfigurationError
+from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
+from dlcore.ops.sandbox.zookeeper import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

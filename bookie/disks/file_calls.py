@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from bookie.disks.port import DiskFullError
 from bookie.disks.recent_bytes import BLOCK_BYTES
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from bookie.disks.port import DiskFullError, DiskSpace
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

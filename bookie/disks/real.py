@@ -60,8 +60,8 @@ from bookie.disks.file_calls import (
 )
 from bookie.disks.port import DiskSpace
 from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
-from dlcore.background import outcome_of
-from dlcore.errors import BookieStorageError, ConfigurationError
+from dlcore.base.background import outcome_of
+from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

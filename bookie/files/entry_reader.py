@@ -26,12 +26,12 @@ from bookie.files.format import (
 from bookie.files.listed_ranges import RangePage, joined_ranges
 from bookie.files.read_runs import decode_at, read_run, runs_of
 from bookie.files.unsealed import Location
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieStorageError,
     NoSuchEntryError,
     NoSuchLedgerError,
 )
-from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.wire.digest import EntryFrame, is_sound
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import crc32c
 import numpy as np
 
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

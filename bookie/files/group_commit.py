@@ -24,8 +24,8 @@ from bookie.files.format import file_name
 from bookie.files.index import encode_footer_record
 from bookie.files.replay import NOTE_BYTES, note_newest
 from bookie.files.unsealed import Batch, EntryLogEvents, UnsealedFile
-from dlcore.background import BackgroundTasks
-from dlcore.errors import BookieStorageError, BookieUnavailableError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import BookieStorageError, BookieUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disks.port import Disk, DiskFile
     from bookie.files.unsealed import Location, UnsealedFiles
-    from dlcore.errors import BookieError
+    from dlcore.base.errors import BookieError
 
 T = TypeVar("T")
 

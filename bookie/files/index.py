@@ -27,7 +27,7 @@ from bookie.files.format import (
     encode_record_header,
     read_record_header,
 )
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

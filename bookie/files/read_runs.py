@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bookie.files.format import file_name
-from dlcore.errors import BookieStorageError, DigestMismatchError
+from dlcore.base.errors import BookieStorageError, DigestMismatchError
 from dlcore.wire.digest import EntryFrame, decode_frame
 
 if TYPE_CHECKING:

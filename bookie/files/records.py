@@ -15,7 +15,7 @@ from bookie.files.format import (
     decode_lac,
     read_record_header,
 )
-from dlcore.errors import DigestMismatchError
+from dlcore.base.errors import DigestMismatchError
 from dlcore.wire.digest import EntryFrame, decode_frame, frame_check
 
 if TYPE_CHECKING:

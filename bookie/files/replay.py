@@ -32,7 +32,7 @@ from bookie.files.index import (
     read_footer,
 )
 from bookie.files.records import IntactRecords
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.files.format import file_name
 from bookie.files.index import SealedIndex, read_footer
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from bookie.disks.port import Disk, DiskFile

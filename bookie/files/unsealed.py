@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import BookieError, BookieStorageError
+from dlcore.base.errors import BookieError, BookieStorageError
 
 if TYPE_CHECKING:
     import asyncio

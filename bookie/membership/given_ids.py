@@ -17,8 +17,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks, refuse
-from dlcore.errors import BadRequestError, BookieUnavailableError, DLError
+from dlcore.base.background import BackgroundTasks, refuse
+from dlcore.base.errors import BadRequestError, BookieUnavailableError, DLError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

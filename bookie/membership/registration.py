@@ -29,9 +29,9 @@ from msgspec.structs import replace
 
 from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_number
-from dlcore.background import BackgroundTasks
-from dlcore.config import DEFAULT_RACK
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.config import DEFAULT_RACK
+from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     MetadataConnectionError,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.disks.port import Disk
-    from dlcore.clock import Clock
-    from dlcore.ids import BookieId
+    from dlcore.base.clock import Clock
+    from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe, Versioned
 

@@ -12,15 +12,15 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.backoff import Backoff
-from dlcore.errors import BookieStorageError, DLError, LedgerNotFoundError
+from dlcore.base.backoff import Backoff
+from dlcore.base.errors import BookieStorageError, DLError, LedgerNotFoundError
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from dlcore.wire.messages import DURABLE_IDS_MAX, Buffer, Failed, Pong, encode, encode_durable
 from dlcore.wire.statuses import status_of
 

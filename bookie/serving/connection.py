@@ -17,8 +17,13 @@ from bookie.serving.answers import Answers
 from bookie.serving.eager import start
 from bookie.serving.read_budget import ReadShare
 from bookie.serving.read_streams import FollowStream, RangeStream
-from dlcore.errors import BadRequestError, BookieOverloadedError, BookieUnavailableError, DLError
-from dlcore.tls import name_in_certificate
+from dlcore.base.errors import (
+    BadRequestError,
+    BookieOverloadedError,
+    BookieUnavailableError,
+    DLError,
+)
+from dlcore.base.tls import name_in_certificate
 from dlcore.transport.sending import send
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.frames import FrameRun
@@ -93,27 +98,23 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_name: str | None = None
         """Whom the client's certificate names, where TLS asked for one."""
         self._is_reading = True
-        self.waits_for_turn = self.left_some = False
-        self._is_write_paused = False
+        self.waits_for_turn = self.left_some = self._is_write_paused = False
         self._is_writable = asyncio.Event()
         self._is_writable.set()
         self._entry_slots = asyncio.Semaphore(_STEPS_MAX)
         self._share = ReadShare(service.read_budget, self._send_frames)
-        self._stalled_bytes = 0
-        self._stalled_s = 0.0
-        self._in_flight = 0
-        self._in_flight_bytes = 0
+        self._stalled_bytes, self._stalled_s = 0, 0.0
+        self._in_flight = self._in_flight_bytes = 0
         self._answers = Answers()
         self._is_flush_due = False
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, ReadStream] = {}
         self._queue: deque[ReadStream] = deque()
-        self._is_advancing = False
         self._steps_left = _STEPS_PER_TURN
         self._steps: dict[asyncio.Task[None], None] = {}
         self._is_draining = service.is_draining
         self._refusal: DLError | None = None
-        self._is_over = False
+        self._is_advancing = self._is_over = False
         """The refusal was sent; what still comes is thrown away until the client closes."""
         self.closed = asyncio.Event()
         self.settled = asyncio.Event()

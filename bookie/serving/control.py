@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from dlcore.errors import ConfigurationError, DLError, WrongIncarnationError
-from dlcore.proto import bookie_pb2 as pb
-from dlcore.proto.bookie_pb2_grpc import (
+from dlcore.base.errors import ConfigurationError, DLError, WrongIncarnationError
+from dlcore.base.proto import bookie_pb2 as pb
+from dlcore.base.proto.bookie_pb2_grpc import (
     BookieControlServicer,
     add_BookieControlServicer_to_server,
 )
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.ids import BookieId
-    from dlcore.tls import TlsFiles
+    from dlcore.base.ids import BookieId
+    from dlcore.base.tls import TlsFiles
 
 LISTED_RANGES_MAX = 4096
 """Ranges of entries in one page of a list; few enough that a page delays no other request."""

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie.files.entry_reader import LargerEntryError
-from dlcore.errors import BookieOverloadedError
+from dlcore.base.errors import BookieOverloadedError
 from dlcore.wire.frames import total_bytes
 
 if TYPE_CHECKING:

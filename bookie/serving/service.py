@@ -15,9 +15,9 @@ from bookie.serving.connection import IN_FLIGHT_BYTES_MIN, Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
 from bookie.serving.turns import Turns
-from dlcore.config import MIB
-from dlcore.kept_memory import give_back_what_is_free
-from dlcore.tls_refusals import tell_refusals
+from dlcore.base.config import MIB
+from dlcore.base.kept_memory import give_back_what_is_free
+from dlcore.base.tls_refusals import tell_refusals
 from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
 
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
 
 logger = logging.getLogger(__name__)
 

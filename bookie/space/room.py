@@ -9,9 +9,9 @@ from bookie.files.compaction_choice import LEDGER_BYTES_MAX
 from bookie.files.format import RECORD_HEADER_BYTES
 from bookie.files.index import ENTRY_FOOTER_BYTES, LEDGER_FOOTER_BYTES
 from bookie.space.budget import Claim, SpaceGuard
-from dlcore.background import BackgroundTasks
-from dlcore.config import MIB
-from dlcore.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.config import MIB
+from dlcore.base.errors import BookieOverloadedError, BookieReadOnlyError, BookieStorageError
 
 if TYPE_CHECKING:
     from bookie.config import StorageConfig

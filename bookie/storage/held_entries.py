@@ -12,8 +12,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie.space.budget import Claim
-from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
-from dlcore.errors import BadRequestError, BookieStorageError, LedgerFencedError
+from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.errors import BadRequestError, BookieStorageError, LedgerFencedError
 from dlcore.wire.digest import frame_check
 
 if TYPE_CHECKING:

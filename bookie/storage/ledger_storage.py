@@ -24,14 +24,14 @@ from bookie.storage.storage_core import StorageCore
 from bookie.storage.timers import Timers
 from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
-from dlcore.errors import BookieError
+from dlcore.base.errors import BookieError
 
 if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.disks.port import Disk, DiskFile
     from bookie.files.index import FileIndex
     from bookie.files.replay import OpenedLog, WritePosition
-    from dlcore.clock import Clock
+    from dlcore.base.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bookie.files.entry_reader import check_room
 from bookie.files.listed_ranges import ListedRanges
 from bookie.ledger_state import check_id
-from dlcore.errors import BadRequestError, NoSuchLedgerError
+from dlcore.base.errors import BadRequestError, NoSuchLedgerError
 from dlcore.ledger.port import ENTRY_ID_MAX, FollowUpdate, HeldEntries
 from dlcore.wire.messages import HELD_RANGES_MAX
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from bookie.space.room import LOOK_DELAY_S, Room
-from dlcore.errors import BookieReadOnlyError, BookieStorageError, BookieUnavailableError
+from dlcore.base.errors import BookieReadOnlyError, BookieStorageError, BookieUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bookie.space.budget import Claim
     from bookie.storage.storage_core import StorageCore
     from bookie.storage.timers import Timers
-    from dlcore.errors import BookieError
+    from dlcore.base.errors import BookieError
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie.ledger_state import LedgerState
-from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.base.ids import INVALID_ENTRY_ID
 
 if TYPE_CHECKING:
     from bookie.disks.port import Disk

@@ -16,8 +16,8 @@ from bookie.ledger_state import check_id
 from bookie.space.budget import Claim
 from bookie.space.room import run_room_bytes
 from bookie.storage.held_entries import HeldEntries
-from dlcore.errors import BadRequestError, BookieError, EntryTooLargeError, LedgerFencedError
-from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.base.errors import BadRequestError, BookieError, EntryTooLargeError, LedgerFencedError
+from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.wire.digest import decode_frame, following_frames
 
 if TYPE_CHECKING:

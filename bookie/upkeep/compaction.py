@@ -37,7 +37,7 @@ from bookie.files.compaction_choice import LEDGER_BYTES_MAX, FileLoad, choose_ne
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.files.read_runs import read_run, runs_of
 from bookie.files.unsealed import Location
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 from dlcore.wire.digest import EntryFrame
 
 if TYPE_CHECKING:

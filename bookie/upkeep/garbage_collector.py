@@ -29,7 +29,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     CorruptMetadataError,
     MetadataConnectionError,
     NodeExistsError,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from bookie.storage.ledger_storage import LedgerStorage
     from bookie.upkeep.garbage import GarbageReport
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bookie.config import StorageConfig
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
-    from dlcore.clock import Clock
+    from dlcore.base.clock import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from bookie.files.read_runs import read_run
 from bookie.files.records import IntactRecords
 from bookie.files.replay import read_header
 from bookie.files.unsealed import Location
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 from dlcore.wire.digest import EntryFrame
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dlcore.background import outcome_of
-from dlcore.errors import AlreadyClosedError, ConfigurationError
+from dlcore.base.background import outcome_of
+from dlcore.base.errors import AlreadyClosedError, ConfigurationError
+from dlcore.base.statistics import WriteStatistics
 from dlcore.ledger.context import LedgerContext
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import BookieHealth, Conduct
@@ -19,15 +20,14 @@ from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering.recovery_driver import recover
 from dlcore.ledger.writing.in_flight import InFlight
 from dlcore.ledger.writing.writer import LedgerWriter
-from dlcore.statistics import WriteStatistics
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
 
-    from dlcore.clock import Clock
-    from dlcore.config import LedgerClientConfig, QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.clock import Clock
+    from dlcore.base.config import LedgerClientConfig, QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
-    from dlcore.config import LedgerClientConfig
+    from dlcore.base.config import LedgerClientConfig
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.placer import Placer
     from dlcore.ledger.port import BookieClient

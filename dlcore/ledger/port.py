@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncIterator, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from dlcore.errors import AlreadyClosedError
-from dlcore.statistics import ReadCounts
+from dlcore.base.errors import AlreadyClosedError
+from dlcore.base.statistics import ReadCounts
 
 if TYPE_CHECKING:
     import random
 
-    from dlcore.clock import Clock
-    from dlcore.config import LogConfig
+    from dlcore.base.clock import Clock
+    from dlcore.base.config import LogConfig
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import (
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import (
     ConfigurationError,
     CorruptMetadataError,
     LogNotFoundError,
     NoNodeError,
     UnexpectedError,
 )
-from dlcore.ids import LogId, validate_log_name
+from dlcore.base.ids import LogId, validate_log_name
 from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from dlcore.errors import LedgerNotFoundError, LedgerReadError, MetadataVersionError
+from dlcore.base.errors import LedgerNotFoundError, LedgerReadError, MetadataVersionError
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import plan_complete
 from dlcore.metadata.port import Delete

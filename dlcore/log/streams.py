@@ -11,13 +11,13 @@ import io
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from dlcore.closing import AsyncClosing
-from dlcore.config import require
-from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, UnexpectedError
-from dlcore.ids import TXID_MAX
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import require
+from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError, UnexpectedError
+from dlcore.base.ids import TXID_MAX
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stream import bytes_of, cut
-from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
 
 
 class AsyncAppendOnlyStreamWriter(AsyncClosing):

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
-from dlcore.errors import MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     ConfigurationError,
     CorruptMetadataError,
     MetadataConnectionError,
@@ -17,7 +17,7 @@ from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
 from dlcore.metadata.stored import LAYOUT, Count, Text, decode, encode
 
 if TYPE_CHECKING:
-    from dlcore.clock import Clock
+    from dlcore.base.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
 
 _ATTEMPTS_MAX = 5

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     MetadataConnectionError,
     MetadataError,

@@ -42,7 +42,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
+from dlcore.base.errors import CorruptMetadataError, InvalidNamespaceUriError
 
 _LEDGERS_PER_NODE = 10_000
 _DIGITS_MAX = 19

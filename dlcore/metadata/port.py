@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from dlcore.errors import TransactionTooLargeError
+from dlcore.base.errors import TransactionTooLargeError
 
 ANY_VERSION = -1
 """Write or delete with any version."""

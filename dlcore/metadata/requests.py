@@ -10,7 +10,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol import serialization
 from kazoo.protocol.states import ZnodeStat
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     MetadataConnectionError,
     MetadataError,
     MetadataSessionExpiredError,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.errors import ConfigurationError, CorruptMetadataError
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

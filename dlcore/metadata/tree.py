@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     MetadataError,
     MetadataVersionError,
     NodeExistsError,

@@ -26,9 +26,9 @@ from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
-from dlcore.background import outcome_of
-from dlcore.config import SESSION_TIMEOUT_S
-from dlcore.errors import (
+from dlcore.base.background import outcome_of
+from dlcore.base.config import SESSION_TIMEOUT_S
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     MetadataConnectionError,

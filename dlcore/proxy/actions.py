@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.api.manager import DistributedLogManager
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     EndOfStreamError,
@@ -20,18 +21,16 @@ from dlcore.errors import (
     UnknownActionError,
     WriteError,
 )
-from dlcore.ids import DLSN, validate_log_name
-from dlcore.log.manager import DistributedLogManager
-from dlcore.log.metadata.values import LogKey
-from dlcore.proxy.flight.appends import AppendRequest
-from dlcore.proxy.flight.planning import (
+from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.flight.appends import AppendRequest
+from dlcore.flight.planning import (
     LogsRequest,
     PlacesRequest,
     PositionsRequest,
     SnapshotsRequest,
 )
-from dlcore.proxy.flight.put import parse_schema
-from dlcore.proxy.flight.requests import (
+from dlcore.flight.put import parse_schema
+from dlcore.flight.requests import (
     MALFORMED,
     ChangeRequest,
     CreateRequest,
@@ -47,6 +46,7 @@ from dlcore.proxy.flight.requests import (
     SubscriptionsRequest,
     TruncateRequest,
 )
+from dlcore.log.metadata.values import LogKey
 from dlcore.proxy.reading.planning import Planning
 from dlcore.proxy.reading.subscriptions import Subscriptions
 from dlcore.proxy.writing.appends import Appends
@@ -54,7 +54,7 @@ from dlcore.proxy.writing.appends import Appends
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from dlcore.namespace import Namespace
+    from dlcore.api.namespace import Namespace
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.put import PutService

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlcore.config import MIB, checked, require, require_not_negative, require_positive
-from dlcore.settings import Option, options_of, require_log_level
+from dlcore.base.config import MIB, checked, require, require_not_negative, require_positive
+from dlcore.base.settings import Option, options_of, require_log_level
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.errors import ConfigurationError
-from dlcore.proto import health_pb2 as pb
-from dlcore.proxy.flight.requests import parsed
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.proto import health_pb2 as pb
+from dlcore.flight.requests import parsed
 from dlcore.proxy.service import FLIGHT, refuse
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import AlreadyClosedError, MetadataError, NoNodeError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.paths import unescape

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError, LogNotReadyError, MetadataConnectionError
+from dlcore.base.errors import DLError, LogNotReadyError, MetadataConnectionError
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:

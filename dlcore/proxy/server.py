@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from dlcore.closing import AsyncClosing
-from dlcore.errors import ConfigurationError
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.tls import TlsFiles
+from dlcore.base.tls_refusals import own_refusal
+from dlcore.flight.calls import keepalive_options
 from dlcore.proxy.actions import Actions
-from dlcore.proxy.flight.calls import keepalive_options
 from dlcore.proxy.health import Health
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
@@ -22,13 +24,11 @@ from dlcore.proxy.writing.forwarding import Forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
-from dlcore.tls import TlsFiles
-from dlcore.tls_refusals import own_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.namespace import Namespace
+    from dlcore.api.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
 
 logger = logging.getLogger(__name__)

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
     LogNotReadyError,
     ReaderStalledError,
     UncheckedTokenError,
 )
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import close_connection, drop_the_rest, send
-from dlcore.proxy.flight.requests import parsed
-from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.calls import close_connection, drop_the_rest, send
+from dlcore.flight.requests import parsed
+from dlcore.flight.statuses import code_of, message_of, metadata_of
 from dlcore.proxy.writing.forwarding import OwnerStatusError
 from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from dlcore.flight.forwards import Wish
     from dlcore.proxy.actions import Actions
-    from dlcore.proxy.flight.forwards import Wish
     from dlcore.proxy.reading.serving import ReadPath
     from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.put import PutService

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from dlcore import errors
-from dlcore.background import BackgroundTasks
-from dlcore.backoff import Backoff, Wait
-from dlcore.closing import AsyncClosing
-from dlcore.errors import AlreadyClosedError, ConfigurationError, DLError, ProxyUnavailableError
-from dlcore.proxy.flight.calls import CLIENT_OPTIONS, METHOD
-from dlcore.proxy.flight.put import UNREACHABLE_MAX
-from dlcore.proxy.flight.statuses import LOCATION_KEY, RETRY_KEY
+from dlcore.base import errors
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.backoff import Backoff, Wait
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    DLError,
+    ProxyUnavailableError,
+)
+from dlcore.flight.calls import CLIENT_OPTIONS, METHOD
+from dlcore.flight.put import UNREACHABLE_MAX
+from dlcore.flight.statuses import LOCATION_KEY, RETRY_KEY
 from dlcore.remote.tls_reasons import tls_reason
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from dlcore.tls import TlsFiles
+    from dlcore.base.tls import TlsFiles
 
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")

@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     ConfigurationError,
     LogEmptyError,
     LogNotFoundError,
     SchemaMismatchError,
 )
-from dlcore.ids import DLSN, validate_log_name
+from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.requests import (
+    ChangeRequest,
+    RenameRequest,
+    SettingsRequest,
+    StreamRequest,
+    TruncateRequest,
+)
+from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.log_range import AsyncFramed
@@ -24,16 +34,6 @@ from dlcore.log.reading.queries import LogQueries
 from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.requests import (
-    ChangeRequest,
-    RenameRequest,
-    SettingsRequest,
-    StreamRequest,
-    TruncateRequest,
-)
-from dlcore.proxy.flight.tickets import Place, Ticket
-from dlcore.records import NotLessThan, RecordField
 from dlcore.remote import planning, subscriptions
 from dlcore.remote.planning import LogInfo, Received, received
 from dlcore.remote.reader import RemoteReader, RemoteRecord
@@ -41,9 +41,9 @@ from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
 
 if TYPE_CHECKING:
+    from dlcore.base.records import LogRecord, RecordPlace
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.records import LogRecord, RecordPlace
     from dlcore.remote.endpoint import Endpoint
 
 _STREAM_PRODUCER = "dlog-byte-stream"

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.clock import SystemClock
-from dlcore.closing import AsyncClosing
-from dlcore.config import LogSettings, require_bounded, require_kind, require_positive
-from dlcore.errors import (
+from dlcore.base.clock import SystemClock
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import LogSettings, require_bounded, require_kind, require_positive
+from dlcore.base.errors import (
     LogExistsError,
     LogNotFoundError,
 )
-from dlcore.ids import DLSN, validate_log_name
-from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.merged import AsyncMergedReader
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.requests import (
+from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.requests import (
     CreateRequest,
     LogRequest,
     SchemaRequest,
 )
+from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint, answer_s
 from dlcore.remote.log import RemoteLog
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.base.records import NotLessThan, RecordPlace
+    from dlcore.base.tls import TlsFiles
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
-    from dlcore.records import NotLessThan, RecordPlace
     from dlcore.remote.reader import RemoteRecord
-    from dlcore.tls import TlsFiles
 
 PATIENCE_S = 60.0
 

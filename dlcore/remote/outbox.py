@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from dlcore.errors import OverCapacityError, UnexpectedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import OverCapacityError, UnexpectedError
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 
 if TYPE_CHECKING:

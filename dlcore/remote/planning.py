@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from dlcore.errors import EndOfStreamError, LedgerReadError
-from dlcore.html_tables import ShownFields
-from dlcore.ids import DLSN
-from dlcore.log.entries.batches import numbers_of
-from dlcore.log.reading.scan import ScanBatch
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.planning import (
+from dlcore.base.errors import EndOfStreamError, LedgerReadError
+from dlcore.base.html_tables import ShownFields
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import RecordField, RecordPlace
+from dlcore.flight.planning import (
     FoundPlace,
     KnownLog,
     LogsRequest,
@@ -28,19 +27,20 @@ from dlcore.proxy.flight.planning import (
     SnapshotsRequest,
     unpack_snapshots,
 )
-from dlcore.proxy.flight.put import PutMessage
-from dlcore.proxy.flight.requests import ChangeRequest
-from dlcore.proxy.flight.sending import Passed
-from dlcore.proxy.flight.tickets import Place, Ticket
-from dlcore.records import RecordField, RecordPlace
+from dlcore.flight.put import PutMessage
+from dlcore.flight.requests import ChangeRequest
+from dlcore.flight.sending import Passed
+from dlcore.flight.tickets import Place, Ticket
+from dlcore.log.entries.batches import numbers_of
+from dlcore.log.reading.scan import ScanBatch
 from dlcore.remote.endpoint import Retries, answer_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
+    from dlcore.base.records import NotLessThan
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot, ScanRange
-    from dlcore.records import NotLessThan
     from dlcore.remote.endpoint import Endpoint
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

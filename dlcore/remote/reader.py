@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
-from dlcore.html_tables import ShownFields
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
+from dlcore.base.html_tables import ShownFields
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.rows import Rows
 from dlcore.log.reading.rows_reader import ReadStart, RowsReader
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.tickets import Place, Ticket
-from dlcore.records import NotLessThan, RecordField
 from dlcore.remote.planning import LogInfo, asked_by, place_of, received
 
 if TYPE_CHECKING:

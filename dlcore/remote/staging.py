@@ -17,13 +17,13 @@ import msgspec
 import pyarrow as pa
 from msgspec import structs
 
-from dlcore.clock import SystemClock
-from dlcore.errors import ConfigurationError, WriteError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ConfigurationError, WriteError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.appends import AppendRequest
+from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
+from dlcore.flight.sending import framed
 from dlcore.log.reading.scan import CommitResult, StagedExtent
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.appends import AppendRequest
-from dlcore.proxy.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
-from dlcore.proxy.flight.sending import framed
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.planning import act, arrow_of
 from dlcore.remote.streams import Attempts, EndedError, ended, first_message, too_long, write

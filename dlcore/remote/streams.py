@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import msgspec
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     ConditionFailedError,
     ConfigurationError,
     DLError,
@@ -19,18 +19,18 @@ from dlcore.errors import (
     ProxyUnavailableError,
     SequenceGapError,
 )
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.calls import BROKEN
+from dlcore.flight.sending import framed
+from dlcore.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
 from dlcore.log.entries.stamp import Claim
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import BROKEN
-from dlcore.proxy.flight.sending import framed
-from dlcore.proxy.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
 from dlcore.remote.endpoint import Retries, error_of, is_cancelled
 from dlcore.remote.outbox import End
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore.proxy.flight.put import PutTarget, StagingTarget
+    from dlcore.flight.put import PutTarget, StagingTarget
     from dlcore.remote.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)

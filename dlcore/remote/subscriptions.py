@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.backoff import Wait
-from dlcore.clock import SystemClock
-from dlcore.errors import OwnershipAcquireFailedError, SubscriptionMovedError
-from dlcore.ids import DLSN
-from dlcore.log.metadata.values import Mark
-from dlcore.proxy.flight.requests import (
+from dlcore.base.backoff import Wait
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import OwnershipAcquireFailedError, SubscriptionMovedError
+from dlcore.base.ids import DLSN
+from dlcore.flight.requests import (
     ForgetRequest,
     MoveRequest,
     SeenPosition,
     SubscriptionsRequest,
 )
+from dlcore.log.metadata.values import Mark
 from dlcore.remote.planning import act
 
 if TYPE_CHECKING:

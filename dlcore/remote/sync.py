@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.blocking.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
-from dlcore.blocking.log_range import Framed
-from dlcore.blocking.merged import MergedReader
-from dlcore.blocking.portal import Portal, shared_portal
-from dlcore.blocking.reader import RowsTwin
-from dlcore.blocking.staging import StagedAppend, StagingWriter
-from dlcore.blocking.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
-from dlcore.blocking.twin import Blocking, iterate
-from dlcore.config import FLUSH_INTERVAL_S
+from dlcore.base.config import FLUSH_INTERVAL_S
+from dlcore.base.records import LogRecord
 from dlcore.log.writing.transmit import checked_payload, parts_of
-from dlcore.records import LogRecord
 from dlcore.remote import log as async_log, namespace as async_namespace, writing
 from dlcore.remote.namespace import PATIENCE_S
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.planning import LogInfo
 from dlcore.remote.reader import RemoteRecord, RemoteRows
 from dlcore.remote.writing import counted
+from dlcore.sync.buffering import BUFFERED_RECORD_BYTES, BufferingWriter, WritersNamespace
+from dlcore.sync.log_range import Framed
+from dlcore.sync.merged import MergedReader
+from dlcore.sync.portal import Portal, shared_portal
+from dlcore.sync.reader import RowsTwin
+from dlcore.sync.staging import StagedAppend, StagingWriter
+from dlcore.sync.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
+from dlcore.sync.twin import Blocking, iterate
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.config import LogSettings
-    from dlcore.ids import DLSN
+    from dlcore.base.config import LogSettings
+    from dlcore.base.ids import DLSN
+    from dlcore.base.records import NotLessThan, RecordPlace
+    from dlcore.base.tls import TlsFiles
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
-    from dlcore.records import NotLessThan, RecordPlace
-    from dlcore.tls import TlsFiles
 
 __all__ = [
     "LogInfo",

@@ -10,10 +10,10 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-from dlcore.tls_refusals import explained, judge_as_grpc, own_refusal
+from dlcore.base.tls_refusals import explained, judge_as_grpc, own_refusal
 
 if TYPE_CHECKING:
-    from dlcore.tls import TlsFiles
+    from dlcore.base.tls import TlsFiles
 
 _LOOK_S = 2.0
 """A proxy that answers begins to within so much."""

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.background import outcome_of, refuse
-from dlcore.clock import SystemClock
-from dlcore.errors import (
+from dlcore.base.background import outcome_of, refuse
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     DLError,
@@ -28,15 +28,15 @@ from dlcore.errors import (
     WriteCancelledError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.flight.put import Numbered, PutTarget
+from dlcore.flight.sending import framed
 from dlcore.log.entries.body import byte_log_schema
 from dlcore.log.entries.stamp import GENERATED_PREFIX, Claim
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.producers import GENERATED_KEPT_MS, KEPT_MS
 from dlcore.log.writing.records_writer import RecordsWriter
 from dlcore.log.writing.transmit import checked_payload, parts_of
-from dlcore.proxy.flight.put import Numbered, PutTarget
-from dlcore.proxy.flight.sending import framed
 from dlcore.remote.outbox import Outbox
 from dlcore.remote.planning import get_info, seal
 from dlcore.remote.streams import (
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.base.records import LogRecord
     from dlcore.log.metadata.values import LogKey
-    from dlcore.records import LogRecord
     from dlcore.remote.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)

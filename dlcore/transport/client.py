@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Self
 
-from dlcore.background import BackgroundTasks
-from dlcore.backoff import Backoff
-from dlcore.config import ENTRY_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.backoff import Backoff
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     BookieError,
     BookieUnavailableError,
     DigestMismatchError,
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
         Sequence,
     )
 
-    from dlcore.config import LedgerClientConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import LedgerClientConfig
+    from dlcore.base.ids import BookieId
+    from dlcore.base.tls import TlsFiles
     from dlcore.ledger.port import EntryRange
-    from dlcore.tls import TlsFiles
     from dlcore.transport.connection import Connect, Incoming
     from dlcore.transport.control import ControlClient
     from dlcore.wire.client_end import Read

@@ -13,9 +13,9 @@ from collections import deque
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
-from dlcore.errors import BookieError, BookieOverloadedError, BookieUnavailableError, DLError
-from dlcore.tls_refusals import closed_unheard, explained
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
+from dlcore.base.errors import BookieError, BookieOverloadedError, BookieUnavailableError, DLError
+from dlcore.base.tls_refusals import closed_unheard, explained
 from dlcore.transport.sending import send
 from dlcore.wire.client_end import (
     Brought,
@@ -32,10 +32,10 @@ from dlcore.wire.messages import ADD_FRAMES_MAX, Ping, Pong, WireError, encode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.backoff import Backoff
-    from dlcore.config import LedgerClientConfig
-    from dlcore.ids import BookieId
-    from dlcore.tls import TlsFiles
+    from dlcore.base.backoff import Backoff
+    from dlcore.base.config import LedgerClientConfig
+    from dlcore.base.ids import BookieId
+    from dlcore.base.tls import TlsFiles
     from dlcore.wire.client_end import ClientEvent, Read
     from dlcore.wire.memory import ReceiveMemory
     from dlcore.wire.messages import Buffer, Chunk, Frame, Held, Hello, Update

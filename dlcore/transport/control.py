@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from dlcore.errors import BookieUnavailableError
+from dlcore.base.errors import BookieUnavailableError
+from dlcore.base.proto import bookie_pb2 as pb
+from dlcore.base.proto.bookie_pb2_grpc import BookieControlStub
+from dlcore.base.tls_refusals import told_by_grpc
 from dlcore.ledger.ranges import EntryRanges
-from dlcore.proto import bookie_pb2 as pb
-from dlcore.proto.bookie_pb2_grpc import BookieControlStub
-from dlcore.tls_refusals import told_by_grpc
 from dlcore.wire.statuses import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
+    from dlcore.base.tls import TlsFiles
     from dlcore.ledger.port import EntryRange
-    from dlcore.tls import TlsFiles
 
 _OPTIONS = [
     ("grpc.enable_retries", 0),

@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     BadRequestError,
     BookieError,
     BookieReadOnlyError,
@@ -30,7 +30,7 @@ from dlcore.wire.digest import decode_frame
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
 
 _CHUNK_BYTES = 1024 * 1024

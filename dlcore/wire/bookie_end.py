@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import BadRequestError, WrongIncarnationError
+from dlcore.base.errors import BadRequestError, WrongIncarnationError
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.messages import (
     FEATURES,
@@ -44,7 +44,7 @@ from dlcore.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.wire.assembly import Room
     from dlcore.wire.memory import ReceiveMemory
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     BookieError,
     BookieUnavailableError,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import crc32c
 import numpy as np
 
-from dlcore.errors import DigestMismatchError
+from dlcore.base.errors import DigestMismatchError
 from dlcore.wire.frames import FrameParts
 
 if TYPE_CHECKING:

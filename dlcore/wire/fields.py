@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from dlcore.errors import BadRequestError
+from dlcore.base.errors import BadRequestError
 from dlcore.wire.frames import FrameRun
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlcore.errors import BookieUnavailableError
+from dlcore.base.errors import BookieUnavailableError
 from dlcore.wire.messages import Ping
 
 LEAST_S = 0.001

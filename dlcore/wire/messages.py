@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 import crc32c
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, MIB
-from dlcore.errors import BadRequestError
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
+from dlcore.base.errors import BadRequestError
 from dlcore.wire.fields import (
     SIZE_BYTES,
     TEXT_BYTES_MAX,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     BadRequestError,
     BookieError,

@@ -18,9 +18,9 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from dlcore import LogConfig, LogRecord, QuorumConfig, remote
-from dlcore.errors import DLError
-from dlcore.namespace import open_namespace
-from dlcore.sandbox.cluster import Sandbox
+from dlcore.api.namespace import open_namespace
+from dlcore.base.errors import DLError
+from dlcore.ops.sandbox.cluster import Sandbox
 from tests.abuse.attacks import (
     ATTACKS,
     ATTACKS_ON_PROXY,

@@ -12,7 +12,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlcore.sandbox.cluster import Sandbox
+from dlcore.ops.sandbox.cluster import Sandbox
 from tests.blackbox.nemesis import Nemesis
 from tests.blackbox.programs import ProgramError, build, build_java, succeed
 from tests.fixtures.forking import Forking

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.flight as flight
 
-from dlcore.sandbox.cluster import Proxy
+from dlcore.ops.sandbox.cluster import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dlcore.sandbox.cluster import Bookie, Sandbox
+    from dlcore.ops.sandbox.cluster import Bookie, Sandbox
 
 KINDS = {
     "proxy": ("kill proxy", "freeze proxy", "drain proxy", "restart proxy"),

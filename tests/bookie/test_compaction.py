@@ -17,7 +17,7 @@ from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import RECORD_HEADER_BYTES, file_name
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieError,
     BookieStorageError,
     LedgerFencedError,

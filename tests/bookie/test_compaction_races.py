@@ -11,7 +11,7 @@ import pytest
 
 from bookie.disks.memory import MemoryDisk
 from bookie.upkeep import compaction
-from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
+from dlcore.base.errors import NoSuchEntryError, NoSuchLedgerError
 from tests.bookie.test_compaction import (
     CONFIG,
     DOOMED,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import connection as module
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
     BookieStorageError,
     BookieUnavailableError,
 )
-from dlcore.tls import name_in_certificate
+from dlcore.base.tls import name_in_certificate
 from dlcore.wire.messages import (
     Cancel,
     Durable,

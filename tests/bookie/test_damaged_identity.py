@@ -9,7 +9,7 @@ import pytest
 from bookie.disks.real import RealDisk
 from bookie.membership.registration import COOKIE_FILE
 from dlcore import LogConfig, LogRecord, QuorumConfig
-from dlcore.errors import BookieUnavailableError, DLError
+from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.sync import open_namespace
 from tests.bookie.test_registration import boot, connect
 from tests.fixtures.aio import run
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Bookie, Sandbox
+    from dlcore.ops.sandbox.cluster import Bookie, Sandbox
 
 RECORDS = 200
 

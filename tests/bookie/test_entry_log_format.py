@@ -27,7 +27,7 @@ from bookie.files.format import (
     read_record_header,
     stated_header_size,
 )
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 OWNER = owner_digest("bookie-1")
 HEADER = encode_file_header(3, owner=OWNER, life="1" * 32, live_files={1: 100, 2: 200})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bookie.disks.memory import MemoryDisk
-from dlcore.config import MIB
+from dlcore.base.config import MIB
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, read_entries, small_config
 

@@ -18,7 +18,7 @@ from bookie.files.entry_reader import LargerEntryError
 from bookie.files.entry_runs import EntryRun, first_run, joined, scattered
 from bookie.files.format import file_name
 from bookie.files.index import EntryColumns
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
 from tests.fixtures.storage import make_frame, open_storage, small_config

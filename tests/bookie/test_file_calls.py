@@ -12,7 +12,7 @@ import pytest
 
 from bookie.disks import file_calls
 from bookie.disks.real import RealDisk
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 
 from bookie.disks.memory import MemoryDisk
 from bookie.serving.read_streams import FollowStream
-from dlcore.errors import BookieStorageError, BookieUnavailableError
+from dlcore.base.errors import BookieStorageError, BookieUnavailableError
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.messages import Follow, Update
 from tests.fixtures.aio import until

@@ -19,7 +19,7 @@ from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieOverloadedError,
     BookieReadOnlyError,
     BookieStorageError,

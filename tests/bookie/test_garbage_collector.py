@@ -10,9 +10,9 @@ import pytest
 from bookie.config import GarbageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.config import QuorumConfig
-from dlcore.errors import CorruptMetadataError, NoSuchLedgerError
-from dlcore.ids import BookieId
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import CorruptMetadataError, NoSuchLedgerError
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.binding import ensure_namespace

@@ -12,7 +12,7 @@ import pytest
 from bookie.disks.memory import MemoryDisk
 from bookie.membership.given_ids import _READ_PAUSE_S, GivenIds
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     BookieUnavailableError,
     LedgerFencedError,

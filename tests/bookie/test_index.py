@@ -15,7 +15,7 @@ from bookie.files.index import (
     encode_footer_record,
     read_footer,
 )
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 from tests.fixtures.lengths import amount
 
 OWNER = b"o" * 16

@@ -21,15 +21,15 @@ from bookie.__main__ import (
     main,
 )
 from bookie.server import BookieServer
-from dlcore import kept_memory
-from dlcore.errors import BookieStorageError, ConfigurationError
+from dlcore.base import kept_memory
+from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie.server_config import BookieConfig
-    from dlcore.errors import DLError
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.base.errors import DLError
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 URI = "distributedlog://127.0.0.1:1/dlog"
 

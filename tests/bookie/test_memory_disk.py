@@ -8,7 +8,7 @@ import random
 import pytest
 
 from bookie.disks.memory import SECTOR_BYTES, MemoryDisk
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 
 def test_a_power_cut_keeps_synced_bytes_and_tears_the_rest() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
-from dlcore.clock import SystemClock
+from dlcore.base.clock import SystemClock
 from dlcore.metadata.memory import MemoryTree
 from tests.fixtures.certificates import SERVER, Authority
 from tests.fixtures.served_bookie import run
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dlcore.tls import TlsFiles
+    from dlcore.base.tls import TlsFiles
 
 URI = "distributedlog://memory:2181/dlog"
 

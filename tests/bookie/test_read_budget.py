@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from bookie.files.entry_reader import LargerEntryError
 from bookie.serving.read_budget import ReadBudget
-from dlcore.errors import BookieOverloadedError
+from dlcore.base.errors import BookieOverloadedError
 from tests.fixtures.aio import run
 
 MAX = 1_000

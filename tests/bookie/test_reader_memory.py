@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import MIB
+from dlcore.base.config import MIB
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
@@ -31,8 +31,8 @@ from tests.fixtures.served_bookie import CLIENT, frame_of, run
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.ids import BookieId
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.base.ids import BookieId
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
     from tests.fixtures.raw_wire import RawEnd
 
 pytestmark = pytest.mark.integration

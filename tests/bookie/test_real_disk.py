@@ -18,7 +18,7 @@ import pytest
 from bookie.disks import file_calls, real as real_disk
 from bookie.disks.real import RealDisk, RealFile
 from bookie.disks.recent_bytes import BLOCK_BYTES
-from dlcore.errors import BookieStorageError, ConfigurationError
+from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
 

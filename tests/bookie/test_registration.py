@@ -12,8 +12,8 @@ from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
 from bookie.membership.registration import Registrar, begin_life, establish_identity
-from dlcore.clock import SystemClock
-from dlcore.errors import (
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import (
     ConfigurationError,
     CorruptMetadataError,
     DLError,
@@ -21,7 +21,7 @@ from dlcore.errors import (
     MetadataError,
     NoNodeError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryStore, MemoryTree

@@ -18,9 +18,9 @@ from bookie.files.format import file_name
 from bookie.membership.repair import Repairer
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
-from dlcore.clock import SystemClock
-from dlcore.config import LedgerClientConfig
-from dlcore.errors import BookieStorageError
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LedgerClientConfig
+from dlcore.base.errors import BookieStorageError
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState

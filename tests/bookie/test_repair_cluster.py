@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from dlcore.clock import SystemClock
-from dlcore.config import LedgerClientConfig, QuorumConfig
-from dlcore.errors import BookieStorageError, BookieUnavailableError
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LedgerClientConfig, QuorumConfig
+from dlcore.base.errors import BookieStorageError, BookieUnavailableError
+from dlcore.base.proto import bookie_pb2 as pb
+from dlcore.base.proto.bookie_pb2_grpc import BookieControlStub
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.proto import bookie_pb2 as pb
-from dlcore.proto.bookie_pb2_grpc import BookieControlStub
 from dlcore.transport.client import WireBookieClient
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.aio import until_async
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlcore.ledger.reading.reader import LedgerReader
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 ENTRIES = 40
 DAMAGED_ID = 23

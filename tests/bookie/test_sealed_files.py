@@ -9,7 +9,7 @@ import pytest
 from bookie.disks.memory import MemoryDisk
 from bookie.files import sealed_files as sealed_files_module
 from bookie.files.unsealed import Batch
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import until
 from tests.fixtures.storage import make_frame, open_storage, small_config
 

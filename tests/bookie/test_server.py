@@ -17,8 +17,8 @@ import pytest
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
 from bookie.server import BookieServer
 from bookie.server_config import BookieConfig
-from dlcore.clock import SystemClock
-from dlcore.errors import (
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import (
     BadRequestError,
     BookieError,
     BookieReadOnlyError,
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.metadata.port import MetadataStore
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 PATHS = NamespacePaths("/dlog")
 URI = "distributedlog://memory:2181/dlog"

@@ -8,7 +8,7 @@ import pytest
 
 from bookie.config import GarbageConfig, SpaceConfig, StorageConfig
 from bookie.server_config import BookieConfig, bookie_options
-from dlcore.errors import ConfigurationError, InvalidNamespaceUriError
+from dlcore.base.errors import ConfigurationError, InvalidNamespaceUriError
 from tests.fixtures.certificates import Authority
 
 REQUIRED = {"name": "b", "metadata_uri": "distributedlog://zk:2181/dlog", "data_dir": "/data"}

@@ -15,8 +15,8 @@ from bookie.serving import connection as connection_module, service as service_m
 from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.storage.reads import Reads
-from dlcore.config import ENTRY_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
     BookieUnavailableError,
@@ -60,7 +60,7 @@ from tests.fixtures.served_bookie import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.tls import TlsFiles
+    from dlcore.base.tls import TlsFiles
     from tests.fixtures.raw_wire import RawEnd
     from tests.fixtures.served_bookie import ServedBookie
 

@@ -10,7 +10,7 @@ import pytest
 from bookie.config import GarbageConfig, SpaceConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.storage.status import StorageState
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
     BookieReadOnlyError,

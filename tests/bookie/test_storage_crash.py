@@ -16,7 +16,7 @@ import pytest
 from bookie.config import GarbageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieError,
     BookieStorageError,
     LedgerFencedError,

@@ -17,7 +17,7 @@ from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.errors import BookieStorageError, NoSuchEntryError
+from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from tests.fixtures.aio import run, until
 from tests.fixtures.storage import ManualClock, make_frame, open_storage, read_all, small_config
 

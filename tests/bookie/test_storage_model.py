@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     BookieError,
     LedgerFencedError,

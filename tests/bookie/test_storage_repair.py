@@ -12,8 +12,8 @@ from bookie.config import CompactionConfig, GarbageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.clock import SystemClock
-from dlcore.errors import (
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import (
     BadRequestError,
     BookieError,
     BookieStorageError,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlcore import Namespace
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
     from tests.fixtures.disk_changes import Event
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches the calls of Linux")

@@ -15,7 +15,7 @@ import pytest
 
 from bookie.disks import file_calls, real as real_disk
 from bookie.disks.real import RealDisk
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 from tests.fixtures.disk_changes import Told, Unsynced
 from tests.fixtures.disk_recorder import DiskRecorder
 

@@ -21,7 +21,7 @@ from bookie.files.format import (
     read_record_header,
 )
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.errors import NoSuchEntryError, NoSuchLedgerError
+from dlcore.base.errors import NoSuchEntryError, NoSuchLedgerError
 from dlcore.wire.digest import decode_frame
 from tests.bookie.test_damaged_files import place
 from tests.fixtures.acknowledged import Acknowledged

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
-from dlcore.errors import BookieError
+from dlcore.base.errors import BookieError
 from dlcore.wire.frames import FrameRun
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount

@@ -11,7 +11,7 @@ import pytest
 from bookie.config import CompactionConfig, GarbageConfig, ScrubConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.files.format import file_name
-from dlcore.errors import BookieStorageError, LedgerFencedError
+from dlcore.base.errors import BookieStorageError, LedgerFencedError
 from tests.fixtures.storage import make_frame, open_storage, small_config
 from tests.simulation.loop import run
 

@@ -14,20 +14,20 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.autorecovery.service import AutoRecovery
-from dlcore.clock import SystemClock
-from dlcore.config import LogConfig
-from dlcore.errors import DLError, LogNotFoundError
+from dlcore.api.namespace import Namespace
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import DLError, LogNotFoundError
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
-from dlcore.log.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.namespace import Namespace
+from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+from dlcore.ops.autorecovery.service import AutoRecovery
+from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
+from dlcore.ops.upkeep.worker import LogUpkeep
 from dlcore.transport.client import WireBookieClient
 from tests.chaos.client import CLIENT_CONFIG
 from tests.chaos.plan import BOOKIE_SESSION_S

@@ -32,7 +32,7 @@ from dlcore import (
     Namespace,
     open_namespace,
 )
-from dlcore.errors import MetadataConnectionError, MetadataSessionExpiredError
+from dlcore.base.errors import MetadataConnectionError, MetadataSessionExpiredError
 from tests.chaos.history import DAMAGED, NO_GROUP, UNKNOWN_DLSN
 from tests.chaos.payloads import identity_of, payload_of
 from tests.chaos.plan import ADD_TIMEOUT_S

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
-from dlcore.clock import SystemClock
-from dlcore.errors import LedgerNotFoundError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import LedgerNotFoundError
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.metadata.values import LockHolder, LogMetadata
@@ -19,10 +19,10 @@ from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.ops.sandbox.process import HOST, PortReservation, Warden
+from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 from dlcore.remote import planning
 from dlcore.remote.endpoint import Endpoint
-from dlcore.sandbox.process import HOST, PortReservation, Warden
-from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
 from tests.chaos import disks
 from tests.chaos.client import CLIENT_CONFIG, LOG_CONFIG, Work
 from tests.chaos.history import DAMAGED, Found, History
@@ -246,7 +246,7 @@ class Cluster:
     def _proxy_command(self, name: str) -> Sequence[str]:
         port = str(self._proxy_ports[name].port)
         return [
-            *(LOADED_PYTHON, "-m", "dlcore.cli", "proxy", "run"),
+            *(LOADED_PYTHON, "-m", "dlcore.ops.cli", "proxy", "run"),
             *("--uri", self.uri, "--port", port),
         ]
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from dlcore.sandbox.process import ChildProcess, Warden
+from dlcore.ops.sandbox.process import ChildProcess, Warden
 from tests.chaos.threads import in_thread
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError
-from dlcore.sandbox.process import HOST
+from dlcore.base.errors import DLError
+from dlcore.ops.sandbox.process import HOST
 from dlcore.wire.digest import encode_frame
 from dlcore.wire.messages import (
     FEATURES,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
 
 _PAUSE_S = 0.3
 _ANSWER_S = 2.0

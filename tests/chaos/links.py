@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlcore.sandbox.process import HOST
+from dlcore.ops.sandbox.process import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

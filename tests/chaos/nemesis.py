@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from dlcore import DLError
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from tests.chaos import disks
 from tests.chaos.cluster import (
     FULL_DISK_BYTES,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlcore.sandbox.process import HOST, ChildProcess, PortReservation, Warden
+from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden
 from tests.chaos.threads import in_thread
 from tests.fixtures.forking import LOADED_PYTHON
 

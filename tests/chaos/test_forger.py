@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from tests.chaos.forger import Forger
 from tests.fixtures.served_bookie import BOOKIE, CLUSTER_ID, frame_of, run, serve
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.sandbox.process import HOST
+from dlcore.ops.sandbox.process import HOST
 from tests.chaos.links import Network, Rule
 from tests.fixtures.aio import run, until
 

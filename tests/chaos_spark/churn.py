@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from dlcore import DLError, LogRecord
-from dlcore.errors import LogExistsError
+from dlcore.base.errors import LogExistsError
 from tests.chaos_spark.checker import Written
 
 if TYPE_CHECKING:

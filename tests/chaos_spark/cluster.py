@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pyspark
 
 from dlcore import DLSN, DLError, LedgerClientConfig, LogConfig, LogRecord, open_namespace
-from dlcore.clock import SystemClock
+from dlcore.base.clock import SystemClock
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.sandbox.process import PortReservation, Warden
-from dlcore.sandbox.zookeeper import EmbeddedZooKeeper, find_java
+from dlcore.ops.sandbox.process import PortReservation, Warden
+from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper, find_java
 from tests.chaos.services import Deadline, Service, bookie_may_end
 from tests.chaos.threads import in_thread
 from tests.chaos_spark.checker import Written

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlcore.sandbox.process import HOST
+from dlcore.ops.sandbox.process import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

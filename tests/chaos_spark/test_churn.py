@@ -19,7 +19,7 @@ from tests.fixtures.memory_namespace import memory_cluster, read_all
 if TYPE_CHECKING:
     import pytest
 
-    from dlcore.namespace import Namespace
+    from dlcore.api.namespace import Namespace
 
 HELD = 7
 ENOUGH = Counter(created=8, truncated=12, renamed=3, deleted=3)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from bookie.serving.control import LISTED_RANGES_MAX
-from dlcore.config import ENTRY_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     BadRequestError,
     BookieUnavailableError,
     DigestMismatchError,
@@ -21,7 +21,7 @@ from dlcore.errors import (
     NoSuchLedgerError,
     WrongIncarnationError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.ledger.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
 from dlcore.transport.client import WireBookieClient
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient

@@ -9,7 +9,7 @@ import pytest
 
 from bookie.disks.memory import MemoryDisk
 from bookie.disks.real import RealDisk
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

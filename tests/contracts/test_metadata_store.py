@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     MetadataError,
     MetadataVersionError,
@@ -41,7 +41,7 @@ from tests.fixtures.lengths import sample
 from tests.fixtures.metadata_backend import Backend, lagging_tree, play
 
 if TYPE_CHECKING:
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 
 @pytest.mark.parametrize("value", [b"", b"text", bytes(range(256)), b"x" * 200_000])

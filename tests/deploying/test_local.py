@@ -16,7 +16,7 @@ from tests.fixtures.spark import ROOT, finds_formats
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = [
     pytest.mark.spark,

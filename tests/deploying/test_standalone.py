@@ -32,7 +32,7 @@ from tests.fixtures.spark import OF_FEW_ROWS, ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = [
     pytest.mark.spark,

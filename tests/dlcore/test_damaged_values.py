@@ -21,25 +21,25 @@ import msgspec
 import pytest
 
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.autorecovery.auditor import Auditor
-from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.autorecovery.election import Election
-from dlcore.autorecovery.listing import RepairList
-from dlcore.autorecovery.maintenance import Maintenance
-from dlcore.autorecovery.values import ElectedAuditor
-from dlcore.autorecovery.worker import Worker
-from dlcore.config import LogSettings
-from dlcore.errors import CorruptMetadataError
-from dlcore.ids import DLSN
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.ids import DLSN
 from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.log.inspection import audit_ledgers, find_nameless, inspect_log
 from dlcore.log.metadata.commit_records import list_commits
 from dlcore.log.metadata.staged import list_all_staged
-from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
+from dlcore.ops.autorecovery.auditor import Auditor
+from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+from dlcore.ops.autorecovery.election import Election
+from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.autorecovery.maintenance import Maintenance
+from dlcore.ops.autorecovery.values import ElectedAuditor
+from dlcore.ops.autorecovery.worker import Worker
+from dlcore.ops.inspection import audit_ledgers, find_nameless, inspect_log
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.worker import LogUpkeep
 from dlcore.proxy.membership import Membership
 from tests.fixtures.lengths import sample
 from tests.fixtures.memory_namespace import memory_cluster, record
@@ -48,8 +48,8 @@ from tests.fixtures.staged_records import stage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from dlcore.api.namespace import Namespace
     from dlcore.metadata.tree import Tree
-    from dlcore.namespace import Namespace
     from tests.fixtures.memory_namespace import MemoryCluster
 
 TIME_LIMIT_S = 30.0
@@ -334,12 +334,12 @@ def test_damaged_settings_are_replaced_when_they_are_changed() -> None:
 
 
 DEFECTS = [
-    (Scene.audit, "dlcore.autorecovery.auditor.lost_members"),
-    (Scene.audit, "dlcore.autorecovery.auditor.check_ledger"),
-    (Scene.repair, "dlcore.autorecovery.repair.plan_repair"),
-    (Scene.keep_up, "dlcore.log.upkeep.expiry.expire_log"),
-    (Scene.keep_up, "dlcore.log.upkeep.worker.drop_merged"),
-    (Scene.keep_up, "dlcore.log.upkeep.worker.remove_truncated"),
+    (Scene.audit, "dlcore.ops.autorecovery.auditor.lost_members"),
+    (Scene.audit, "dlcore.ops.autorecovery.auditor.check_ledger"),
+    (Scene.repair, "dlcore.ops.autorecovery.repair.plan_repair"),
+    (Scene.keep_up, "dlcore.ops.upkeep.expiry.expire_log"),
+    (Scene.keep_up, "dlcore.ops.upkeep.worker.drop_merged"),
+    (Scene.keep_up, "dlcore.ops.upkeep.worker.remove_truncated"),
 ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from dlcore import errors
-from dlcore.errors import ConfigurationError, DLError, ProxyUnavailableError, UnexpectedError
-from dlcore.proxy.flight.statuses import code_of, message_of
+from dlcore.base import errors
+from dlcore.base.errors import ConfigurationError, DLError, ProxyUnavailableError, UnexpectedError
+from dlcore.flight.statuses import code_of, message_of
 from dlcore.remote.endpoint import addresses_of, error_of
 
 CLASSES = [

@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.errors import CorruptMetadataError, InvalidNamespaceUriError
+from dlcore.base.errors import CorruptMetadataError, InvalidNamespaceUriError
 from dlcore.metadata.paths import (
     NAME_NODE_LENGTH_MAX,
     NamespacePaths,

@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from dlcore import SharedStaging
-from dlcore.clock import SystemClock
-from dlcore.errors import ConfigurationError, UnexpectedError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ConfigurationError, UnexpectedError
 from dlcore.log.staging.append import check_identity
 from dlspark import in_batch
 from dlspark.commit import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
 from dlspark.option_table import KAFKA_NAMES, KAFKA_ONLY, OPTIONS
 from tests.spark_document import DOCUMENT, render
 

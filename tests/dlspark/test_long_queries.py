@@ -16,9 +16,9 @@ from uuid import uuid4
 import pytest
 
 from dlcore import SharedStaging
-from dlcore.errors import LogNotFoundError, MetadataConnectionError
+from dlcore.base.errors import LogNotFoundError, MetadataConnectionError
+from dlcore.base.records import LogRecord
 from dlcore.log.metadata import store
-from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark import sessions
 from dlspark.commit import AppendIdentity
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import Namespace
     from dlspark.commit import StagedTask
 

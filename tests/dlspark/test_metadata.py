@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from dlcore.errors import ConfigurationError, LogNotFoundError
+from dlcore.api.namespace import open_namespace as open_async
+from dlcore.base.errors import ConfigurationError, LogNotFoundError
+from dlcore.base.records import LogRecord
 from dlcore.metadata.port import ANY_VERSION
-from dlcore.namespace import open_namespace as open_async
-from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark import metadata
 from dlspark.options import Address

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import RecordPlace
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
-from dlcore.records import RecordPlace
 from dlspark.lag import Lag
 from dlspark.offsets import LogPosition, LogView, StreamOffset
 from tests.fixtures.ledgers import metadata_of

@@ -10,9 +10,9 @@ import pickle
 
 import pytest
 
-from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN
-from dlcore.tls import TlsFiles
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN
+from dlcore.base.tls import TlsFiles
 from dlspark.limits import Limits
 from dlspark.option_table import OPTIONS, Use
 from dlspark.options import (

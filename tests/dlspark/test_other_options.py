@@ -14,10 +14,10 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.clock import SystemClock
-from dlcore.errors import ConfigurationError, DLError, LogNotFoundError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ConfigurationError, DLError, LogNotFoundError
+from dlcore.base.records import LogRecord
 from dlcore.metadata.binding import ensure_namespace
-from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark.options import Address
 from dlspark.sessions import close_shared_namespace

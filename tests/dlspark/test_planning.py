@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings, strategies as st
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlspark.option_table import PARTITION_BYTES_MAX
 from dlspark.options import Division
 from dlspark.planning import (

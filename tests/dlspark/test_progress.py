@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlspark import ProgressListener, follow_progress, plot_progress
 from dlspark.lag import Lag, LagReport
 from dlspark.progress import LOGS_MAX

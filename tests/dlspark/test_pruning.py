@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from pyspark.sql import datasource as by
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlspark.batch import comparison_of
 from dlspark.planning import Stretch
 from dlspark.pruning import ALTERNATIVES_MAX, Comparison, Interval, Wanted
@@ -24,7 +24,7 @@ from tests.fixtures.snapshots import place_in, snapshot_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.records import NotLessThan, RecordPlace
+    from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.sync import LogSnapshot
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

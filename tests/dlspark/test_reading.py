@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from dlcore import sync
-from dlcore.errors import AlreadyTruncatedError, DLError, LedgerReadError, LogNotFoundError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, DLError, LedgerReadError, LogNotFoundError
+from dlcore.base.ids import DLSN
 from dlspark import reading
 from dlspark.arrow import WRITE_SCHEMA_WITH_TXID
 from dlspark.options import Mode, ReadOptions

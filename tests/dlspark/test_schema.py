@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType, TimestampNTZType
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlspark.arrow import ROW_SCHEMA
 from dlspark.schema import (
     READ_SCHEMA,

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dlcore import SharedStaging
-from dlcore.errors import LogNotFoundError, WriteError
+from dlcore.base.errors import LogNotFoundError, WriteError
 from dlspark import sessions
 from dlspark.commit import AppendIdentity
 from dlspark.options import Address

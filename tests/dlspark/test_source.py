@@ -17,9 +17,9 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, InputPartition, LessThan
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
-from dlcore.ids import DLSN
-from dlcore.records import LogRecord
+from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError, LogNotFoundError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark.batch import DlogReader, FilteringDlogReader
 from dlspark.commit import AppendIdentity, StagedTask, batch_identity

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pytest
 
 from dlcore import SharedStaging
-from dlcore.errors import (
+from dlcore.base.errors import (
     AppendMismatchError,
     LogNotFoundError,
     OwnershipAcquireFailedError,
     TransactionIdOutOfOrderError,
 )
+from dlcore.base.records import LogRecord
 from dlcore.log.staging.append import StagedAppend
-from dlcore.records import LogRecord
 from dlcore.sync import open_namespace
 from dlspark.commit import AppendIdentity
 from dlspark.options import Mode, WriteOptions

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     LedgerReadError,
     LogNotFoundError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlspark import stream
 from dlspark.offsets import LogPosition, StreamOffset
 from dlspark.options import Mode, ReadOptions
@@ -32,7 +32,7 @@ from tests.fixtures.snapshots import place_in, snapshot_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dlcore.records import NotLessThan, RecordPlace
+    from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.sync import LogSnapshot
 
 LOG = "clicks"

@@ -23,8 +23,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from dlcore.errors import AlreadyTruncatedError, LogNotFoundError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, LogNotFoundError
+from dlcore.base.ids import DLSN
 from dlspark import reading, stream
 from dlspark.lag import Lag, LagReport
 from dlspark.options import Mode, ReadOptions
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.datasource import InputPartition
 
-    from dlcore.records import NotLessThan, RecordPlace
+    from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.sync import LogSnapshot
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dlcore.errors import AppendAbortedError
+from dlcore.base.errors import AppendAbortedError
 from dlcore.sync import open_namespace
 from dlspark import batch
 from dlspark.options import Address

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import types as T
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual
 
-from dlcore.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
-from dlcore.schemas import merge_schemas, schema_from_text
+from dlcore.api.schemas import merge_schemas, schema_from_text
+from dlcore.base.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
 from dlcore.sync import open_namespace
 from dlspark.arrow import RowBuilder, batches_by_log
 from dlspark.batch import FilteringDlogReader

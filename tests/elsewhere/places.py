@@ -13,7 +13,7 @@ _BOOKIES = (
     "tests/bookie/test_real_disk.py tests/bookie/test_server.py tests/bookie/test_full_disk.py"
 )
 _PROCESSES = (
-    "tests/integration/test_log_sync.py tests/integration/test_log_face.py tests/dlcore/cli"
+    "tests/integration/test_log_sync.py tests/integration/test_log_face.py tests/dlcore/ops/cli"
 )
 _SPARK = "tests/spark/test_batch_read.py tests/spark/test_stream_write.py"
 _WORDS = f"{_PROCESSES} tests/dlcore/log/test_typed_arrow.py tests/dlspark {_SPARK}"

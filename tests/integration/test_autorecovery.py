@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore import LogConfig, LogRecord, QuorumConfig
-from dlcore.cli.app import EXIT_FAILED, run
-from dlcore.errors import DLError
-from dlcore.sandbox.cluster import AutoRecoveryProcess
+from dlcore.base.errors import DLError
+from dlcore.ops.cli.app import EXIT_FAILED, run
+from dlcore.ops.sandbox.cluster import AutoRecoveryProcess
 from dlcore.sync import open_namespace
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager, Namespace
 
 pytestmark = pytest.mark.integration

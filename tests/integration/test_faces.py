@@ -20,11 +20,11 @@ import dlcore
 import dlcore.remote
 import dlcore.remote.sync
 import dlcore.sync
-from dlcore.blocking.portal import shared_portal
-from dlcore.errors import DLError
-from dlcore.ids import DLSN
+from dlcore.base.errors import DLError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.reading.reader import AsyncLogReader
-from dlcore.records import LogRecord
+from dlcore.sync.portal import shared_portal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import QuorumConfig
+from dlcore.api.namespace import open_namespace
+from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.namespace import open_namespace
 
 if TYPE_CHECKING:
-    from dlcore.sandbox import Sandbox
+    from dlcore.ops.sandbox import Sandbox
 
 pytestmark = pytest.mark.integration
 

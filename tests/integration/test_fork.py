@@ -16,7 +16,7 @@ import pytest
 from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +25,7 @@ CHILDREN = amount(60, sampled=10)
 PRELUDE = """
 import os, subprocess, sys, threading
 from dlcore import LogRecord
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlcore.sync import open_namespace
 from uuid import uuid4
 uri, log, count = sys.argv[1], sys.argv[2], int(sys.argv[3])

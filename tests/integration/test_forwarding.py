@@ -18,7 +18,7 @@ from tests.fixtures.proxies import act, log_name_for, payloads_in, two_proxies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration

@@ -16,14 +16,14 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.config import LogConfig
+from dlcore.base.config import LogConfig
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import Namespace
     from tests.fixtures.proxies import ProxyProcess
 

@@ -13,12 +13,12 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.config import LogConfig
+from dlcore.api.namespace import open_namespace
+from dlcore.base.config import LogConfig
+from dlcore.base.records import LogRecord
 from dlcore.ledger.reading.follower import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.log.reading.fetch import Fetcher
-from dlcore.namespace import open_namespace
-from dlcore.records import LogRecord
 from dlcore.transport.connection import Incoming
 from dlcore.wire.digest import EntryFrame
 from tests.fixtures.aio import until
@@ -26,7 +26,7 @@ from tests.fixtures.aio import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

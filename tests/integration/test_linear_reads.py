@@ -12,9 +12,9 @@ from uuid import uuid4
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.ids import DLSN
-from dlcore.namespace import open_namespace as open_async
-from dlcore.records import LogRecord
+from dlcore.api.namespace import open_namespace as open_async
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.aio import run
@@ -24,9 +24,9 @@ from tests.fixtures.proxies import proxy_process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.log.manager import DistributedLogManager as AsyncManager
+    from dlcore.api.manager import DistributedLogManager as AsyncManager
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.remote.sync import RemoteLog
-    from dlcore.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager
 
 pytestmark = pytest.mark.integration

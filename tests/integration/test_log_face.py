@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from dlcore import LogConfig, LogRecord, LogSettings
-from dlcore.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
-from dlcore.log.upkeep.worker import LogUpkeep
-from dlcore.namespace import open_namespace as open_async_namespace
+from dlcore.api.namespace import open_namespace as open_async_namespace
+from dlcore.base.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
+from dlcore.ops.upkeep.worker import LogUpkeep
 from dlcore.sync import open_namespace
 from tests.fixtures.waiting import wait_until
 

@@ -16,7 +16,7 @@ from tests.fixtures.forking import LOADED_PYTHON
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore import DLSN, LogConfig, LogRecord
-from dlcore.blocking import portal as portals
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     EndOfStreamError,
@@ -24,7 +23,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
     WriteError,
 )
-from dlcore.sync import copy_log, open_namespace, scan
+from dlcore.sync import copy_log, open_namespace, portal as portals, scan
 from tests.fixtures.forking import LOADED_PYTHON
 
 pytestmark = pytest.mark.integration
@@ -163,7 +162,7 @@ def test_a_scan_learns_of_new_addresses(namespace_uri: str) -> None:
     )
     code = """
 import pickle, sys
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from dlcore.sync import scan
 ranges = pickle.load(sys.stdin.buffer)
 try:

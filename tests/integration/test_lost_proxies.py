@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlcore.remote import open_namespace
 from tests.fixtures.proxies import log_name_for, two_proxies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.remote.reader import RemoteReader
-    from dlcore.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration

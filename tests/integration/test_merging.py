@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 
 from dlcore import LogConfig, QuorumConfig
-from dlcore.namespace import open_namespace
-from dlcore.scanning import scan
+from dlcore.api.namespace import open_namespace
+from dlcore.api.scanning import scan
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.namespace import Namespace
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

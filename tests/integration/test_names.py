@@ -8,7 +8,7 @@ import queue
 import pytest
 
 from dlcore import LogChange, LogChangeKind, LogRecord
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     LogExistsError,
     LogNotFoundError,

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 _WRITER = """
 import sys
 from dlcore import LogRecord
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from dlcore.sync import open_namespace
 
 with open_namespace(sys.argv[1]) as namespace, namespace.open_log(sys.argv[2]) as log:

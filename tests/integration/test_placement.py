@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import LedgerClientConfig, QuarantineConfig, QuorumConfig
-from dlcore.ids import BookieId
-from dlcore.namespace import open_namespace
+from dlcore.api.namespace import open_namespace
+from dlcore.base.config import LedgerClientConfig, QuarantineConfig, QuorumConfig
+from dlcore.base.ids import BookieId
 from tests.fixtures.aio import until_async
 from tests.fixtures.lateness import run_in_own_time
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.ledger.client import LedgerClient
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

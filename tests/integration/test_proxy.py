@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.proto import health_pb2
+from dlcore.base.proto import health_pb2
 from dlcore.sync import open_namespace
 from tests.fixtures.proxies import proxy_process
 
 if TYPE_CHECKING:
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration

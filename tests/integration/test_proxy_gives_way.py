@@ -13,15 +13,15 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.config import LogConfig
-from dlcore.namespace import open_namespace
-from dlcore.records import LogRecord
+from dlcore.api.namespace import open_namespace
+from dlcore.base.config import LogConfig
+from dlcore.base.records import LogRecord
 from dlcore.remote import open_namespace as open_remote
 from tests.fixtures.aio import until
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
 
 if TYPE_CHECKING:
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import grpc
 import pytest
 
-from dlcore.namespace import open_namespace
+from dlcore.api.namespace import open_namespace
 from tests.fixtures.aio import run, until
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import proxy_process
@@ -22,7 +22,7 @@ from tests.fixtures.resident import resident_kb
 from tests.fixtures.served_proxies import Client, Stream
 
 if TYPE_CHECKING:
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.config import LogConfig
-from dlcore.ids import DLSN
+from dlcore.base.config import LogConfig
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.reading import following
-from dlcore.records import LogRecord
 from dlcore.sync import LogSnapshot, open_namespace
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import ProxyThread, proxy_process, proxy_thread
@@ -29,7 +29,7 @@ from tests.fixtures.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager, LogWriter, Namespace
 
 pytestmark = pytest.mark.integration

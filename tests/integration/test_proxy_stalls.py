@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from dlcore.config import LedgerClientConfig, LogConfig, QuorumConfig
-from dlcore.namespace import Namespace, open_namespace
+from dlcore.api.namespace import Namespace, open_namespace
+from dlcore.base.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.server import ProxyServer
 from tests.fixtures.aio import run, until
@@ -28,7 +28,7 @@ from tests.fixtures.served_proxies import Client, Stream
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 
@@ -40,8 +40,8 @@ STREAMS, MESSAGES = 20, 2
 # As `dlog proxy run`, but that it waits longer for a bookie than the test may take.
 PATIENT_PROXY = """
 import asyncio, sys
-from dlcore.config import LedgerClientConfig
-from dlcore.namespace import open_namespace
+from dlcore.base.config import LedgerClientConfig
+from dlcore.api.namespace import open_namespace
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.server import ProxyServer
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlcore.proxy.config import ProxyConfig
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
@@ -19,7 +19,7 @@ from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, proxy_thread, wait_for_no_proxy
 
 if TYPE_CHECKING:
-    from dlcore.tls import TlsFiles
+    from dlcore.base.tls import TlsFiles
 
 pytestmark = pytest.mark.integration
 SCHEMA = pa.schema([("value", pa.binary())])

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.errors import LogModeError
+from dlcore.base.errors import LogModeError
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import act, knows, produce, proxy_process
@@ -22,7 +22,7 @@ from tests.fixtures.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration

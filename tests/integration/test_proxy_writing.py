@@ -19,7 +19,7 @@ from tests.fixtures.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration

@@ -10,8 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 import pytest
 
+from dlcore.base.records import LogRecord
 from dlcore.proxy.rendezvous import preferred_owner
-from dlcore.records import LogRecord
 from dlcore.remote import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import amount
@@ -29,8 +29,8 @@ from tests.fixtures.proxies import ask, knows, proxy_process, wait_for_no_proxy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.remote.writing import RemoteWriter
-    from dlcore.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

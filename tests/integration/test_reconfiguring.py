@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.integration
 
@@ -114,7 +114,7 @@ def test_without_a_file_the_signal_stops_a_bookie(
 async def autorecovery(uri: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run the service until it is at work; what still runs at the end is killed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dlcore.cli", *options, "autorecovery", "run", "--uri", uri,
+        sys.executable, "-m", "dlcore.ops.cli", *options, "autorecovery", "run", "--uri", uri,
         cwd=REPOSITORY,
         env={k: v for k, v in os.environ.items() if not k.startswith("DLOG_")},
         stdout=asyncio.subprocess.PIPE,

@@ -16,8 +16,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from dlcore import backoff
-from dlcore.errors import (
+from dlcore.base import backoff
+from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
     ConfigurationError,
@@ -26,9 +26,9 @@ from dlcore.errors import (
     ProxyUnavailableError,
     SchemaMismatchError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.proxy import server
-from dlcore.records import LogRecord
 from dlcore.remote import endpoint, open_namespace as open_remote_async
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.remote.sync import RemoteNamespace
-    from dlcore.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager, Namespace
 
 pytestmark = pytest.mark.integration
@@ -115,7 +115,7 @@ def test_who_writes_and_reads_through_proxies_loads_no_pandas(
     lines.write_text("a\nb\n")
     script = """
 import sys
-from dlcore.cli.app import run
+from dlcore.ops.cli.app import run
 from dlcore.remote.sync import open_namespace
 endpoint, log, lines = sys.argv[1:]
 assert run(["--endpoint", endpoint, "log", "write", log, "--file", lines]) == 0

@@ -9,9 +9,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, LedgerReadError, LogNotFoundError
-from dlcore.ids import DLSN
-from dlcore.records import NotLessThan, RecordField
+from dlcore.base.errors import AlreadyTruncatedError, LedgerReadError, LogNotFoundError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace, scan
 

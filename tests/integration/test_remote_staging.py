@@ -12,7 +12,7 @@ import pyarrow.flight as flight
 import pytest
 
 from dlcore import AppendRun, SharedStaging
-from dlcore.errors import (
+from dlcore.base.errors import (
     AppendAbortedError,
     AppendMismatchError,
     ConfigurationError,

@@ -15,24 +15,23 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from dlcore.blocking import portal as portals
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConditionFailedError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlcore.remote import open_namespace as open_remote_async, writing
 from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace
+from dlcore.sync import open_namespace, portal as portals
 from tests.fixtures.proxies import ProxyProcess, proxy_process, proxy_thread
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore import LogConfig, LogRecord, QuorumConfig
-from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
+from dlcore.base.errors import BookieUnavailableError, NotEnoughBookiesError
 from dlcore.sync import open_namespace
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.lengths import sample
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlcore import LogRecordWithDLSN
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.zookeeper import ZooKeeperStore
-    from dlcore.sandbox.cluster import Bookie, Sandbox
+    from dlcore.ops.sandbox.cluster import Bookie, Sandbox
 
 pytestmark = pytest.mark.integration
 

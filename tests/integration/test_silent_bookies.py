@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.clock import SystemClock
-from dlcore.config import LedgerClientConfig, QuorumConfig
+from dlcore.api.namespace import open_namespace
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LedgerClientConfig, QuorumConfig
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.registry import BookieRegistry
@@ -24,7 +25,6 @@ from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
-from dlcore.namespace import open_namespace
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.freezer import Freezer
 from tests.fixtures.ledger_cluster import read_all, write
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.writing.writer import LedgerWriter
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import AlreadyClosedError, EndOfStreamError
+from dlcore.base.errors import AlreadyClosedError, EndOfStreamError
 from dlcore.sync import open_namespace
 
 if TYPE_CHECKING:

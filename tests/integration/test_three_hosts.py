@@ -11,7 +11,7 @@ import pyarrow.flight as flight
 import pytest
 
 from dlcore import LogConfig, LogRecord, QuorumConfig
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from dlcore.sync import open_namespace
 from tests.fixtures.proxies import ask, knows
 from tests.fixtures.waiting import wait_until
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import Namespace
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from dlcore import DLSN, LedgerClientConfig, LogRecord, TlsFiles
-from dlcore.errors import ConfigurationError, LedgerReadError
+from dlcore.base.errors import ConfigurationError, LedgerReadError
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
 from tests.fixtures.tls_cluster import REPOSITORY, TlsCluster, tls_cluster
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.integration
 IMPATIENT = LedgerClientConfig(add_timeout_s=15.0, read_timeout_s=20.0)
@@ -57,7 +57,7 @@ def dlog(
         files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
         environment |= {f"DLOG_TLS_{key}": value for key, value in files.items()}
     return subprocess.run(
-        [sys.executable, "-m", "dlcore.cli", *arguments],
+        [sys.executable, "-m", "dlcore.ops.cli", *arguments],
         cwd=REPOSITORY,
         env=environment,
         input=stdin,

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from dlcore import LogConfig, LogRecord
-from dlcore.errors import SchemaMismatchError
+from dlcore.base.errors import SchemaMismatchError
 from dlcore.sync import open_namespace, scan
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
     LedgerClosedError,
@@ -20,7 +20,7 @@ from dlcore.errors import (
     MetadataConnectionError,
     MetadataVersionError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.recovering import recovery_driver as recoverer_module

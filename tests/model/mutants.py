@@ -20,7 +20,7 @@ from tests.simulation.mutants_tested import TESTED
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.writing.append import _Add
 
 

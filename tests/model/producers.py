@@ -19,8 +19,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import InvalidEntryError, ProducerFencedError, SequenceGapError
-from dlcore.ids import DLSN
+from dlcore.base.errors import InvalidEntryError, ProducerFencedError, SequenceGapError
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import Claim, decode_stamp
 from dlcore.log.writing.producers import (
     Durable,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.config import QuorumConfig
+from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.confirmed import judge_end

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bookie.config import StorageConfig
 from bookie.disks.memory import MemoryDisk
 from bookie.storage.ledger_storage import LedgerStorage
-from dlcore.clock import SystemClock
-from dlcore.errors import (
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import (
     BadRequestError,
     LedgerFencedError,
     NoSuchEntryError,

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-PUBLIC_MODULES = {"dlcore", "dlcore.sync", "dlcore.sandbox", "dlspark", "pyspark.sql"}
+PUBLIC_MODULES = {"dlcore", "dlcore.sync", "dlcore.ops.sandbox", "dlspark", "pyspark.sql"}
 CELL_TIMEOUT_S = 280
 SAMPLE = 1
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.errors import DLError, ProxyUnavailableError
+from dlcore.base.errors import DLError, ProxyUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -20,7 +20,7 @@ from tests.simulation.truth import BookieRecord, InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths

@@ -7,8 +7,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dlcore.config import LedgerClientConfig
-from dlcore.errors import AlreadyClosedError, MetadataError
+from dlcore.base.config import LedgerClientConfig
+from dlcore.base.errors import AlreadyClosedError, MetadataError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
@@ -17,7 +17,7 @@ from dlcore.metadata.port import ANY_VERSION, Op, SessionState, Unsubscribe, Ver
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from dlcore.clock import Clock
+    from dlcore.base.clock import Clock
     from dlcore.ledger.port import BookieClient
     from dlcore.metadata.memory import MemoryStore, MemoryTree
     from dlcore.metadata.paths import NamespacePaths

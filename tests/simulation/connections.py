@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import BookieUnavailableError, DLError
+from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.ledger.port import HeldEntries
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.storage import follow, read_entries
@@ -15,7 +15,7 @@ from tests.simulation.truth import BookieRecord, is_known, is_no
 
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.port import EntryRange, FollowUpdate
     from dlcore.wire.frames import FrameParts
     from tests.simulation.network import Network

@@ -19,7 +19,7 @@ from bookie.storage.reads import Reads
 from bookie.storage.status import StorageStatus
 from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from dlcore.ledger.reading.range_read import ReadLane
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.writing.append import LedgerAppender

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
     from bookie.membership.registration import Registrar

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from tests.simulation.atlas import FaultAtlas
 from tests.simulation.processes import MADE_TO_FAIL
 

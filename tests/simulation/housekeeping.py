@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookie.membership.repair import Repairer
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from dlcore.ledger.metadata.store import LedgerStore
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.port import BookieClient
     from dlcore.metadata.paths import NamespacePaths
     from tests.simulation.clients import GatedStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bookie.membership.given_ids import GivenIds
-from dlcore.errors import BadRequestError
+from dlcore.base.errors import BadRequestError
 from dlcore.ledger.metadata.store import LedgerStore
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
     from dlcore.log.metadata.names import LogChange
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths

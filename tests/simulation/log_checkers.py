@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.metadata.port import Delete
 from tests.simulation.life_checkers import (
     DELAY_MS_MAX,
@@ -33,10 +33,10 @@ from tests.simulation.type_checkers import TYPE_INVARIANTS, TypeCheckers
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op, Versioned
-    from dlcore.records import LogRecordWithDLSN
     from dlcore.remote.reader import RemoteRecord
 
 ONCE = "L1 EveryRecordOnceAtItsPlace"

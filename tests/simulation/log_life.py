@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
     DLError,
@@ -22,7 +22,7 @@ from dlcore.errors import (
     LogExistsError,
     OwnershipAcquireFailedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.simulation.life_checkers import SETTINGS, SUBSCRIBED, WATCHED, Watching, require
 from tests.simulation.log_types import TYPED
 from tests.simulation.stored_log import Position

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from dlcore.config import LogConfig
-from dlcore.log.upkeep.config import MergePolicy
-from dlcore.log.upkeep.merger import LogMerger
-from dlcore.namespace import Namespace
+from dlcore.api.namespace import Namespace
+from dlcore.base.config import LogConfig
+from dlcore.ops.upkeep.config import MergePolicy
+from dlcore.ops.upkeep.merger import LogMerger
 
 if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore

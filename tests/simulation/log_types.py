@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from dlcore.errors import InvalidEntryError, SchemaMismatchError
-from dlcore.ids import DLSN
+from dlcore.base.errors import InvalidEntryError, SchemaMismatchError
+from dlcore.base.ids import DLSN
 from tests.simulation.life_checkers import require
 from tests.simulation.log_writers import answered
 from tests.simulation.type_checkers import AS_WRITTEN, GROWS, PAYLOAD, WIDTHS, Columns
@@ -22,10 +22,10 @@ from tests.simulation.type_checkers import AS_WRITTEN, GROWS, PAYLOAD, WIDTHS, C
 if TYPE_CHECKING:
     import random
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.writing.typed import AsyncTypedLogWriter
-    from dlcore.namespace import Namespace
     from tests.simulation.log_checkers import LogCheckers, Reading
     from tests.simulation.log_process import LogProcess
     from tests.simulation.logs import Logs

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dlcore.errors import AlreadyTruncatedError, DLError, EndOfStreamError, WriteCancelledError
-from dlcore.records import LogRecord
+from dlcore.base.errors import AlreadyTruncatedError, DLError, EndOfStreamError, WriteCancelledError
+from dlcore.base.records import LogRecord
 
 if TYPE_CHECKING:
     import asyncio
     import random
 
-    from dlcore.ids import DLSN
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.ids import DLSN
     from dlcore.log.writing.writer import AsyncLogWriter
     from tests.simulation.log_checkers import LogCheckers, Writing
     from tests.simulation.log_process import LogProcess

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from dlcore.errors import AlreadyTruncatedError, DLError, EndOfStreamError
-from dlcore.ids import DLSN
+from dlcore.api.scanning import ScanClients, scan
+from dlcore.base.errors import AlreadyTruncatedError, DLError, EndOfStreamError
+from dlcore.base.ids import DLSN
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.upkeep.worker import LogUpkeep
-from dlcore.scanning import ScanClients, scan
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.simulation.checkers import LIVE
 from tests.simulation.log_checkers import TIDY
 from tests.simulation.log_life import Life, settings_of_new
@@ -38,12 +38,12 @@ from tests.simulation.world import MERGED_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from dlcore.ids import BookieId
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
+    from dlcore.base.ids import BookieId
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import StagingWriter
-    from dlcore.namespace import Namespace
     from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
     from tests.simulation.world import World
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from msgspec import structs
 
 from bookie.config import GarbageConfig
-from dlcore.config import QuorumConfig
+from dlcore.base.config import QuorumConfig
 from tests.simulation import (
     mutants_bookie,
     mutants_client,

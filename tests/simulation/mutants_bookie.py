@@ -14,9 +14,9 @@ from bookie.ledger_state import LedgerState
 from bookie.storage.followers import Followers
 from bookie.storage.reads import Reads
 from bookie.storage.writes import Writes
-from dlcore.config import MIB
-from dlcore.errors import BookieStorageError, NoSuchEntryError
-from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.base.config import MIB
+from dlcore.base.errors import BookieStorageError, NoSuchEntryError
+from dlcore.base.ids import INVALID_ENTRY_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

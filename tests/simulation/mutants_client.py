@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieStorageError,
     BookieUnavailableError,
     DigestMismatchError,
@@ -41,8 +41,8 @@ from tests.simulation.connections import SimBookieClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.ledger.port import HeldEntries

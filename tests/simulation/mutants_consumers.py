@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import Mark
 from dlcore.log.reading.subscriptions import Seen, SubscriptionHold
 from dlcore.metadata.port import ANY_VERSION

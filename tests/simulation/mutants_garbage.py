@@ -11,7 +11,7 @@ from bookie.files.sealed_files import SealedFiles
 from bookie.membership.given_ids import GivenIds
 from bookie.upkeep.garbage import GarbageJudge, GarbageVerdict
 from bookie.upkeep.garbage_collector import GarbageCollector
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     LedgerExistsError,
     MetadataConnectionError,

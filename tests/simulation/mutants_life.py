@@ -8,20 +8,21 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata import changes
 from dlcore.log.metadata.names import KnownNames
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.subscriptions import SubscriptionHold
-from dlcore.log.upkeep import expiry, removal, retention
+from dlcore.log.upkeep import removal, retention
 from dlcore.log.writing import renaming, truncation
 from dlcore.log.writing.settings import SettingsFollower
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put
+from dlcore.ops.upkeep import expiry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.config import LogSettings
+    from dlcore.base.config import LogSettings
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.metadata.port import Op

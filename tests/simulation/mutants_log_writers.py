@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log import recovery
 from dlcore.log.metadata import changes
 from dlcore.log.metadata.changes import _Draft

@@ -16,9 +16,10 @@ from dlcore.log.metadata.values import (
     StagedLedger,
 )
 from dlcore.log.staging import append
-from dlcore.log.upkeep import merger, merging, removal, worker as upkeep
-from dlcore.log.upkeep.merger import LogMerger
+from dlcore.log.upkeep import removal
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
+from dlcore.ops.upkeep import merger, merging, worker as upkeep
+from dlcore.ops.upkeep.merger import LogMerger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.writing.producers import Producers
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.reading.following import FollowedLogs
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.flight.put import StagingTarget
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.staging.writer import StagingWriter
     from dlcore.log.writing.producers import Mark
-    from dlcore.proxy.flight.put import StagingTarget
     from dlcore.proxy.reading.following import FollowedLog
     from dlcore.proxy.writing.owned_log import Accepted
 

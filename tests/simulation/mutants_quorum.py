@@ -21,13 +21,13 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
 
 _WRITE_SET_USERS = (
     "dlcore.ledger.writing.append",
     "dlcore.ledger.recovering.recovery",
     "dlcore.ledger.reading.range_read",
-    "dlcore.autorecovery.plan",
+    "dlcore.ops.autorecovery.plan",
     "bookie.membership.repair",
 )
 

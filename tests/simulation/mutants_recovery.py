@@ -11,15 +11,15 @@ from msgspec import structs
 
 from bookie.files.entry_reader import EntryReader
 from bookie.upkeep.compaction import Compactor
-from dlcore.autorecovery import check as check_module, repair as repair_module
-from dlcore.autorecovery.copying import EntryCopier
-from dlcore.autorecovery.repair import LedgerRepairer
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ops.autorecovery import check as check_module, repair as repair_module
+from dlcore.ops.autorecovery.copying import EntryCopier
+from dlcore.ops.autorecovery.repair import LedgerRepairer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.autorecovery.check import Fragment
+    from dlcore.ops.autorecovery.check import Fragment
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.autorecovery.repair import LedgerRepairer
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
+from dlcore.ops.autorecovery.repair import LedgerRepairer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

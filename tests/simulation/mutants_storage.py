@@ -15,7 +15,7 @@ from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
 from bookie.storage.held_entries import HeldEntries
 from bookie.storage.writes import Writes
-from dlcore.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -258,7 +258,7 @@ def one_failed_read_is_damage() -> Iterator[None]:
     """#2908: an entry is overwritten because the disk stumbled once."""
 
     async def once(self: HeldEntries, held: Location) -> Any:
-        from dlcore.errors import BookieStorageError
+        from dlcore.base.errors import BookieStorageError
 
         try:
             (frame,) = await self._core.reader.read([held])

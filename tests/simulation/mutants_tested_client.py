@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from dlcore.errors import LedgerFencedError, MetadataConnectionError
+from dlcore.base.errors import LedgerFencedError, MetadataConnectionError
 from dlcore.ledger.metadata import quorum as quorum_module
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.registry import BookieRegistry
@@ -36,8 +36,8 @@ from tests.simulation.tested import caught_by
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
 
 _LEDGER = "dlcore/ledger"

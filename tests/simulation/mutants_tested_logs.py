@@ -8,14 +8,12 @@ from unittest.mock import patch
 
 import msgspec
 
-from dlcore.blocking.reader import LogReader
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import StagedNode
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.append import StagedAppend
 from dlcore.log.staging.writer import StagingWriter
-from dlcore.log.upkeep import expiry
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
 from dlcore.log.writing.run import Run
@@ -23,6 +21,8 @@ from dlcore.log.writing.steps import CompleteSegment, StartSegment, WriterState
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import encode
+from dlcore.ops.upkeep import expiry
+from dlcore.sync.reader import LogReader
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.errors import AlreadyClosedError, LedgerReadError, WriteError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyClosedError, LedgerReadError, WriteError
+from dlcore.base.ids import DLSN
+from dlcore.flight import put as put_messages
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
@@ -19,7 +20,6 @@ from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.steps import StartSegment
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.proxy.flight import put as put_messages
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.owned_log import Accepted, OwnedLog

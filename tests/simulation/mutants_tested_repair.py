@@ -8,25 +8,25 @@ from unittest.mock import patch
 
 from msgspec import structs
 
-from dlcore.autorecovery import (
+from dlcore.ledger.metadata.store import VersionedLedger
+from dlcore.ledger.recovering import recovery_driver as recoverer_module
+from dlcore.ledger.writing.writer import LedgerWriter
+from dlcore.metadata.port import ANY_VERSION, SessionState
+from dlcore.ops.autorecovery import (
     audit as audit_module,
     check as check_module,
     replicas as replicas_module,
     worker as worker_module,
 )
-from dlcore.autorecovery.audit import BookieAudit, Shortage
-from dlcore.autorecovery.auditor import Auditor
-from dlcore.autorecovery.check import Held, Unknown
-from dlcore.autorecovery.copying import EntryCopier, Throttle
-from dlcore.autorecovery.election import Election
-from dlcore.autorecovery.listing import RepairList
-from dlcore.autorecovery.maintenance import Maintenance
-from dlcore.autorecovery.repair import LedgerRepairer
-from dlcore.autorecovery.runner import PausableRunner
-from dlcore.ledger.metadata.store import VersionedLedger
-from dlcore.ledger.recovering import recovery_driver as recoverer_module
-from dlcore.ledger.writing.writer import LedgerWriter
-from dlcore.metadata.port import ANY_VERSION, SessionState
+from dlcore.ops.autorecovery.audit import BookieAudit, Shortage
+from dlcore.ops.autorecovery.auditor import Auditor
+from dlcore.ops.autorecovery.check import Held, Unknown
+from dlcore.ops.autorecovery.copying import EntryCopier, Throttle
+from dlcore.ops.autorecovery.election import Election
+from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.autorecovery.maintenance import Maintenance
+from dlcore.ops.autorecovery.repair import LedgerRepairer
+from dlcore.ops.autorecovery.runner import PausableRunner
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.metadata.values import LedgerMetadata
 
-_ROOM = "dlcore/autorecovery"
+_ROOM = "dlcore/ops/autorecovery"
 
 
 @caught_by(f"{_ROOM}/test_hazards.py::test_a_writer_whose_lost_bookie_comes_back_is_not_fenced")
@@ -218,7 +218,7 @@ def silence_is_an_empty_bookie() -> Iterator[None]:
 @caught_by(f"{_ROOM}/test_service.py::test_a_damaged_copy_is_not_copied")
 def copies_are_not_verified() -> Iterator[None]:
     """Section 5: a damaged replica is multiplied."""
-    with patch("dlcore.autorecovery.copying.decode_frame", lambda *_, **__: None):
+    with patch("dlcore.ops.autorecovery.copying.decode_frame", lambda *_, **__: None):
         yield
 
 
@@ -330,7 +330,7 @@ def a_striped_position_holds_one_run() -> Iterator[None]:
 @caught_by(f"{_ROOM}/test_plan.py::test_sources_that_answered_come_first_and_lost_ones_last")
 def lost_sources_are_asked_first() -> Iterator[None]:
     """Section 5: every copy begins with a time-out at the bookie that is gone."""
-    with patch("dlcore.autorecovery.plan.sorted", lambda each, key: list(each), create=True):
+    with patch("dlcore.ops.autorecovery.plan.sorted", lambda each, key: list(each), create=True):
         yield
 
 
@@ -463,7 +463,7 @@ def a_copy_passes_over_what_it_cannot_read() -> Iterator[None]:
     copy = EntryCopier.copy
 
     async def lenient(self: EntryCopier, ledger_id: int, lane: Any, *, target: Any) -> None:
-        from dlcore.errors import LedgerReadError
+        from dlcore.base.errors import LedgerReadError
 
         try:
             await copy(self, ledger_id, lane, target=target)

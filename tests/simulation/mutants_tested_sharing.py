@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Collection, Iterator
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.metadata.values import LogKey
 
 _BUDGET = "bookie/test_read_budget.py::test_{}".format

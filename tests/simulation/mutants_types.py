@@ -13,9 +13,9 @@ from dlcore.log.typed import schema as schema_module
 from dlcore.log.typed.arrow import EntrySchemas
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.typed.schema import LogSchema
-from dlcore.log.upkeep import merger
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
+from dlcore.ops.upkeep import merger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

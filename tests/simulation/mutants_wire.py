@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.serving.connection import Connection as BookieConnection
-from dlcore.errors import DLError, NoSuchEntryError
+from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.transport.connection import Connection, Incoming
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import ClientEnd, Stored, Welcomed

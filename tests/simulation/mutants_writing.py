@@ -9,8 +9,7 @@ from unittest.mock import patch
 
 from msgspec import structs
 
-from dlcore.autorecovery import check as check_module, plan as plan_module, repair as repair_module
-from dlcore.errors import MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
@@ -19,13 +18,18 @@ from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
+from dlcore.ops.autorecovery import (
+    check as check_module,
+    plan as plan_module,
+    repair as repair_module,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from dlcore.autorecovery.check import Fragment
-    from dlcore.config import QuorumConfig
-    from dlcore.errors import DLError
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.errors import DLError
+    from dlcore.ops.autorecovery.check import Fragment
     from dlcore.wire.digest import EntryFrame
 
 

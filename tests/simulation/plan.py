@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bookie.config import CompactionConfig, GarbageConfig, SpaceConfig, StorageConfig
-from dlcore.config import QuorumConfig
+from dlcore.base.config import QuorumConfig
 
 if TYPE_CHECKING:
     import random

@@ -12,7 +12,7 @@ from bookie.disks.memory import MemoryDisk
 from bookie.membership.registration import Registrar, begin_life, establish_identity
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieStorageError,
     BookieUnavailableError,
     ConfigurationError,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from dlcore.clock import Clock
-    from dlcore.ids import BookieId
+    from dlcore.base.clock import Clock
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.bookies import BookieCookie
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths

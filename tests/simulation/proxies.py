@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import ProxyUnavailableError
-from dlcore.proto import flight_pb2 as pb
+from dlcore.base.errors import ProxyUnavailableError
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.errors import DLError, ProxyUnavailableError
-from dlcore.ids import DLSN
+from dlcore.base.errors import DLError, ProxyUnavailableError
+from dlcore.base.ids import DLSN
+from dlcore.flight.appends import AppendRequest
 from dlcore.log.metadata.commits import SharedStaging
 from dlcore.log.reading.scan import StagedExtent
-from dlcore.proxy.flight.appends import AppendRequest
 from tests.simulation.calls import End
 from tests.simulation.proxy_clients import PATIENCE_S, Producer, first_message, payload_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.errors import ConditionFailedError
+    from dlcore.base.errors import ConditionFailedError
     from tests.simulation.calls import Call
     from tests.simulation.log_checkers import Rows
     from tests.simulation.proxies import Proxies, Proxy

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.simulation.life_checkers import require
 from tests.simulation.remote_checkers import ACKNOWLEDGED, AS_IN_THE_LOG, SnapshotCheckers
 from tests.simulation.subscription_checkers import CONSUMED, SubscriptionCheckers
@@ -19,7 +19,7 @@ from tests.simulation.subscription_checkers import CONSUMED, SubscriptionChecker
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dlcore.errors import SequenceGapError
+    from dlcore.base.errors import SequenceGapError
     from tests.simulation.log_checkers import LogCheckers, Reading, Writing
 
 SENT = "P2 AcksAreOfWhatWasSent"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConditionFailedError,
     DLError,
@@ -21,11 +21,11 @@ from dlcore.errors import (
     ProxyUnavailableError,
     SequenceGapError,
 )
-from dlcore.ids import DLSN
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.put import UNREACHABLE_MAX, PutDecoder, PutMessage
-from dlcore.proxy.flight.sending import batch_message, schema_message
-from dlcore.proxy.flight.tickets import Place, Ticket
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.put import UNREACHABLE_MAX, PutDecoder, PutMessage
+from dlcore.flight.sending import batch_message, schema_message
+from dlcore.flight.tickets import Place, Ticket
 from tests.simulation.calls import End
 from tests.simulation.life_checkers import require
 from tests.simulation.proxy_checkers import LEADS_ON, Delivered

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     DLError,
     EndOfStreamError,
@@ -22,7 +22,7 @@ from dlcore.errors import (
     LogNotFoundError,
     SubscriptionMovedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
 from dlcore.remote.log import RemoteLog
 from dlcore.remote.planning import get_info

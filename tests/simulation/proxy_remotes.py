@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     DLError,
     EndOfStreamError,
@@ -23,9 +23,9 @@ from dlcore.errors import (
     ProducerFencedError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LogKey
-from dlcore.records import LogRecord
 from dlcore.remote.log import RemoteLog
 from dlcore.remote.planning import RemoteSnapshots, get_info, scan
 from dlcore.remote.staging import RemoteStagedAppend

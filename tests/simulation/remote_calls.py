@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import grpc
 
-from dlcore.errors import DLError, ProxyUnavailableError
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.statuses import code_of, message_of, metadata_of
+from dlcore.base.errors import DLError, ProxyUnavailableError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.statuses import code_of, message_of, metadata_of
 from dlcore.remote import endpoint
 from dlcore.remote.endpoint import Endpoint
 from tests.simulation.calls import End

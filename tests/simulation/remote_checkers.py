@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.simulation.life_checkers import now_ms, require
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
-    from dlcore.errors import ProducerFencedError
+    from dlcore.base.errors import ProducerFencedError
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot
     from tests.simulation.log_checkers import LogCheckers, Reading

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.files.format import file_name
-from dlcore.errors import DLError
+from dlcore.base.errors import DLError
 from tests.simulation.checkers import LIVE
 from tests.simulation.stored_ledger import CLOSED, OPEN
 from tests.simulation.truth import InvariantViolatedError

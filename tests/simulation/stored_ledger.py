@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.msgpack import decode as unpackb
 
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from tests.simulation.stored_log import Position
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
     from dlcore.remote.reader import RemoteRecord
     from tests.simulation.log_checkers import LogCheckers, Reading
 

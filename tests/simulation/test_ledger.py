@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.autorecovery.repair import LedgerRepairer
+from dlcore.ops.autorecovery.repair import LedgerRepairer
 from tests.fixtures.lengths import amount
 from tests.simulation import workload
 from tests.simulation.loop import LivenessLostError, run
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Mapping
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from tests.simulation.plan import Plan
 

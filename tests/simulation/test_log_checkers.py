@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from tests.fixtures.aio import run

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import ProducerFencedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import ProducerFencedError
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.scan import LogSnapshot
 from dlcore.metadata.memory import MemoryTree

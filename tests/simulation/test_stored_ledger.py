@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from dlcore.config import QuorumConfig
-from dlcore.ids import BookieId
+from dlcore.base.config import QuorumConfig
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.quorum import is_covered, write_set
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.stored import encode

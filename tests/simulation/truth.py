@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError, NoSuchEntryError, NoSuchLedgerError
+from dlcore.base.errors import DLError, NoSuchEntryError, NoSuchLedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
 
 Entry = tuple[int, int]
 """Ledger and entry."""

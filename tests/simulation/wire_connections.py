@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from bookie.serving.service import BookieService
-from dlcore.config import LedgerClientConfig
-from dlcore.errors import DLError
+from dlcore.base.config import LedgerClientConfig
+from dlcore.base.errors import DLError
 from dlcore.transport.client import WireBookieClient
 from dlcore.wire.digest import decode_frame
 from tests.simulation.connections import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from bookie.serving.connection import Connection
     from bookie.storage.ledger_storage import LedgerStorage
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.port import EntryRange, FollowUpdate, HeldEntries
     from dlcore.wire.digest import BytesLike
     from dlcore.wire.frames import FrameRun

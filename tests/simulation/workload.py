@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from dlcore.errors import DLError, LedgerNotFoundError
+from dlcore.base.errors import DLError, LedgerNotFoundError
 from dlcore.log.staging import writer as staging
 from dlcore.log.writing import producers
 from dlcore.remote import endpoint, staging as remote_staging, writing

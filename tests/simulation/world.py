@@ -7,12 +7,12 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dlcore.autorecovery.config import AutoRecoveryConfig
-from dlcore.autorecovery.service import AutoRecovery
+from dlcore.api.ports import NamespacePorts
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
-from dlcore.ports import NamespacePorts
+from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+from dlcore.ops.autorecovery.service import AutoRecovery
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
 from tests.simulation.log_checkers import LogCheckers
@@ -24,7 +24,7 @@ from tests.simulation.wire_connections import CONNECTION_TIMEOUT_S, new_bookie_c
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.metadata.port import Op
     from tests.simulation.plan import Plan
     from tests.simulation.trace import Trace

@@ -14,8 +14,8 @@ from chispa import assert_df_equality
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from dlcore.ids import DLSN
-from dlcore.records import LogRecord
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlspark.schema import READ_SCHEMA
 from tests.fixtures.lengths import sample
 from tests.fixtures.spark import message_of

@@ -23,7 +23,7 @@ from tests.fixtures.spark import ROOT, spark_environment
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.timeout(600)]
 TIMEOUT_S = 550
@@ -31,7 +31,7 @@ PROGRAM = """
 import multiprocessing, os, threading
 from pathlib import Path
 from dlcore import LogRecord
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlcore.sync import open_namespace
 from tests.fixtures.spark import start_session
 

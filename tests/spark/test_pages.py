@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import dlcore.remote.sync
-from dlcore.sandbox.cluster import Sandbox
+from dlcore.ops.sandbox.cluster import Sandbox
 from tests.fixtures.pages import PAGES, Block, blocks_of
 from tests.fixtures.waiting import wait_until
 

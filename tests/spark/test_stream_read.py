@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.fixtures.spark import message_of
 from tests.fixtures.waiting import wait_until
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import functions as F
 
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 from tests.fixtures.waiting import wait_until
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from dlcore.sandbox.cluster import Sandbox
+    from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.spark import LogBench
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]

@@ -18,7 +18,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from dlspark import DistributedLogDataSource, in_batch
 from dlspark.stream import DlogStreamWriter
 from tests.fixtures.lengths import amount, sample

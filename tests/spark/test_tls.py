@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
+from dlcore.base.tls import TlsFiles
 from dlcore.sync import open_namespace
-from dlcore.tls import TlsFiles
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
 from tests.fixtures.tls_cluster import tls_cluster
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrameWriter, SparkSession
 
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 

@@ -22,8 +22,8 @@ import pytest
 import dlcore
 import dlcore.remote
 import dlcore.remote.sync
-from dlcore.records import LogRecord
-from dlcore.schemas import byte_row_schema
+from dlcore.api.schemas import byte_row_schema
+from dlcore.base.records import LogRecord
 from tests.fixtures.proxies import proxy_thread
 
 if TYPE_CHECKING:

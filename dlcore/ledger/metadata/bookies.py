@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from dlcore.config import DEFAULT_RACK
-from dlcore.html_tables import ShownFields
-from dlcore.ids import BookieId
+from dlcore.base.config import DEFAULT_RACK
+from dlcore.base.html_tables import ShownFields
+from dlcore.base.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count, Text
 
 

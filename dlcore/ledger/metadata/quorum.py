@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
 
 
 def write_set(quorum: QuorumConfig, entry_id: int) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
     MetadataConnectionError,
@@ -21,8 +21,8 @@ from dlcore.metadata.stored import decode, decode_or_tell
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Unsubscribe
 

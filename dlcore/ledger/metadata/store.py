@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerExistsError,
     LedgerNotFoundError,

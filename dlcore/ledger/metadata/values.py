@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec.structs import replace
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import CorruptMetadataError
-from dlcore.html_tables import ShownFields
-from dlcore.ids import BookieId
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.html_tables import ShownFields
+from dlcore.base.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count
 
 if TYPE_CHECKING:

@@ -23,14 +23,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.backoff import Backoff
+from dlcore.base.backoff import Backoff
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Sequence
 
-    from dlcore.config import QuarantineConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import QuarantineConfig
+    from dlcore.base.ids import BookieId
 
 REST_S = 10.0
 """A dead bookie's registration lasts about this long.  If the bookie were chosen during that time,

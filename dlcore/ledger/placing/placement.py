@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.config import DEFAULT_RACK, PlacementConfig
-from dlcore.errors import NotEnoughBookiesError
+from dlcore.base.config import DEFAULT_RACK, PlacementConfig
+from dlcore.base.errors import NotEnoughBookiesError
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.ids import BookieId
 
 WEIGHT_MEDIANS_MAX = 3
 """A bookie weighs at most this many medians, so that an empty new one is not flooded."""

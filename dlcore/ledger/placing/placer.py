@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import NotEnoughBookiesError
+from dlcore.base.errors import NotEnoughBookiesError
 from dlcore.ledger.placing.placement import (
     BookieSite,
     Topology,
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from dlcore.config import PlacementConfig, QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import PlacementConfig, QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.placing.health import BookieHealth

@@ -18,7 +18,7 @@ from dlcore.ledger.metadata.quorum import write_set
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
     from dlcore.ledger.port import EntryRange
 
 

@@ -38,7 +38,7 @@ from dlcore.ledger.reading.claims import vouched_and_claimed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
     from dlcore.ledger.port import HeldEntries
 
 

@@ -13,8 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlcore.background import forget_frames
-from dlcore.errors import (
+from dlcore.base.background import forget_frames
+from dlcore.base.errors import (
     BookieUnavailableError,
     DigestMismatchError,
     DLError,
@@ -29,7 +29,7 @@ from dlcore.wire.digest import EntryFrame, decode_frame
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.port import BookieClient, FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader

@@ -18,14 +18,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import BookieStorageError, DigestMismatchError, DLError, LedgerReadError
+from dlcore.base.errors import BookieStorageError, DigestMismatchError, DLError, LedgerReadError
 from dlcore.ledger.metadata.quorum import write_set
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
     from dlcore.wire.digest import EntryFrame
 

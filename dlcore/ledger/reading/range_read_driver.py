@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.background import forget_frames
-from dlcore.errors import (
+from dlcore.base.background import forget_frames
+from dlcore.base.errors import (
     BookieStorageError,
     BookieUnavailableError,
     DLError,
@@ -30,8 +30,8 @@ from dlcore.wire.digest import EntryFrame, decode_frame, decode_run
 from dlcore.wire.frames import FrameRun
 
 if TYPE_CHECKING:
-    from dlcore.config import LedgerClientConfig, QuorumConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import LedgerClientConfig, QuorumConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble
     from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import BookieClient

@@ -7,7 +7,7 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     LedgerReadError,
@@ -24,8 +24,8 @@ from dlcore.ledger.reading.range_read_driver import RangeRead
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from dlcore.config import LedgerClientConfig
-    from dlcore.ids import BookieId
+    from dlcore.base.config import LedgerClientConfig
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
     from dlcore.ledger.port import BookieClient, EntryRange

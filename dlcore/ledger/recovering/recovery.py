@@ -29,13 +29,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import DLError, LedgerRecoveryError
-from dlcore.ids import INVALID_ENTRY_ID
+from dlcore.base.errors import DLError, LedgerRecoveryError
+from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.ledger.metadata.quorum import is_covered, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.wire.digest import EntryFrame
 
 READ_AHEAD_MAX = 16

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from msgspec.structs import replace
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import (
     DLError,
     LedgerReadError,
     LedgerRecoveryError,

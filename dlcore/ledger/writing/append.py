@@ -37,7 +37,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     CorruptMetadataError,
     DLError,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
 
 

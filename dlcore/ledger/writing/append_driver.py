@@ -7,9 +7,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.background import BackgroundTasks
-from dlcore.backoff import Backoff
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.backoff import Backoff
+from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
     BookieUnavailableError,
@@ -35,7 +35,7 @@ from dlcore.ledger.writing.in_flight import Share
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.context import LedgerContext
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.wire.frames import FrameParts

@@ -7,12 +7,12 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.errors import DLError, LedgerFencedError
+from dlcore.base.errors import DLError, LedgerFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.port import BookieClient
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.backoff import Backoff
-from dlcore.config import ENTRY_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.backoff import Backoff
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     DLError,
     EntryTooLargeError,
     LedgerClosedError,

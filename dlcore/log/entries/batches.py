@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     ConfigurationError,
     LogRecordTooLongError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import TXID_MAX
+from dlcore.base.ids import TXID_MAX
+from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.body import byte_log_schema, over
 from dlcore.log.entries.old_names import warn_of_old_names
 from dlcore.log.typed.rows import cut_by
-from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.records import EntryPlace
+    from dlcore.base.records import EntryPlace
 
 RECORD_OVERHEAD_BYTES = 12
 """Bytes of a record in an entry beyond its payload: its transaction id and its offset."""

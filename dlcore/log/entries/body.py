@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dlcore.errors import InvalidEntryError
-from dlcore.ids import TXID_MAX
+from dlcore.base.errors import InvalidEntryError
+from dlcore.base.ids import TXID_MAX
 
 if TYPE_CHECKING:
     from array import array

@@ -17,13 +17,13 @@ from functools import cache
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.batches import batch_of, ends_of
-from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.records import EntryPlace
+    from dlcore.base.records import EntryPlace
     from dlcore.wire.digest import BytesLike
 
 PARSED_RECORDS_MAX = 100

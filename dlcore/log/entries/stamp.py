@@ -19,7 +19,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from dlcore.errors import InvalidEntryError
+from dlcore.base.errors import InvalidEntryError
 
 _ALIGNMENT = 8
 PRODUCER_NAME_BYTES_MAX = 100

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import UnexpectedError
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import UnexpectedError
 from dlcore.log.entries.batches import numbers_of
 
 if TYPE_CHECKING:

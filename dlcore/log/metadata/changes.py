@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     ConfigurationError,
     EndOfStreamError,
     LogRenamedError,
     TransactionIdOutOfOrderError,
     UnexpectedError,
 )
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
@@ -52,7 +52,7 @@ from dlcore.metadata.stored import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.config import LogConfig
+    from dlcore.base.config import LogConfig
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.typed.schema import LogSchema
     from dlcore.metadata.paths import LogPaths, NamespacePaths

@@ -8,7 +8,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.errors import MetadataVersionError, NoNodeError
+from dlcore.base.errors import MetadataVersionError, NoNodeError
 from dlcore.log.metadata.commits import CommitStatus
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord

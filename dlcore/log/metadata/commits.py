@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.errors import ConfigurationError
-from dlcore.html_tables import ShownFields
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.html_tables import ShownFields
 from dlcore.log.metadata.values import CommitRecord
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from dlcore.errors import CorruptMetadataError
+from dlcore.base.errors import CorruptMetadataError
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.store import LogStore, persistently

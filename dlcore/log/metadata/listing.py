@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.config import require
+from dlcore.base.config import require
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.metadata.paths import BUCKETS, bucket_of, name_of_component

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.html_tables import ShownFields
+from dlcore.base.html_tables import ShownFields
 from dlcore.metadata.paths import bucket_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError, NodeExistsError, NoNodeError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import DLError, NodeExistsError, NoNodeError
 from dlcore.log.metadata.store import persistently
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put, SessionState
 

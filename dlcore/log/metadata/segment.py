@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from dlcore.errors import CorruptMetadataError
-from dlcore.html_tables import ShownFields
-from dlcore.ids import DLSN
+from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.html_tables import ShownFields
+from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

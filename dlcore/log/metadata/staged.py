@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerNotFoundError,
     LedgerRecoveryError,
@@ -32,8 +32,8 @@ from dlcore.errors import (
     NoNodeError,
     WriteError,
 )
-from dlcore.html_tables import ShownFields
-from dlcore.isolating import Troubles
+from dlcore.base.html_tables import ShownFields
+from dlcore.base.isolating import Troubles
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import StagedLedger
 from dlcore.metadata.paths import is_number
@@ -43,7 +43,7 @@ from dlcore.metadata.stored import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner

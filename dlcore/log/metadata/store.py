@@ -12,8 +12,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from dlcore.config import LogSettings, require_kind
-from dlcore.errors import (
+from dlcore.base.config import LogSettings, require_kind
+from dlcore.base.errors import (
     CorruptMetadataError,
     LogExistsError,
     LogNotFoundError,
@@ -23,7 +23,7 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ids import validate_log_name, validate_log_names
+from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.values import (
     LockHolder,

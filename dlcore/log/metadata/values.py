@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from dlcore.config import LogSettings, QuorumConfig
-from dlcore.errors import CorruptMetadataError, UnexpectedError
-from dlcore.ids import DLSN, LogId
+from dlcore.base.config import LogSettings, QuorumConfig
+from dlcore.base.errors import CorruptMetadataError, UnexpectedError
+from dlcore.base.ids import DLSN, LogId
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.metadata.stored import LAYOUT, Count, Number
 

@@ -9,9 +9,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks, told_to_callers
-from dlcore.closing import AsyncClosing
-from dlcore.errors import AlreadyClosedError, DLError
+from dlcore.base.background import BackgroundTasks, told_to_callers
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.names import KnownNames, LogChange
 from dlcore.log.metadata.store import persistently

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlcore.errors import DLError
+    from dlcore.base.errors import DLError
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import AlreadyTruncatedError, UnexpectedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, UnexpectedError
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.background import forget_frames
-from dlcore.config import MIB
-from dlcore.errors import (
+from dlcore.base.background import forget_frames
+from dlcore.base.config import MIB
+from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
     InvalidEntryError,
@@ -24,6 +24,7 @@ from dlcore.errors import (
     ReaderIdleError,
     UnexpectedError,
 )
+from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.reading.cursor import (
     EndOfStream,
@@ -36,12 +37,11 @@ from dlcore.log.reading.cursor import (
 from dlcore.log.reading.idle import IdleStep, IdleWatch
 from dlcore.log.reading.opened import OpenedExtent
 from dlcore.metadata.port import SessionState
-from dlcore.records import EntryPlace
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from dlcore.config import LogConfig
+    from dlcore.base.config import LogConfig
     from dlcore.ledger.reading.reader import LedgerReader
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.history import LogHistory

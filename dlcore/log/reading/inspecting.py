@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from dlcore.closing import AsyncClosing
-from dlcore.errors import AlreadyClosedError
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import AlreadyClosedError
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
 from dlcore.log.reading.snapshot import Finder

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.errors import EndOfStreamError
+from dlcore.base.errors import EndOfStreamError
 from dlcore.log.reading.ranges import pandas_from_arrow, polars_from_arrow, rows_before
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from dlcore.closing import AsyncClosing
-from dlcore.config import MIB, require_count
-from dlcore.errors import ConfigurationError, EndOfStreamError, SchemaMismatchError
-from dlcore.ids import DLSN, validate_log_names
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import MIB, require_count
+from dlcore.base.errors import ConfigurationError, EndOfStreamError, SchemaMismatchError
+from dlcore.base.ids import DLSN, validate_log_names
 
 if TYPE_CHECKING:
     from collections.abc import (

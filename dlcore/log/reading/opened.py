@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from dlcore.background import forget_frames
+from dlcore.base.background import forget_frames
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

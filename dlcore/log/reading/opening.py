@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.reading.broken import BrokenEntries
 from dlcore.log.reading.cursor import ReadCursor, TruncationRule
@@ -17,14 +18,13 @@ from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
-from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow.compute as pc
 
-    from dlcore.config import LogConfig
+    from dlcore.base.config import LogConfig
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.reading.ranges import Bound

@@ -6,9 +6,9 @@ import contextlib
 from abc import abstractmethod
 from typing import Any, Generic, TypeVar
 
-from dlcore.closing import AsyncClosing
-from dlcore.errors import EndOfStreamError, LogEmptyError
-from dlcore.ids import DLSN
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import EndOfStreamError, LogEmptyError
+from dlcore.base.ids import DLSN
 
 _Record = TypeVar("_Record")
 

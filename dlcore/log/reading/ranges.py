@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
-from dlcore.html_tables import fields_html
-from dlcore.ids import DLSN
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.html_tables import fields_html
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import read_schema, repeated_text, typed_read_fields
 from dlcore.log.entries.old_names import OLD_NAMES, old_column
 from dlcore.log.typed.arrow import conform, schema_of

@@ -6,24 +6,24 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     EndOfStreamError,
     InvalidEntryError,
 )
+from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
 from dlcore.log.reading.rows_reader import ReadStart, RowsReader
-from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import pyarrow as pa
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.reading.broken import BrokenEntries
     from dlcore.log.reading.fetch import FetchedEntry, Fetcher

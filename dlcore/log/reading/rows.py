@@ -9,18 +9,18 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
 from dlcore.log.reading.taking import no_records
-from dlcore.records import LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
+    from dlcore.base.records import EntryPlace
     from dlcore.log.entries.plain_records import PlainRecords
-    from dlcore.records import EntryPlace
 
 _Record = TypeVar("_Record")
 

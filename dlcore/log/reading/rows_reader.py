@@ -13,10 +13,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack
 
-from dlcore.closing import AsyncClosing
-from dlcore.config import require_count, require_kind
-from dlcore.errors import ConfigurationError, DLError, EndOfStreamError
-from dlcore.ids import DLSN
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import require_count, require_kind
+from dlcore.base.errors import ConfigurationError, DLError, EndOfStreamError
+from dlcore.base.ids import DLSN
 from dlcore.log.reading.taking import drop_taken, no_records, take_records
 
 if TYPE_CHECKING:

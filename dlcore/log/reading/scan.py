@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.config import require
-from dlcore.errors import ConfigurationError
-from dlcore.html_tables import ShownFields, rows_html
-from dlcore.ids import DLSN, BookieId
+from dlcore.base.config import require
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.html_tables import ShownFields, rows_html
+from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import LedgerMetadata  # noqa: TC001  # likewise
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.typed.schema import LogSchema  # noqa: TC001  # likewise

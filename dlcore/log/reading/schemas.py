@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.ids import validate_log_name
+from dlcore.base.ids import validate_log_name
 from dlcore.log.typed.arrow import EntrySchemas, entry_schemas
 
 if TYPE_CHECKING:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.background import BackgroundTasks, outcome_of, told_to_callers
-from dlcore.config import require_kind
-from dlcore.errors import AlreadyTruncatedError, CorruptMetadataError, LedgerNotFoundError
-from dlcore.ids import DLSN
+from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.config import require_kind
+from dlcore.base.errors import AlreadyTruncatedError, CorruptMetadataError, LedgerNotFoundError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField, RecordPlace
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
@@ -23,7 +24,6 @@ from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
 from dlcore.log.typed.arrow import entry_schemas
 from dlcore.metadata.port import SessionState
-from dlcore.records import NotLessThan, RecordField, RecordPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

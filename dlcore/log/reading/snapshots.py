@@ -6,8 +6,8 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
-from dlcore.ids import validate_log_name, validate_log_names
+from dlcore.base.errors import AlreadyClosedError, CorruptMetadataError, DLError, LogNotFoundError
+from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import require_name
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import LogMetadata

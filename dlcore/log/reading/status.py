@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dlcore.html_tables import fields_html
+from dlcore.base.html_tables import fields_html
 
 if TYPE_CHECKING:
-    from dlcore.config import QuorumConfig
-    from dlcore.ids import DLSN
+    from dlcore.base.config import QuorumConfig
+    from dlcore.base.ids import DLSN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from dlcore.background import BackgroundTasks
-from dlcore.backoff import Wait
-from dlcore.config import require_kind
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.backoff import Wait
+from dlcore.base.config import require_kind
+from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     MetadataConnectionError,
@@ -33,7 +33,7 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
     SubscriptionMovedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.paths import unescape

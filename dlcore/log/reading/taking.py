@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlcore.errors import SchemaMismatchError
+from dlcore.base.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections import deque

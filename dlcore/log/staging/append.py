@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from dlcore.backoff import Wait
-from dlcore.closing import AsyncClosing
-from dlcore.config import require_kind
-from dlcore.errors import (
+from dlcore.base.backoff import Wait
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.config import require_kind
+from dlcore.base.errors import (
     AppendAbortedError,
     AppendMismatchError,
     AppendSupersededError,
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.config import LogConfig
-    from dlcore.ids import DLSN
+    from dlcore.base.config import LogConfig
+    from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.metadata.owner import StagingOwner

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.errors import MetadataVersionError, NoNodeError, OwnershipAcquireFailedError
+from dlcore.base.errors import MetadataVersionError, NoNodeError, OwnershipAcquireFailedError
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.port import Put
@@ -18,7 +18,7 @@ from dlcore.metadata.stored import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.backoff import Wait
+    from dlcore.base.backoff import Wait
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey, VersionedHead
     from dlcore.metadata.port import Versioned

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
-from dlcore.closing import AsyncClosing
-from dlcore.errors import (
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     DLError,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.config import LogConfig, QuorumConfig
+    from dlcore.base.config import LogConfig, QuorumConfig
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner

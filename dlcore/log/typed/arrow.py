@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 
-from dlcore.errors import ConfigurationError, InvalidEntryError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, InvalidEntryError, SchemaMismatchError
 from dlcore.log.typed.schema import (
     LIST,
     MAP,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dlcore.config import MIB, RECORD_SIZE_BYTES_MAX
-from dlcore.errors import LogRecordTooLongError
+from dlcore.base.config import MIB, RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import LogRecordTooLongError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 from dlcore.metadata.stored import LAYOUT
 
 if TYPE_CHECKING:

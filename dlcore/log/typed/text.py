@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlcore.log.typed.schema import LIST, MAP, STRUCT, Column
 
 if TYPE_CHECKING:

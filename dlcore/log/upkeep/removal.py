@@ -14,8 +14,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     CorruptMetadataError,
     MetadataVersionError,
     NodeNotEmptyError,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from dlcore.errors import NodeExistsError
+from dlcore.base.errors import NodeExistsError
 from dlcore.log.metadata.values import UpkeepRequest
 from dlcore.metadata.stored import encode
 

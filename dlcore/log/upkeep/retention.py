@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.config import LogSettings
+    from dlcore.base.config import LogSettings
     from dlcore.log.metadata.values import LogHead, SegmentEnd
 
 

@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
     EndOfStreamError,
@@ -68,7 +68,8 @@ from dlcore.errors import (
     WriteCancelledError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import RECORD_OVERHEAD_BYTES, txid_out_of_order
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
@@ -91,14 +92,13 @@ from dlcore.log.writing.steps import (
     WriterState,
 )
 from dlcore.log.writing.transmit import RECORD_TICKET_BYTES, Transmitter, Unwritten
-from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
 
-    from dlcore.config import LogConfig
+    from dlcore.base.config import LogConfig
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.log.typed.rows import TypedRows

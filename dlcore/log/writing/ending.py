@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import MetadataVersionError, NoNodeError
+from dlcore.base.errors import MetadataVersionError, NoNodeError
 from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.recovery import recover_log

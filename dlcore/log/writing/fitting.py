@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import SchemaMismatchError
+from dlcore.base.errors import SchemaMismatchError
 from dlcore.log.typed.arrow import entry_schemas
 from dlcore.log.typed.rows import TypedRows
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from dlcore.background import BackgroundTasks
-from dlcore.backoff import Wait
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.backoff import Wait
+from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
     LogNotFoundError,
@@ -52,7 +52,7 @@ from dlcore.metadata.stored import decode, encode
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.clock import Clock
+    from dlcore.base.clock import Clock
     from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)

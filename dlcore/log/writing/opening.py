@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import ConfigurationError, InvalidEntryError, LedgerNotFoundError
+from dlcore.base.errors import ConfigurationError, InvalidEntryError, LedgerNotFoundError
 from dlcore.log.entries.body import decode_entry_header, stamp_of
 from dlcore.log.entries.stamp import Stamp, decode_stamp
 from dlcore.log.metadata.changes import require_unsealed
@@ -17,7 +17,7 @@ from dlcore.log.writing.writer import AsyncLogWriter
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from dlcore.config import LogConfig
+    from dlcore.base.config import LogConfig
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.metadata.values import LogMetadata, VersionedHead

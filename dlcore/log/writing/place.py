@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
     from dlcore.ledger.client import LedgerPlace

@@ -41,15 +41,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dlcore.config import MIB
-from dlcore.errors import (
+from dlcore.base.config import MIB
+from dlcore.base.errors import (
     ConfigurationError,
     InvalidEntryError,
     OverCapacityError,
     ProducerFencedError,
     SequenceGapError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import (
     GENERATED_PREFIX,
     PRODUCER_NAME_BYTES_MAX,

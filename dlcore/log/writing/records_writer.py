@@ -6,9 +6,9 @@ import asyncio
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dlcore.background import refuse
-from dlcore.closing import AsyncClosing
-from dlcore.errors import DLError, WriteCancelledError
+from dlcore.base.background import refuse
+from dlcore.base.closing import AsyncClosing
+from dlcore.base.errors import DLError, WriteCancelledError
 from dlcore.log.entries.batches import batches_from
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.records import LogRecord
+    from dlcore.base.records import LogRecord
 
 _Position = TypeVar("_Position")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     LogExistsError,
     LogNotFoundError,
     MetadataVersionError,

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.config import LogSettings
+    from dlcore.base.config import LogSettings
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from dlcore.errors import DLError
+    from dlcore.base.errors import DLError
     from dlcore.log.metadata.changes import SegmentLimits
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import VersionedHead

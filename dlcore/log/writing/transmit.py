@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
 
-from dlcore.config import MIB, RECORD_SIZE_BYTES_MAX, require
-from dlcore.errors import ConfigurationError
-from dlcore.ids import TXID_MAX
+from dlcore.base.config import MIB, RECORD_SIZE_BYTES_MAX, require
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import TXID_MAX
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import (
     RECORD_OVERHEAD_BYTES,
     batch_of,
@@ -36,7 +37,6 @@ from dlcore.log.entries.batches import (
 )
 from dlcore.log.entries.body import BYTES_SCHEMA_ID
 from dlcore.log.writing.producers import Mark, MarkedRows
-from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.config import require, require_kind
-from dlcore.errors import ConfigurationError, MetadataVersionError
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.base.config import require, require_kind
+from dlcore.base.errors import ConfigurationError, MetadataVersionError
+from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.changes import plan_reset_txid, plan_truncate
 from dlcore.log.reading.snapshot import Finder
 

@@ -16,8 +16,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import DLError
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.upkeep.requests import ask_for_upkeep, lssn_to_merge
 from dlcore.log.writing.steps import Ending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import SchemaMismatchError
+from dlcore.base.errors import SchemaMismatchError
 from dlcore.log.entries.body import present_txid, with_txid
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
+    from dlcore.base.records import LogRecord
     from dlcore.log.typed.schema import LogSchema
     from dlcore.log.writing.producers import Mark
-    from dlcore.records import LogRecord
 
 
 class AsyncTypedLogWriter(AsyncLogWriter):

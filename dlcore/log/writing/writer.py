@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.background import refuse
-from dlcore.errors import (
+from dlcore.base.background import refuse
+from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     MetadataVersionError,
@@ -24,7 +24,7 @@ from dlcore.errors import (
     WriteCancelledError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.config import LogConfig, LogSettings
+    from dlcore.base.config import LogConfig, LogSettings
+    from dlcore.base.records import LogRecord
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
     from dlcore.log.writing.producers import Mark, Producers
     from dlcore.log.writing.transmit import Unwritten
     from dlcore.metadata.port import Op
-    from dlcore.records import LogRecord
 
 logger = logging.getLogger(__name__)
 

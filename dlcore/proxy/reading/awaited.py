@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from dlcore.base.records import RecordField
 from dlcore.log.entries.batches import numbers_of
-from dlcore.records import RecordField
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
+    from dlcore.base.records import NotLessThan
     from dlcore.log.reading.rows import StoredRows
-    from dlcore.records import NotLessThan
 
 _W = TypeVar("_W")
 

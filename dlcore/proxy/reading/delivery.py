@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
-from dlcore.config import MIB
-from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
-from dlcore.ids import DLSN
+from dlcore.base.config import MIB
+from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.runs import PART_BYTES, fetched
@@ -24,13 +24,13 @@ from dlcore.proxy.reading.runs import PART_BYTES, fetched
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.ring import Ring, RingReader
     from dlcore.proxy.reading.rows import RowView
     from dlcore.proxy.reading.runs import Fetched
-    from dlcore.records import NotLessThan
 
 _LOOK_S = 1.0
 _FIRST_BYTES = (64 * 1024, 256 * 1024, MIB)

@@ -8,20 +8,20 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError, EndOfStreamError, UnexpectedError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.awaited import Awaited
 from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from dlcore.ids import DLSN
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.ids import DLSN
+    from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.ring import Ring, RingBudget
     from dlcore.proxy.reading.rows import RowView
     from dlcore.proxy.reading.runs import Fetched
-    from dlcore.records import NotLessThan
 
 logger = logging.getLogger(__name__)
 

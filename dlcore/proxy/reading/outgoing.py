@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.config import MIB
-from dlcore.errors import ReaderStalledError
+from dlcore.base.config import MIB
+from dlcore.base.errors import ReaderStalledError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

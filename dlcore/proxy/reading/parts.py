@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
     from dlcore.log.reading.scan import LogSnapshot
 
 PARTS_MAX = 64

@@ -9,9 +9,10 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlcore.errors import LogNotFoundError, LogNotReadyError
-from dlcore.ids import DLSN
-from dlcore.proxy.flight.planning import (
+from dlcore.base.errors import LogNotFoundError, LogNotReadyError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.planning import (
     FoundPlace,
     LogsRequest,
     PlacesRequest,
@@ -20,14 +21,13 @@ from dlcore.proxy.flight.planning import (
     SnapshotsRequest,
     pack_snapshots,
 )
-from dlcore.proxy.flight.tickets import Latest
-from dlcore.records import NotLessThan, RecordField
+from dlcore.flight.tickets import Latest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.api.namespace import Namespace
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.namespace import Namespace
 
 _LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """After so long each a proxy looks again for records that another one knew to be readable."""

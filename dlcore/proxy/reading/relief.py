@@ -11,7 +11,7 @@ import gc
 import threading
 from typing import TYPE_CHECKING
 
-from dlcore.kept_memory import give_back_what_is_free
+from dlcore.base.kept_memory import give_back_what_is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,11 +21,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dlcore.config import require
-from dlcore.errors import UnexpectedError
+from dlcore.base.config import require
+from dlcore.base.errors import UnexpectedError
 
 if TYPE_CHECKING:
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
 
 SKIPS_MAX = 5
 """How often a run is spared for readers that have not passed it."""

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from dlcore.errors import SchemaMismatchError
+from dlcore.api.schemas import byte_row_schema
+from dlcore.base.errors import SchemaMismatchError
+from dlcore.flight.columns import Columns
+from dlcore.flight.sending import batch_message, columns_message
 from dlcore.log.entries.batches import numbers_of, typed_read_batch
 from dlcore.log.reading.ranges import RangeView
-from dlcore.proxy.flight.columns import Columns
-from dlcore.proxy.flight.sending import batch_message, columns_message
-from dlcore.schemas import byte_row_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
+    from dlcore.flight.columns import Ends, Integers
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
-    from dlcore.proxy.flight.columns import Ends, Integers
     from dlcore.wire.digest import BytesLike
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.ring import Run
 
 if TYPE_CHECKING:

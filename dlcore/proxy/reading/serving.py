@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.config import MIB
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError
-from dlcore.ids import DLSN
-from dlcore.log.manager import DistributedLogManager
+from dlcore.api.manager import DistributedLogManager
+from dlcore.base.config import MIB
+from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.sending import schema_message
+from dlcore.flight.tickets import Latest, Place, Ticket
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.snapshot import Finder
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.sending import schema_message
-from dlcore.proxy.flight.tickets import Latest, Place, Ticket
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.outgoing import Outgoing
@@ -23,17 +24,16 @@ from dlcore.proxy.reading.parts import Part, parts_of
 from dlcore.proxy.reading.relief import Relief
 from dlcore.proxy.reading.ring import RingBudget
 from dlcore.proxy.reading.rows import RowView
-from dlcore.records import NotLessThan, RecordField
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     import pyarrow as pa
 
+    from dlcore.api.namespace import Namespace
+    from dlcore.flight.tickets import Wanted
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
-    from dlcore.proxy.flight.tickets import Wanted
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.outgoing import Send
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.flight.requests import SeenPosition
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
-from dlcore.proxy.flight.requests import SeenPosition
 
 if TYPE_CHECKING:
-    from dlcore.namespace import Namespace
-    from dlcore.proxy.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
+    from dlcore.api.namespace import Namespace
+    from dlcore.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
 
 
 class Subscriptions:

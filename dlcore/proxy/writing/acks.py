@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
 
 
 @dataclass(frozen=True, slots=True)

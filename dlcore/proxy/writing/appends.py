@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dlcore.api.namespace import Namespace
+    from dlcore.flight.appends import AppendRequest
     from dlcore.log.staging.append import StagedAppend
-    from dlcore.namespace import Namespace
-    from dlcore.proxy.flight.appends import AppendRequest
 
 
 class Appends:

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import AlreadyClosedError, DLError
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.writing.balance import (
     AskLoads,

@@ -14,7 +14,7 @@ import contextlib
 from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlcore.errors import LogNotReadyError, OverCapacityError
+from dlcore.base.errors import LogNotReadyError, OverCapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,24 +21,30 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.background import BackgroundTasks
-from dlcore.errors import DLError, LogElsewhereError, LogNotReadyError, MetadataError, WriteError
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import BROKEN, CLIENT_OPTIONS, METHOD, client_of, send
-from dlcore.proxy.flight.forwards import Forwarder, Wish, wish_of
-from dlcore.proxy.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import (
+    DLError,
+    LogElsewhereError,
+    LogNotReadyError,
+    MetadataError,
+    WriteError,
+)
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.tls import TlsFiles
+from dlcore.flight.calls import BROKEN, CLIENT_OPTIONS, METHOD, client_of, send
+from dlcore.flight.forwards import Forwarder, Wish, wish_of
+from dlcore.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 from dlcore.proxy.writing.route import AskHere, GiveTo, GiveUp, Route, Sent, Unreached
-from dlcore.tls import TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from dlcore.flight.calls import Context
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
     from dlcore.proxy.config import ProxyConfig
-    from dlcore.proxy.flight.calls import Context
     from dlcore.proxy.membership import Membership
 
 logger = logging.getLogger(__name__)

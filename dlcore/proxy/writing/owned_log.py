@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     ConditionFailedError,
     ConfigurationError,
     LogNotReadyError,
     ProducerFencedError,
     SequenceGapError,
 )
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
 from dlcore.log.writing.typed import AsyncTypedLogWriter
-from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
-    from dlcore.clock import Clock
-    from dlcore.errors import DLError
-    from dlcore.ids import DLSN
+    from dlcore.base.clock import Clock
+    from dlcore.base.errors import DLError
+    from dlcore.base.ids import DLSN
     from dlcore.log.writing.writer import AsyncLogWriter
 
 _Params = ParamSpec("_Params")

@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.background import BackgroundTasks, outcome_of
-from dlcore.errors import (
+from dlcore.base.background import BackgroundTasks, outcome_of
+from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
     LogNotFoundError,
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from dlcore.ids import DLSN
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
+    from dlcore.base.ids import DLSN
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.membership import Membership
 

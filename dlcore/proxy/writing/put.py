@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     DLError,
@@ -26,11 +26,10 @@ from dlcore.errors import (
     SequenceGapError,
     WriteError,
 )
-from dlcore.ids import DLSN
-from dlcore.log.writing.producers import Mark
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import send
-from dlcore.proxy.flight.put import (
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.calls import send
+from dlcore.flight.put import (
     PutDecoder,
     PutMessage,
     PutTarget,
@@ -38,6 +37,7 @@ from dlcore.proxy.flight.put import (
     parse_target,
     sequence_of,
 )
+from dlcore.log.writing.producers import Mark
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import (
     RETRY_AFTER_S,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlcore.errors import OverCapacityError
+from dlcore.base.errors import OverCapacityError
 
 BURST_S = 1.0
 """An idle bucket gathers what this time gives."""

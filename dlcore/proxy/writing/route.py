@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.proxy.flight.put import UNREACHABLE_MAX
+from dlcore.flight.put import UNREACHABLE_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import msgspec
 
-from dlcore.background import BackgroundTasks, outcome_of
-from dlcore.errors import DLError, OverCapacityError
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.calls import send
-from dlcore.proxy.flight.put import PutMessage, log_of
+from dlcore.base.background import BackgroundTasks, outcome_of
+from dlcore.base.errors import DLError, OverCapacityError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.calls import send
+from dlcore.flight.put import PutMessage, log_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
+    from dlcore.api.namespace import Namespace
+    from dlcore.flight.calls import Context
+    from dlcore.flight.put import PutDecoder, StagingTarget
     from dlcore.log.staging.writer import StagingWriter
-    from dlcore.namespace import Namespace
     from dlcore.proxy.config import ProxyConfig
-    from dlcore.proxy.flight.calls import Context
-    from dlcore.proxy.flight.put import PutDecoder, StagingTarget
     from dlcore.proxy.writing.rates import StreamRates
 
 logger = logging.getLogger(__name__)

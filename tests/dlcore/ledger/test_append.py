@@ -7,7 +7,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     BadRequestError,
     BookieReadOnlyError,
     CorruptMetadataError,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import QuorumConfig
+from dlcore.base.config import QuorumConfig
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.port import EntryRange

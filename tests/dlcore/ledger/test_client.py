@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX, QuorumConfig
-from dlcore.errors import (
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, QuorumConfig
+from dlcore.base.errors import (
     AlreadyClosedError,
     BookieOverloadedError,
     EntryTooLargeError,

@@ -9,7 +9,7 @@ import crc32c
 import numpy as np
 import pytest
 
-from dlcore.errors import DigestMismatchError
+from dlcore.base.errors import DigestMismatchError
 from dlcore.wire.digest import (
     FRAME_BYTES,
     decode_frame,

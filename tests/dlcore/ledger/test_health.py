@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from dlcore.config import QuarantineConfig
-from dlcore.errors import ConfigurationError
+from dlcore.base.config import QuarantineConfig
+from dlcore.base.errors import ConfigurationError
 from dlcore.ledger.placing.health import (
     REST_S,
     TRIAL_S,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dlcore.config import QuorumConfig
+from dlcore.base.config import QuorumConfig
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.memory_namespace import memory_cluster
 from tests.simulation.loop import run
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
 
 STEPS = 1200
 STEP_S = 0.5

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import BookieUnavailableError, NotEnoughBookiesError
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import BookieUnavailableError, NotEnoughBookiesError
 from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.ledger.writing.lac import LacPublisher
 from dlcore.transport.memory import MemoryBookieClient
@@ -19,8 +19,8 @@ from tests.fixtures.memory_namespace import on_log, record
 from tests.simulation.loop import run as run_loop
 
 if TYPE_CHECKING:
-    from dlcore.ids import BookieId
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.ids import BookieId
     from tests.fixtures.memory_namespace import MemoryCluster
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.errors import CorruptMetadataError
+from dlcore.base.errors import CorruptMetadataError
 from dlcore.ledger.metadata.values import LedgerState
 from tests.fixtures.ledgers import bookies, metadata_of
 

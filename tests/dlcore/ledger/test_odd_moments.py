@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import LedgerFencedError, LedgerRecoveryError, MetadataVersionError
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import LedgerFencedError, LedgerRecoveryError, MetadataVersionError
 from dlcore.ledger.metadata import store as store_module
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
@@ -20,7 +20,7 @@ from tests.fixtures.ledger_cluster import PATHS, Cluster, bodies, read_all, run,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.errors import BookieError
+    from dlcore.base.errors import BookieError
     from dlcore.metadata.port import Versioned
 
 

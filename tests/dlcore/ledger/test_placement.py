@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlcore.config import PlacementConfig
-from dlcore.errors import ConfigurationError, NotEnoughBookiesError
+from dlcore.base.config import PlacementConfig
+from dlcore.base.errors import ConfigurationError, NotEnoughBookiesError
 from dlcore.ledger.placing.placement import (
     WEIGHT_MEDIANS_MAX,
     BookieSite,

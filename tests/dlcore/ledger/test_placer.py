@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import PlacementConfig, QuarantineConfig, QuorumConfig
-from dlcore.errors import ConfigurationError, NotEnoughBookiesError
+from dlcore.base.config import PlacementConfig, QuarantineConfig, QuorumConfig
+from dlcore.base.errors import ConfigurationError, NotEnoughBookiesError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.placing.health import REST_S

@@ -12,7 +12,7 @@ from dlcore.ledger.metadata.quorum import first_followed, is_covered, write_set
 from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
 
 
 @st.composite

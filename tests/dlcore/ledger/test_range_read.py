@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.config import LedgerClientConfig
+from dlcore.base.config import LedgerClientConfig
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
 from tests.fixtures.aio import run

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import BookieStorageError, NoSuchEntryError
+from dlcore.base.errors import BookieStorageError, NoSuchEntryError
 from dlcore.ledger.metadata.values import Ensemble
 from dlcore.ledger.reading.range_read import (
     CloseStream,

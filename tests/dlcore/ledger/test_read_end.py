@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import LedgerReadError
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.writing.lac import LacPublisher
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, bodies, read_all, run, write

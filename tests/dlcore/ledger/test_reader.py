@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import (
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import (
     BookieStorageError,
     ConfigurationError,
     LedgerReadError,
@@ -23,7 +23,7 @@ from tests.fixtures.ledgers import quorum_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import FollowUpdate
     from dlcore.ledger.reading.reader import LedgerReader

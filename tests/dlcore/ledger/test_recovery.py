@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import BookieUnavailableError, LedgerRecoveryError
+from dlcore.base.errors import BookieUnavailableError, LedgerRecoveryError
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
@@ -23,7 +23,7 @@ from dlcore.ledger.recovering.recovery import (
 from tests.fixtures.ledgers import bookie, entry_of, metadata_of, quorum_of
 
 if TYPE_CHECKING:
-    from dlcore.config import QuorumConfig
+    from dlcore.base.config import QuorumConfig
 
 UNKNOWN = BookieUnavailableError("silent")
 

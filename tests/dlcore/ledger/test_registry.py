@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     BookieUnavailableError,
     CorruptMetadataError,
     MetadataConnectionError,
     WrongIncarnationError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.memory import MemoryStore, MemoryTree

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.config import PlacementConfig, QuorumConfig
-from dlcore.errors import CorruptMetadataError, NotEnoughBookiesError
+from dlcore.base.config import PlacementConfig, QuorumConfig
+from dlcore.base.errors import CorruptMetadataError, NotEnoughBookiesError
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.placing.placement import choose_quorum
 from dlcore.metadata.stored import decode, encode

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import (
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerExistsError,
     LedgerNotFoundError,
@@ -23,7 +23,7 @@ from dlcore.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.store import LedgerStore, VersionedLedger
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.metadata.memory import MemoryStore, MemoryTree

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import (
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import (
     BookieError,
     DLError,
     LedgerClosedError,
@@ -27,7 +27,7 @@ from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
 
 
 async def close_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:

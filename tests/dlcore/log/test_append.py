@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from dlcore.config import LogConfig
-from dlcore.errors import (
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import (
     AlreadyClosedError,
     EndOfStreamError,
     LogNotReadyError,
@@ -20,7 +20,7 @@ from dlcore.errors import (
     WriteCancelledError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import decode_entry_header, stamp_of
 from dlcore.log.entries.stamp import decode_stamp

@@ -13,9 +13,9 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from dlcore.config import LogConfig
-from dlcore.errors import DLError, LedgerFencedError, TransactionIdOutOfOrderError, WriteError
-from dlcore.ids import DLSN
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import DLError, LedgerFencedError, TransactionIdOutOfOrderError, WriteError
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.metadata.changes import (

@@ -10,13 +10,14 @@ from collections import deque
 import pyarrow as pa
 import pytest
 
-from dlcore.config import MIB, RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import MIB, RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     ConfigurationError,
     LogRecordTooLongError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.base.ids import DLSN, TXID_MAX
+from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import (
     RECORD_OVERHEAD_BYTES,
     batch_of,
@@ -38,7 +39,6 @@ from dlcore.log.entries.body import (
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.reading.rows import EntryRows
 from dlcore.log.reading.taking import take_records
-from dlcore.records import EntryPlace
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 101, 5000])
@@ -62,7 +62,7 @@ from dlcore.log.entries.batches import batch_of, check_txids, cut, read_batch, r
 from dlcore.log.entries.body import decode_entry_batch, decode_entry_header, encode_entry
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.stream import bytes_of
-from dlcore.records import EntryPlace
+from dlcore.base.records import EntryPlace
 for count in (1, 2, 1000):
     rows = batch_of(range(1, count + 1), [b"x"] * count)
     check_txids(rows, last_txid=-1)

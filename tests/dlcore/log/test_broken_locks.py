@@ -9,7 +9,7 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 if TYPE_CHECKING:
     import pytest
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 
 def test_the_lock_of_the_one_that_was_meant_is_deleted() -> None:

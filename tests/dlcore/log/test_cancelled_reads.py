@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.blocking.merged import MergedReader
-from dlcore.blocking.portal import Portal
-from dlcore.blocking.reader import LogReader
-from dlcore.blocking.stream import AppendOnlyStreamReader
-from dlcore.blocking.watch import LogWatch
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
     EndOfStreamError,
     LedgerReadError,
     SchemaMismatchError,
 )
+from dlcore.base.records import LogRecord
 from dlcore.log.reading.rows import EntryRows
-from dlcore.records import LogRecord
+from dlcore.sync.merged import MergedReader
+from dlcore.sync.portal import Portal
+from dlcore.sync.reader import LogReader
+from dlcore.sync.stream import AppendOnlyStreamReader
+from dlcore.sync.watch import LogWatch
 from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.lengths import sample
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
@@ -43,12 +43,12 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 
-    from dlcore.ids import DLSN
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.ids import DLSN
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.streams import AsyncAppendOnlyStreamReader
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.records import LogRecordWithDLSN
 
 TURNS = sample(range(60), 12)
 SEGMENTS = 5
@@ -117,7 +117,7 @@ def reads_of(reader: AsyncLogReader) -> dict[str, Callable[[], Awaitable[Sequenc
 
 def dlsns_of(batch: pa.RecordBatch) -> list[DLSN]:
     """Return the positions of a batch's rows."""
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
 
     return [DLSN(*each.values()) for each in batch.column("dlsn").to_pylist()]
 

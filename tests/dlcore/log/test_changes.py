@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     EndOfStreamError,
     LogRenamedError,
     TransactionIdOutOfOrderError,
     UnexpectedError,
 )
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.log.metadata.changes import (
     Piece,
     SegmentLimits,

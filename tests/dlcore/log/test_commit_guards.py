@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import AppendAbortedError
+from dlcore.base.errors import AppendAbortedError
 from dlcore.log.metadata.commits import SharedStaging
 from dlcore.log.metadata.staged import read_staged
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
@@ -19,10 +19,10 @@ from tests.fixtures.staged_records import batch, payloads_of, stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.port import Op
-    from dlcore.namespace import Namespace
 
 SHARED = SharedStaging(identity="stream", round="1")
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 from dlcore.metadata.port import ANY_VERSION
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.port import Op
-    from dlcore.namespace import Namespace
 
 
 async def stage(namespace: Namespace, *, identity: str) -> StagedExtent:

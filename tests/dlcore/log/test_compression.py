@@ -18,7 +18,7 @@ from dlcore.log.entries.compression import COMPRESSED_BYTES_MIN, Compressor
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 ROW_BYTES = 8
 

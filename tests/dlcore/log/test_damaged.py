@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     ConfigurationError,
     CorruptMetadataError,
     DLError,
@@ -19,21 +19,21 @@ from dlcore.errors import (
     NodeExistsError,
     OwnershipAcquireFailedError,
 )
-from dlcore.log.inspection import audit_ledgers, delete_orphan
-from dlcore.log.upkeep.expiry import expire_log, expire_logs
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import ANY_VERSION
+from dlcore.ops.inspection import audit_ledgers, delete_orphan
+from dlcore.ops.upkeep.expiry import expire_log, expire_logs
+from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster, read_all, record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.api.namespace import Namespace
     from dlcore.log.context import LogContext
-    from dlcore.log.inspection import LedgerAudit
     from dlcore.metadata.paths import LogPaths
-    from dlcore.namespace import Namespace
+    from dlcore.ops.inspection import LedgerAudit
     from tests.fixtures.memory_namespace import MemoryCluster
 
 TIME_LIMIT_S = 30

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import TransactionTooLargeError
-from dlcore.ids import DLSN
+from dlcore.base.errors import TransactionTooLargeError
+from dlcore.base.ids import DLSN
 from dlcore.log.staging.writer import LOGS_PER_APPEND
 from dlcore.metadata.port import REQUEST_BYTES_MAX
 from tests.fixtures.lateness import run_in_own_time
@@ -24,11 +24,11 @@ from tests.fixtures.recording_store import RecordingStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.writing.writer import AsyncLogWriter
     from dlcore.metadata.memory import MemoryStore
-    from dlcore.namespace import Namespace
 
 COMMITS = amount(1000, sampled=60)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import InvalidEntryError
+from dlcore.base.errors import InvalidEntryError
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import (
     EntryHeader,

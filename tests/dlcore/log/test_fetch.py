@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     BookieUnavailableError,
     EndOfStreamError,
@@ -17,13 +17,13 @@ from dlcore.errors import (
     LogNotFoundError,
     MetadataConnectionError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.metadata.history import LogHistory
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.metadata.values import LogState
 
 

@@ -16,19 +16,19 @@ import pytest
 import dlcore
 import dlcore.remote.sync
 import dlcore.sync
-from dlcore.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
-from dlcore.html_tables import fields_html, rows_html
-from dlcore.ids import DLSN
-from dlcore.log.inspection import find_nameless
+from dlcore.base.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
+from dlcore.base.html_tables import fields_html, rows_html
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.metadata.values import LogHead
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import encode
-from dlcore.records import LogRecord
+from dlcore.ops.inspection import find_nameless
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 
 def test_first_and_last_record() -> None:

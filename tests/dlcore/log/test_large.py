@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import CHUNK_EXTENTS_MAX
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import Delete, require_request_size
+from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.large_log import Interrupted, LargeLog, die_at
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster, on_log, record
@@ -24,9 +24,9 @@ from tests.fixtures.memory_namespace import memory_cluster, on_log, record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.metadata.port import Op
-    from dlcore.namespace import Namespace
     from tests.fixtures.memory_namespace import MemoryCluster
 
 SEGMENTS, EXTENTS = 130, 40

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dlcore.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
+from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError, LogEmptyError
 from tests.fixtures.lateness import OwnTimeLoop
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, read_all, record
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any, TypeVar
 
-    from dlcore.ids import DLSN
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.ids import DLSN
     from dlcore.log.reading.reader import AsyncLogReader
     from dlcore.log.writing.writer import AsyncLogWriter
 

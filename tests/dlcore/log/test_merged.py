@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
 from dlcore.log.reading import merged
 from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.namespace import Namespace
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
 
 NAMES = ("x", "y", "z")
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.errors import CorruptMetadataError, UnexpectedError
+from dlcore.base.errors import CorruptMetadataError, UnexpectedError
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.values import (
     COMMITTED_RUNS_MAX,

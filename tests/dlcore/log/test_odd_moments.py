@@ -13,21 +13,21 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     LedgerNotFoundError,
     UnexpectedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import CommitRecord, LogKey
 from dlcore.log.reading import snapshot as snapshot_module, snapshots as snapshots_module
-from dlcore.log.upkeep.config import UpkeepConfig
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch
@@ -35,7 +35,7 @@ from tests.fixtures.staged_records import batch
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.metadata.port import Op
 
 

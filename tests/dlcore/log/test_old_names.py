@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.api.schemas import with_old_names
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of, byte_log_batch, read_batch
-from dlcore.records import EntryPlace
-from dlcore.schemas import with_old_names
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 PLACE = EntryPlace(3, 8, 40, 30, 1_700_000_000_123)
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.ids import TXID_MAX
+from dlcore.base.ids import TXID_MAX
+from dlcore.base.records import EntryPlace, LogRecordWithDLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import byte_log_schema
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, PlainFormat, plain_format
-from dlcore.records import EntryPlace, LogRecordWithDLSN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

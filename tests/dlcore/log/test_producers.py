@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlcore.config import MIB
-from dlcore.errors import (
+from dlcore.base.config import MIB
+from dlcore.base.errors import (
     ConfigurationError,
     InvalidEntryError,
     OverCapacityError,
     ProducerFencedError,
     SequenceGapError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import (
     PRODUCERS_KEPT_MS,
     Claim,

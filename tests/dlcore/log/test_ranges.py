@@ -11,18 +11,18 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, ConfigurationError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import read_batch, read_schema
 from dlcore.log.reading.ranges import rows_before, timestamp_ms_of
-from dlcore.records import EntryPlace
 from tests.dlcore.log.test_reader import fill
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.records import LogRecordWithDLSN
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.records import LogRecordWithDLSN
 
 
 def time_of(each: LogRecordWithDLSN) -> datetime:

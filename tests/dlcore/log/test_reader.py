@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
     ConfigurationError,
@@ -19,16 +19,16 @@ from dlcore.errors import (
     LogEmptyError,
     LogNotFoundError,
 )
-from dlcore.ids import DLSN, TXID_MAX
+from dlcore.base.ids import DLSN, TXID_MAX
+from dlcore.base.records import NotLessThan, RecordField, RecordPlace
 from dlcore.log.entries.batches import read_schema
 from dlcore.log.reading.scan_driver import scan_range
-from dlcore.records import NotLessThan, RecordField, RecordPlace
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.records import LogRecordWithDLSN
 
 
 async def fill(cluster: MemoryCluster, log: DistributedLogManager, *, seed: int = 0) -> None:

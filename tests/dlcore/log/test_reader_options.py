@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.config import LogConfig
-from dlcore.errors import (
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import (
     ConfigurationError,
     InvalidEntryError,
     LedgerReadError,
     ReaderIdleError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.reading.idle import IdleStep, IdleWatch
 from dlcore.wire.digest import decode_frame, encode_frame
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
@@ -25,7 +25,7 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, recor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 
 async def write(log: DistributedLogManager, count: int = 6) -> int:

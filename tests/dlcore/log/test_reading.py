@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, UnexpectedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, UnexpectedError
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     plan_append,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from dlcore.errors import ConfigurationError, DuplicateAppendError
+from dlcore.base.errors import ConfigurationError, DuplicateAppendError
 from dlcore.log.metadata.commits import AppendRun
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
 from tests.fixtures.staged_records import payloads_of, stage
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 RUN = AppendRun(token="run-1", begun_ns=0)
 

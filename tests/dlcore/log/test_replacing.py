@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     AppendAbortedError,
     AppendMismatchError,
@@ -19,11 +19,11 @@ from dlcore.errors import (
     LogNotFoundError,
     OwnershipAcquireFailedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 
 def test_an_append_that_replaces() -> None:

@@ -14,23 +14,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.api.schemas import merge_schemas, schema_from_text
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.reading.scan_driver import scan_range
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import Column, LogSchema, as_required
 from dlcore.metadata.stored import decode, encode
-from dlcore.records import EntryPlace
-from dlcore.schemas import merge_schemas, schema_from_text
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import memory_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.namespace import Namespace
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
 
 ORDERS = schema_from_text(
     "id int32 not null, note string, lines list<struct<sku string not null, count int8> not null>, "

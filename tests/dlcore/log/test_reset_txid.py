@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import ConfigurationError, TransactionIdOutOfOrderError
-from dlcore.ids import TXID_MAX
+from dlcore.base.errors import ConfigurationError, TransactionIdOutOfOrderError
+from dlcore.base.ids import TXID_MAX
 from dlcore.log.writing.truncation import reset_txid
 from tests.fixtures.memory_namespace import on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from tests.fixtures.memory_namespace import MemoryCluster
 
 

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     ConfigurationError,
     LedgerNotFoundError,
     LogEmptyError,
     LogNotFoundError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment, SegmentEnd, Totals, pack
-from dlcore.log.upkeep.expiry import expire_log, expire_logs
 from dlcore.log.upkeep.retention import (
     first_kept,
     kept_from_ms,
@@ -33,16 +32,17 @@ from dlcore.log.upkeep.retention import (
     readable_for_s,
     truncated_for_s,
 )
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.metadata.stored import encode
+from dlcore.ops.upkeep.expiry import expire_log, expire_logs
+from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.namespace import Namespace
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
 
 HOUR_MS = 3_600_000
 HOURLY = LogSettings(retention_s=3600.0)

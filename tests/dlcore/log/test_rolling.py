@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     NotEnoughBookiesError,
     WriteError,
 )
 from dlcore.ledger.metadata.values import LedgerState
-from dlcore.log.inspection import inspect_log
 from dlcore.log.metadata.segment import SegmentState
+from dlcore.ops.inspection import inspect_log
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.config import LogConfig
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
+    from dlcore.base.config import LogConfig
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.namespace import Namespace
 
 SMALL = replace(CONFIG, segment_bytes_max=100)
 """Each record fills a segment."""

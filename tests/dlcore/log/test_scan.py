@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 from msgspec import structs
 
-from dlcore.config import QuorumConfig
-from dlcore.errors import ConfigurationError
-from dlcore.ids import DLSN, BookieId
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import EndOfStreamError, OwnershipAcquireFailedError
+from dlcore.base.errors import EndOfStreamError, OwnershipAcquireFailedError
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 
 def test_a_log_is_sealed_without_a_writer() -> None:

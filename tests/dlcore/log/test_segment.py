@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.errors import CorruptMetadataError
-from dlcore.ids import DLSN
+from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState, adjacent
 from tests.fixtures.log_states import final
 

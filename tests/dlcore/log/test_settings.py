@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.config import LogConfig, LogSettings
-from dlcore.errors import ConfigurationError, CorruptMetadataError, LogNotFoundError
+from dlcore.base.config import LogConfig, LogSettings
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError, LogNotFoundError
 from dlcore.log.metadata.values import StoredSettings
 from dlcore.metadata.stored import decode
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AppendAbortedError,
     AppendSupersededError,
     ConfigurationError,
@@ -20,7 +20,7 @@ from dlcore.errors import (
     TransactionIdOutOfOrderError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.commits import AppendRun
 from dlcore.metadata.port import Delete
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
@@ -29,7 +29,7 @@ from tests.fixtures.staged_records import batch, ledgers, payloads_of, stage, st
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.metadata.port import Op
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AppendMismatchError,
     ConfigurationError,
     LogNotFoundError,
@@ -22,12 +22,12 @@ from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_no
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.context import LogContext
-    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.metadata.staged import StagedNode
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import StagingWriter
-    from dlcore.namespace import Namespace
 
 
 def test_own_transaction_ids() -> None:

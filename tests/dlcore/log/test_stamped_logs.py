@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.config import LogConfig
-from dlcore.errors import (
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import (
     InvalidEntryError,
     LedgerNotFoundError,
     OwnershipAcquireFailedError,
     ProducerFencedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import (
     decode_entry_batch,
@@ -30,7 +30,7 @@ from dlcore.log.writing.producers import Mark, Producers
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
 
 

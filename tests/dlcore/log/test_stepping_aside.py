@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as replace_head
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     EndOfStreamError,
     LogNotReadyError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     plan_append,

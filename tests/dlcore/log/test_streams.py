@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     DLError,
     EndOfStreamError,
     UnexpectedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import read_schema
 from dlcore.log.entries.stream import bytes_of, cut
-from dlcore.records import LogRecord
 from tests.fixtures.lengths import sample
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 
 def batch_of(records: list[tuple[int, bytes]]) -> pa.RecordBatch:

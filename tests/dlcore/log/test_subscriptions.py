@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     LogNotFoundError,
@@ -16,13 +16,13 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
     SubscriptionMovedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.fixtures.aio import cancel_after
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     ConfigurationError,
     LogRecordTooLongError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import TXID_MAX
+from dlcore.base.ids import TXID_MAX
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark, MarkedRows
 from dlcore.log.writing.transmit import Group, Transmitter, Unwritten, checked_payload
-from dlcore.records import LogRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError
+from dlcore.base.ids import DLSN
 from tests.dlcore.proxy.test_known_logs import got, path_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
 
 LEFT = {
     "nothing": (DLSN(1, 0, 0), range(12)),

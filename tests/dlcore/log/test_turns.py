@@ -7,30 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     EndOfStreamError,
     LogModeError,
     LogNotReadyError,
     OwnershipAcquireFailedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.staging import turns as asking
-from dlcore.log.upkeep.config import UpkeepConfig
-from dlcore.log.upkeep.worker import LogUpkeep
 from dlcore.log.writing import turns as giving
 from dlcore.log.writing.producers import Mark, Producers
-from tests.dlcore.log.test_merger import check_ledgers, stored_ledgers
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.dlcore.ops.upkeep.test_merger import check_ledgers, stored_ledgers
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch, payloads_of, stage
 
 if TYPE_CHECKING:
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.context import LogContext
-    from dlcore.log.manager import DistributedLogManager
     from dlcore.log.staging.turns import HeldLog
     from dlcore.log.writing.writer import AsyncLogWriter
-    from dlcore.namespace import Namespace
 
 
 async def proxied(

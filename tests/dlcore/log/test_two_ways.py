@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from hypothesis import given, settings, strategies as st
 
-from dlcore.records import LogRecord
+from dlcore.base.records import LogRecord
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import CONFIG, TIME_LIMIT_S, memory_cluster, read_all
 
 if TYPE_CHECKING:
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
 
 ROWS = st.lists(
     st.tuples(st.sampled_from([0, 0, 1, 5]), st.sampled_from([0, 1, 30, 400])),

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     ConfigurationError,
     InvalidEntryError,
     LogRecordTooLongError,

@@ -13,31 +13,31 @@ import pyarrow.compute as pc
 import pytest
 
 from dlcore import copy_log
-from dlcore.config import RECORD_SIZE_BYTES_MAX, LogConfig, QuorumConfig
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX, LogConfig, QuorumConfig
+from dlcore.base.errors import (
     ConfigurationError,
     LogNotFoundError,
     LogRecordTooLongError,
     SchemaMismatchError,
     TransactionIdOutOfOrderError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace, NotLessThan, RecordField
 from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.reading.scan_driver import scan_range
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
-from dlcore.records import EntryPlace, NotLessThan, RecordField
-from tests.dlcore.log.test_merger import merger_of
+from tests.dlcore.ops.upkeep.test_merger import merger_of
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.namespace import Namespace
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
 
 TRIPS = pa.schema([("id", pa.int32()), ("fare", pa.float64()), ("tags", pa.list_(pa.string()))])
 WIDER = pa.schema(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from dlcore.errors import ConfigurationError, SchemaMismatchError
+from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 from dlcore.log.typed.schema import (
     VERSIONS_MAX,
     Column,

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     DLError,
     LedgerFencedError,
     OwnershipAcquireFailedError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
 
 

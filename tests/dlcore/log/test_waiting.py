@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore import backoff
-from dlcore.errors import OwnershipAcquireFailedError
+from dlcore.base import backoff
+from dlcore.base.errors import OwnershipAcquireFailedError
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.staging import turns
 from tests.fixtures.aio import until
@@ -21,8 +21,8 @@ from tests.fixtures.staged_records import stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.namespace import Namespace
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
 
 SINCE = "a since 2023-11-14T22:13:20Z"
 

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from dlcore import sync
-from dlcore.blocking.portal import Portal
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     EndOfStreamError,
@@ -24,19 +23,20 @@ from dlcore.errors import (
     WriteCancelledError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.metadata import store as store_module
 from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.recovery import recover_log
-from dlcore.records import LogRecord
+from dlcore.sync.portal import Portal
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.metadata.port import Versioned
-    from dlcore.namespace import Namespace
 
 
 async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogManager:

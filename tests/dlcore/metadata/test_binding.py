@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.clock import SystemClock
-from dlcore.errors import ConfigurationError, CorruptMetadataError, MetadataConnectionError
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError, MetadataConnectionError
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -16,7 +16,7 @@ from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run
 
 if TYPE_CHECKING:
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 CLOCK = SystemClock()
 CHILDREN = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 from dlcore.metadata.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:

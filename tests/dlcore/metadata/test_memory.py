@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     MetadataConnectionError,
     MetadataError,
     MetadataSessionExpiredError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.errors import TransactionTooLargeError
+from dlcore.base.errors import TransactionTooLargeError
 from dlcore.metadata.port import (
     REQUEST_BYTES_MAX,
     Check,

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from dlcore.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
-from dlcore.config import QuorumConfig
-from dlcore.errors import CorruptMetadataError
-from dlcore.ids import BookieId
+from dlcore.base.config import QuorumConfig
+from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.metadata.segment import Extent
@@ -35,6 +34,7 @@ from dlcore.log.metadata.values import (
 from dlcore.metadata.binding import NamespaceBinding
 from dlcore.metadata.port import Versioned
 from dlcore.metadata.stored import LAYOUT, decode, decode_or_tell, encode
+from dlcore.ops.autorecovery.values import ElectedAuditor, ReplicaCheckRun, UnderReplicatedLedger
 from tests.fixtures.ledgers import bookies
 from tests.fixtures.log_states import LOG
 

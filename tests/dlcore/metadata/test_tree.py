@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.errors import MetadataError, MetadataVersionError, NoNodeError
+from dlcore.base.errors import MetadataError, MetadataVersionError, NoNodeError
 from dlcore.metadata.port import Check, Create, Delete, Op, Put
 from dlcore.metadata.tree import Tree
 

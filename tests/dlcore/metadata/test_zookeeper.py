@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
     MetadataConnectionError,
@@ -23,14 +23,14 @@ from dlcore.errors import (
 )
 from dlcore.metadata.port import REQUEST_BYTES_MAX, Create, SessionState, Versioned
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.sandbox.process import PortReservation
+from dlcore.ops.sandbox.process import PortReservation
 from tests.fixtures.aio import run, until, until_async
 from tests.fixtures.zookeeper import expire_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.integration
 

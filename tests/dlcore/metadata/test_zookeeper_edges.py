@@ -19,7 +19,7 @@ import pytest
 from kazoo.exceptions import RolledBackError, ThrottledOpError
 from kazoo.protocol.states import Callback
 
-from dlcore.errors import ConfigurationError, MetadataError
+from dlcore.base.errors import ConfigurationError, MetadataError
 from dlcore.metadata import zookeeper as adapter
 from dlcore.metadata.port import ANY_VERSION, Create, SessionState
 from dlcore.metadata.requests import RemoveWatches
@@ -29,7 +29,7 @@ from tests.fixtures.aio import run, until, until_async
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
+    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.integration
 

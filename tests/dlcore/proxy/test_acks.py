@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 
 

@@ -8,8 +8,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import LogNotFoundError
-from dlcore.proto import health_pb2
+from dlcore.base.errors import LogNotFoundError
+from dlcore.base.proto import health_pb2
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Client, Proxies, with_proxies

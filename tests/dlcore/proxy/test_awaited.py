@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import EntryPlace, NotLessThan, RecordField
+from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.opening import ReaderOpener
 from dlcore.log.reading.rows import StoredRows
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.tickets import Place, Ticket
 from dlcore.proxy.reading.awaited import Awaited, first_not_less
 from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
-from dlcore.records import EntryPlace, NotLessThan, RecordField
 from tests.dlcore.proxy.test_runs import values
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import record

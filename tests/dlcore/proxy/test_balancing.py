@@ -6,7 +6,7 @@ import asyncio
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
-from dlcore.errors import MetadataSessionExpiredError
+from dlcore.base.errors import MetadataSessionExpiredError
 from dlcore.proxy.load import ProxyLoad
 from dlcore.proxy.rendezvous import preferred_owner
 from tests.dlcore.proxy.test_owners import member_at, where_sent
@@ -79,10 +79,9 @@ def test_logs_go_to_a_proxy_that_joins_and_their_writers_with_them() -> None:
         while (await until_moved(first)) > LOGS * 0.6:  # the mean, and a fifth of it
             await write(writers, done)
             done += 1
-        told = await until_state(first, "even")
-        kept = await owned_by(first)
-        assert told == {"state": "even", "misplaced": len(kept), "handed_over": LOGS - len(kept)}
-        assert len(kept) == int(LOGS * 0.6)
+        kept = await kept_when_even(first)
+        # Old news of its peer's load may make it hand over more; `test_balance` counts exactly.
+        assert 0 < len(kept) <= LOGS * 0.6
         await write(writers, done)
         assert sorted([*kept, *await owned_by(second)]) == sorted(names)
         assert (await until_state(second, "even"))["handed_over"] == 0
@@ -92,6 +91,20 @@ def test_logs_go_to_a_proxy_that_joins_and_their_writers_with_them() -> None:
             assert [each.txid for each in found] == list(range(done + 1))
 
     with_proxies()(scenario)
+
+
+async def kept_when_even(client: Client) -> list[str]:
+    """Wait until a proxy says that it is even and of how many logs; return these logs."""
+    kept: list[str] = []
+
+    async def is_so() -> bool:
+        told = (await client.act("health"))["balance"]
+        kept[:] = await owned_by(client)
+        even = {"state": "even", "misplaced": len(kept), "handed_over": LOGS - len(kept)}
+        return bool(told == even)
+
+    await eventually(is_so)
+    return kept
 
 
 async def write(writers: list[RemoteWriter], number: int) -> None:

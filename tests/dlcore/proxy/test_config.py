@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlcore.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlcore.proxy.config import ProxyConfig, proxy_options
 
 

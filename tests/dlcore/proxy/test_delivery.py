@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dlcore.errors import AlreadyTruncatedError, EndOfStreamError
-from dlcore.ids import DLSN
+from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading import delivery
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.outgoing import Outgoing

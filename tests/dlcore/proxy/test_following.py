@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from dlcore.errors import LedgerReadError
-from dlcore.ids import DLSN
+from dlcore.base.errors import LedgerReadError
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.outgoing import Outgoing
@@ -21,7 +21,7 @@ from tests.dlcore.proxy.test_runs import entry, values
 from tests.fixtures.lateness import run_in_own_time
 
 if TYPE_CHECKING:
-    from dlcore.errors import DLError
+    from dlcore.base.errors import DLError
     from dlcore.log.reading.rows import EntryRows
 
 VIEW = RowView("a", None, ["dlsn", "value"])

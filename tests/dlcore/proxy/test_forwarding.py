@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.errors import LogNotReadyError, WriteError
-from dlcore.proto import flight_pb2 as pb
+from dlcore.base.errors import LogNotReadyError, WriteError
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.forwarding import Forwarding, Relay

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
-from dlcore.errors import LogModeError, OwnershipAcquireFailedError
+from dlcore.base.errors import LogModeError, OwnershipAcquireFailedError
+from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LockHolder, Turn
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import decode, encode
-from dlcore.records import LogRecord
 from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.memory_namespace import CONFIG, read_all

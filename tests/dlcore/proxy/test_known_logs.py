@@ -10,12 +10,17 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from dlcore.errors import AlreadyTruncatedError, CorruptMetadataError, DLError, LogNotFoundError
-from dlcore.ids import DLSN
+from dlcore.base.errors import (
+    AlreadyTruncatedError,
+    CorruptMetadataError,
+    DLError,
+    LogNotFoundError,
+)
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.metadata.values import LogHead
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
@@ -23,8 +28,8 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
-    from dlcore.namespace import Namespace
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
 
 VALUES = ["value"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from dlcore.errors import LogElsewhereError
+from dlcore.base.errors import LogElsewhereError
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing import forwarding
 from dlcore.proxy.writing.owner import LogOwner

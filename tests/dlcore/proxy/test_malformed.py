@@ -11,7 +11,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from dlcore.proto import flight_pb2 as pb, health_pb2
+from dlcore.base.proto import flight_pb2 as pb, health_pb2
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.served_proxies import Client, Proxies, proxies, with_proxies
 

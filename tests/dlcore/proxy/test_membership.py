@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.errors import MetadataConnectionError
+from dlcore.base.errors import MetadataConnectionError
 from dlcore.proxy import membership as memberships
 from dlcore.proxy.membership import Membership
 from tests.fixtures.aio import run, until

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.errors import LogNotReadyError
+from dlcore.base.errors import LogNotReadyError
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.port import SessionState
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy import outages
 from dlcore.proxy.outages import Outages
 from dlcore.proxy.service import FLIGHT

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.errors import ReaderStalledError
-from dlcore.proto import flight_pb2 as pb
+from dlcore.base.errors import ReaderStalledError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.calls import close_connection
+from dlcore.flight.tickets import Ticket
 from dlcore.proxy import service
-from dlcore.proxy.flight.calls import close_connection
-from dlcore.proxy.flight.tickets import Ticket
 from dlcore.proxy.reading import outgoing
 from dlcore.proxy.reading.outgoing import Outgoing, _Sending
 from dlcore.proxy.service import FLIGHT

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from dlcore.config import LogConfig
-from dlcore.errors import ConfigurationError, LogNotReadyError, WriteError
-from dlcore.ids import DLSN
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import ConfigurationError, LogNotReadyError, WriteError
+from dlcore.base.ids import DLSN
 from dlcore.log.writing.producers import Mark, Producers
 from dlcore.proxy.writing.owned_log import OwnedLog
 from tests.fixtures.aio import run, until
@@ -21,7 +21,7 @@ from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, on_log, 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.writing.writer import AsyncLogWriter
 
 LAST = DLSN(1, 7, 0)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.errors import DLError, LogRenamedError
-from dlcore.log.manager import DistributedLogManager
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight.tickets import Ticket
+from dlcore.api.manager import DistributedLogManager
+from dlcore.base.errors import DLError, LogRenamedError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.tickets import Ticket
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.remote import open_namespace
@@ -24,7 +24,7 @@ from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.namespace import Namespace
+    from dlcore.api.namespace import Namespace
     from tests.fixtures.served_proxies import Client
 
 

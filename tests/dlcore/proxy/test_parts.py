@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.parts import PARTS_MAX, Part, parts_of
 from tests.fixtures.snapshots import snapshot_of
 

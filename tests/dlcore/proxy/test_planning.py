@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from dlcore.ids import DLSN
-from dlcore.proxy.flight.planning import unpack_snapshots
+from dlcore.base.ids import DLSN
+from dlcore.flight.planning import unpack_snapshots
 from dlcore.proxy.reading import planning
 from tests.fixtures.memory_namespace import record
 from tests.fixtures.served_proxies import Proxies, with_proxies

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.ids import DLSN
-from dlcore.records import LogRecord
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.memory_namespace import CONFIG
 from tests.fixtures.served_proxies import Proxies, Stream, with_proxies

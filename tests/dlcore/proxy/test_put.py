@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import WriteError
+from dlcore.base.errors import WriteError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import LogRecord
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing.owned_log import OwnedLog
-from dlcore.records import LogRecord
 from tests.fixtures.aio import until_async
 from tests.fixtures.memory_namespace import CONFIG, read_all
 from tests.fixtures.served_proxies import (
@@ -27,9 +27,9 @@ from tests.fixtures.served_proxies import (
 )
 
 if TYPE_CHECKING:
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.writing.producers import Mark
     from dlcore.proxy.writing.owned_log import Accepted
-    from dlcore.records import LogRecordWithDLSN
 
 
 async def records(served: Proxies, log: str = "clicks") -> list[LogRecordWithDLSN]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.errors import OverCapacityError
+from dlcore.base.errors import OverCapacityError
 from dlcore.proxy.writing import rates as module
 from dlcore.proxy.writing.rates import BURST_S, Rate, Rates, TokenBucket
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from dlcore.proto import flight_pb2 as pb
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.service import FLIGHT
 from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dlcore.errors import ConfigurationError, UnexpectedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import ConfigurationError, UnexpectedError
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.ring import SKIPS_MAX, Ring, RingBudget, RingReader, Run
 from tests.fixtures.lengths import amount
 

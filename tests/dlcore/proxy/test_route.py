@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from dlcore.errors import ConfigurationError
-from dlcore.proxy.flight.forwards import Forwarder, Wish, wish_of
-from dlcore.proxy.flight.put import UNREACHABLE_MAX
+from dlcore.base.errors import ConfigurationError
+from dlcore.flight.forwards import Forwarder, Wish, wish_of
+from dlcore.flight.put import UNREACHABLE_MAX
 from dlcore.proxy.writing.route import (
     ASKED_MAX,
     AskHere,

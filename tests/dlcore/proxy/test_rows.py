@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from dlcore.errors import SchemaMismatchError
-from dlcore.ids import DLSN
+from dlcore.base.errors import SchemaMismatchError
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import StoredRows
 from dlcore.log.typed.arrow import columns_of
 from dlcore.log.typed.schema import LogSchema
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.rows import RowView
-from dlcore.records import EntryPlace
-from tests.dlcore.proxy.test_sending import arrow_message
+from tests.dlcore.flight.test_sending import arrow_message
 
 PLACES = [EntryPlace(2, 0, 40, 40, 5), EntryPlace(2, 1, 42, 40, 7)]
 

@@ -7,14 +7,14 @@ from itertools import repeat
 import pyarrow as pa
 import pytest
 
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import EntryRows
-from dlcore.proto import flight_pb2 as pb
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import CUT_FACTOR, RUN_BYTES, Fetched, fetched
-from dlcore.records import EntryPlace
-from tests.dlcore.proxy.test_sending import arrow_message
+from tests.dlcore.flight.test_sending import arrow_message
 
 VIEW = RowView("a", None, ["dlsn", "value"])
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.ids import DLSN
-from dlcore.proxy.flight.tickets import Place, Ticket
+from dlcore.base.ids import DLSN
+from dlcore.flight.tickets import Place, Ticket
 from dlcore.proxy.reading import delivery
 from dlcore.proxy.reading.serving import lowest
 from tests.fixtures.memory_namespace import record

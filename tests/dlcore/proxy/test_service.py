@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 import pytest
 
-from dlcore.proto import flight_pb2 as pb
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight import calls
 from dlcore.proxy import server
-from dlcore.proxy.flight import calls
 from dlcore.proxy.service import FlightService
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.errors import NotEnoughBookiesError
+from dlcore.base.errors import NotEnoughBookiesError
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight import calls
 from dlcore.log.staging.writer import StagingWriter
-from dlcore.proto import flight_pb2 as pb
-from dlcore.proxy.flight import calls
 from dlcore.proxy.writing import staging
 from dlcore.remote import open_namespace
 from tests.fixtures.aio import until

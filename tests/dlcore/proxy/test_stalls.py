@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlcore.flight.put import PutDecoder
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.proxy.flight.put import PutDecoder
 from dlcore.proxy.writing import put
 from dlcore.proxy.writing.budget import Holder, ReceivedBytes
 from tests.fixtures.aio import until

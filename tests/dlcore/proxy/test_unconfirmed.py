@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from dlcore.errors import DLError
-from dlcore.ids import DLSN
+from dlcore.base.errors import DLError
+from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.outgoing import Outgoing

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import ProducerFencedError, WriteError
+from dlcore.base.errors import ProducerFencedError, WriteError
+from dlcore.base.records import LogRecord
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.writing import producers
 from dlcore.proxy.writing import put
-from dlcore.records import LogRecord
 from dlcore.remote import writing
 from tests.dlcore.remote.test_writing import payloads, remote
 from tests.fixtures.aio import until_async

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from dlcore.errors import TransactionTooLargeError
+from dlcore.base.errors import TransactionTooLargeError
 from dlcore.metadata import port
 from dlcore.proxy.writing import appends
 from dlcore.remote import open_namespace

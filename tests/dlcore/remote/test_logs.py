@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from dlcore.config import LogSettings
-from dlcore.errors import (
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import (
     ConfigurationError,
     EndOfStreamError,
     LogEmptyError,
@@ -16,8 +16,8 @@ from dlcore.errors import (
     LogRenamedError,
     OwnershipAcquireFailedError,
 )
-from dlcore.ids import DLSN
-from dlcore.records import NotLessThan, RecordField
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
 from dlcore.remote import open_namespace
 from dlcore.remote.sync import open_namespace as open_blocking
 from tests.dlcore.proxy.test_actions import refused

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.errors import (
+from dlcore.api.manager import DistributedLogManager
+from dlcore.base.errors import (
     AlreadyClosedError,
     EndOfStreamError,
     LogExistsError,
@@ -19,10 +20,9 @@ from dlcore.errors import (
     OverCapacityError,
     OwnershipAcquireFailedError,
 )
-from dlcore.log.manager import DistributedLogManager
+from dlcore.base.records import LogRecord
+from dlcore.flight.requests import ChangeRequest, RenameRequest
 from dlcore.proxy.actions import Actions
-from dlcore.proxy.flight.requests import ChangeRequest, RenameRequest
-from dlcore.records import LogRecord
 from dlcore.remote import open_namespace
 from dlcore.remote.endpoint import Endpoint
 from dlcore.remote.planning import act

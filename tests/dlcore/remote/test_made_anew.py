@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import LogNotFoundError, LogRenamedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import LogNotFoundError, LogRenamedError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.proxy.writing.owned_log import OwnedLog
-from dlcore.records import LogRecord
 from dlcore.remote import open_namespace
 from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.memory_namespace import read_all

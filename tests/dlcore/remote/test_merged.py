@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
-from dlcore.records import LogRecord
+from dlcore.base.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
+from dlcore.base.records import LogRecord
 from dlcore.remote import open_namespace
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

@@ -7,8 +7,8 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import LogRecordTooLongError, WriteError
-from dlcore.records import LogRecord
+from dlcore.base.errors import LogRecordTooLongError, WriteError
+from dlcore.base.records import LogRecord
 from dlcore.remote import open_namespace
 from tests.dlcore.proxy.test_put import records
 from tests.dlcore.remote.test_writing import payloads, remote

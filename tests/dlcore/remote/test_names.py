@@ -14,10 +14,10 @@ import pytest
 
 import dlcore.sync
 from dlcore import remote
-from dlcore.log.manager import DistributedLogManager
+from dlcore.api.manager import DistributedLogManager
+from dlcore.api.namespace import Namespace
 from dlcore.log.reading.reader import AsyncLogReader
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.namespace import Namespace
 from dlcore.remote import sync
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/clients.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlcore.errors import OverCapacityError, UnexpectedError
-from dlcore.ids import DLSN
+from dlcore.base.errors import OverCapacityError, UnexpectedError
+from dlcore.base.ids import DLSN
 from dlcore.remote.outbox import MESSAGE_BYTES, End, Outbox
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
     ConfigurationError,
@@ -20,7 +20,7 @@ from dlcore.errors import (
     ProxyUnavailableError,
     SchemaMismatchError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
 from dlcore.remote import RemoteLog, planning
 from dlcore.remote.reader import RemoteReader, RemoteRows
@@ -31,7 +31,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.log.reading.reader import AsyncLogReader
 
     Log: TypeAlias = DistributedLogManager | RemoteLog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.errors import ProxyUnavailableError
+from dlcore.base.errors import ProxyUnavailableError
 from dlcore.proxy.service import FLIGHT
 from dlcore.remote import endpoint, open_namespace
 from dlcore.remote.endpoint import Endpoint

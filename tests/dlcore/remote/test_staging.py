@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import LogRecordTooLongError, WriteError
+from dlcore.base.errors import LogRecordTooLongError, WriteError
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.remote import open_namespace, staging, streams
 from tests.dlcore.remote.test_writing import payloads

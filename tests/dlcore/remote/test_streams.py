@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.config import RECORD_SIZE_BYTES_MAX
-from dlcore.errors import (
+from dlcore.base.config import RECORD_SIZE_BYTES_MAX
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     EndOfStreamError,
     LogNotReadyError,
@@ -21,15 +21,15 @@ from dlcore.errors import (
     UnexpectedError,
     WriteError,
 )
+from dlcore.base.records import LogRecord
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.records import LogRecord
 from dlcore.remote import open_namespace
 from dlcore.remote.sync import open_namespace as open_blocking
 from tests.dlcore.remote.test_writing import remote
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.ids import DLSN
+    from dlcore.base.ids import DLSN
     from dlcore.remote.endpoint import Endpoint
 
 

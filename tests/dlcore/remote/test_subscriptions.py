@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dlcore import backoff
-from dlcore.errors import (
+from dlcore.base import backoff
+from dlcore.base.errors import (
     AlreadyTruncatedError,
     ConfigurationError,
     LogNotFoundError,
@@ -19,7 +19,7 @@ from dlcore.errors import (
     OwnershipAcquireFailedError,
     SubscriptionMovedError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey, Mark
 from dlcore.log.reading.subscriptions import Seen, SubscriptionHold
 from dlcore.proxy.actions import Actions
@@ -34,7 +34,7 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.log.manager import DistributedLogManager
+    from dlcore.api.manager import DistributedLogManager
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
     from dlcore.remote import RemoteLog

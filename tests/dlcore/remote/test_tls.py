@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import ConfigurationError, ProxyUnavailableError
+from dlcore.base.errors import ConfigurationError, ProxyUnavailableError
+from dlcore.base.tls import TlsFiles
 from dlcore.remote import open_namespace, tls_reasons
-from dlcore.tls import TlsFiles
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.certificates import CLIENT, SERVER, Authority
 from tests.fixtures.ports import free_ports

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     ConditionFailedError,
     ConfigurationError,
@@ -22,11 +22,11 @@ from dlcore.errors import (
     WriteCancelledError,
     WriteError,
 )
-from dlcore.ids import DLSN
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LogKey
 from dlcore.metadata.memory import MemoryStore
 from dlcore.proxy.writing import put
-from dlcore.records import LogRecord
 from dlcore.remote import RemoteLog, open_namespace, writing
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.aio import cancel_after

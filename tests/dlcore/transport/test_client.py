@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import LedgerClientConfig
-from dlcore.errors import (
+from dlcore.base.config import LedgerClientConfig
+from dlcore.base.errors import (
     BookieError,
     BookieOverloadedError,
     BookieUnavailableError,
     MetadataConnectionError,
     WrongIncarnationError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.transport.client import WireBookieClient
 from dlcore.wire.messages import (
     HEADER,

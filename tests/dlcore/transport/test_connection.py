@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import BookieUnavailableError, NoSuchEntryError
+from dlcore.base.errors import BookieUnavailableError, NoSuchEntryError
 from dlcore.transport.client import WireBookieClient
 from dlcore.transport.connection import Incoming
 from dlcore.wire.messages import Add, Failed, Lac, Ping, Pong, ReadEntry, ReadLac
@@ -20,7 +20,7 @@ from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, r
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.transport.connection import Connection
     from dlcore.wire.messages import Message
 

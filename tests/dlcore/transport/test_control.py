@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.files.listed_ranges import ListedRanges, RangePage
-from dlcore.errors import BookieUnavailableError
-from dlcore.ids import BookieId
+from dlcore.base.errors import BookieUnavailableError
+from dlcore.base.ids import BookieId
 from dlcore.transport.control import ControlClient
 from tests.fixtures.served_bookie import BOOKIE, run, serve
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dlcore.ids import BookieId
+    from dlcore.base.ids import BookieId
     from dlcore.wire.messages import Message
     from tests.fixtures.served_bookie import ServedBookie
 

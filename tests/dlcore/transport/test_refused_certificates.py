@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import BookieUnavailableError
-from dlcore.tls import TlsFiles
-from dlcore.tls_refusals import own_refusal
+from dlcore.base.errors import BookieUnavailableError
+from dlcore.base.tls import TlsFiles
+from dlcore.base.tls_refusals import own_refusal
 from tests.dlcore.transport.test_tls import client_of
 from tests.fixtures.certificates import CLIENT, SERVER, Authority
 from tests.fixtures.served_bookie import BOOKIE, frame_of, run, serve

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.config import LedgerClientConfig
-from dlcore.errors import BookieUnavailableError, ConfigurationError
-from dlcore.tls import TlsFiles
+from dlcore.base.config import LedgerClientConfig
+from dlcore.base.errors import BookieUnavailableError, ConfigurationError
+from dlcore.base.tls import TlsFiles
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.certificates import Authority, lock, make_tls
 from tests.fixtures.raw_wire import raw_connection

@@ -11,8 +11,8 @@ import sys
 import atheris
 
 with atheris.instrument_imports(include=["dlcore.wire"]):
-    from dlcore.errors import BookieError
-    from dlcore.ids import BookieId
+    from dlcore.base.errors import BookieError
+    from dlcore.base.ids import BookieId
     from dlcore.wire.bookie_end import BookieEnd
     from dlcore.wire.client_end import ClientEnd
     from dlcore.wire.memory import SCRATCH_BYTES, ReceiveMemory

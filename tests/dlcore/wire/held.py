@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlcore.config import ENTRY_SIZE_BYTES_MAX
+from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.wire.memory import SCRATCH_BYTES
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dlcore.config import MIB
-from dlcore.errors import (
+from dlcore.base.config import MIB
+from dlcore.base.errors import (
     BookieError,
     BookieUnavailableError,
     LedgerFencedError,
     NoSuchEntryError,
 )
-from dlcore.ids import BookieId
+from dlcore.base.ids import BookieId
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.errors import (
+from dlcore.base.errors import (
     AlreadyClosedError,
     BadRequestError,
     BookieError,

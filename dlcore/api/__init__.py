@@ -1,0 +1,1 @@
+"""The asynchronous face over bookies and ZooKeeper: namespaces, logs, scans, and copies."""

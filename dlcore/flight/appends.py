@@ -1,0 +1,62 @@
+"""The message of an atomic append that a proxy performs."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlcore.base.config import MIB
+from dlcore.base.errors import ConfigurationError
+from dlcore.flight.requests import MALFORMED
+from dlcore.log.metadata.commits import AppendRun, SharedStaging
+from dlcore.log.reading.scan import StagedExtent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UNPACKED_MAX = 1000
+"""More extents than these are sent packed."""
+UNPACKED_BYTES_MAX = 64 * MIB
+"""Of more extents than any transaction of the metadata store takes."""
+
+
+class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An append, as `Namespace.begin_append` takes it, and what was staged for it."""
+
+    identity: str
+    version: int
+    token: str
+    extents: list[StagedExtent] = []
+    packed: bytes = b""
+    """More of them than a message takes: their list as JSON, by zlib, after `extents`."""
+    shared: SharedStaging | None = None
+    run: AppendRun | None = None
+    lock_timeout_s: float | None = None
+    strict: bool = False
+    after: int | None = None
+    replaces: list[str] = []
+
+    def with_extents(self, extents: Sequence[StagedExtent]) -> AppendRequest:
+        """Return the same about these, however many they are."""
+        if len(extents) <= _UNPACKED_MAX:
+            return msgspec.structs.replace(self, extents=list(extents))
+        return msgspec.structs.replace(self, packed=zlib.compress(msgspec.json.encode(extents)))
+
+    def all_extents(self) -> list[StagedExtent]:
+        """Return what it is about.  Raises: ConfigurationError: `packed` is no such list."""
+        if not self.packed:
+            return self.extents
+        unpacking = zlib.decompressobj()
+        try:
+            text = unpacking.decompress(self.packed, UNPACKED_BYTES_MAX)
+            if not unpacking.eof:
+                raise ConfigurationError(
+                    f"packed: expected all of at most {UNPACKED_BYTES_MAX} bytes, by zlib"
+                )
+            return self.extents + msgspec.json.decode(text, type=list[StagedExtent])
+        except (zlib.error, *MALFORMED) as error:
+            raise ConfigurationError(
+                f"packed: expected a list of extents as JSON, by zlib, in base64: {error}"
+            ) from error

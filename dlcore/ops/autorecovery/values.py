@@ -1,0 +1,63 @@
+"""Metadata of auto-recovery."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlcore.base.ids import BookieId
+from dlcore.metadata.stored import LAYOUT, Count
+
+
+class UnderReplicatedLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger on the list: its lost members (none: entries or copies are missing), and since when.
+
+    `findings` counts how often it was found.  Each finding writes the node, so that no deletion
+    overlooks one.  `attempts` counts the repairs that did not finish, and `reason` says why the
+    last one did not (empty: there was no attempt).
+    """
+
+    layout: int = LAYOUT
+    ledger_id: Count
+    missing: tuple[BookieId, ...]
+    since_ms: Count
+    findings: Count = 1
+    attempts: Count = 0
+    reason: str = ""
+
+
+class ElectedAuditor(msgspec.Struct, frozen=True, kw_only=True):
+    """The current auditor: `owner` for people (host:pid), and a unique `token`."""
+
+    layout: int = LAYOUT
+    owner: str
+    token: str
+
+
+class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):
+    """Items that the last sweep of a kind left out: their number, the first ones, and when.
+
+    The sweep continued without them.  Each item is damaged, or revealed a defect.
+    """
+
+    layout: int = LAYOUT
+    sweep: str
+    at_ms: Count
+    count: Count
+    found: tuple[str, ...] = ()
+
+
+class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A full replica check and its result.
+
+    `unknown` counts ledgers for which a bookie did not answer.  While the check is in progress,
+    `finished_ms` is the time of this report, and ledgers from `next_ledger_id` on are not checked
+    yet.
+    """
+
+    layout: int = LAYOUT
+    started_ms: Count
+    finished_ms: Count
+    ledgers: Count
+    under_replicated: Count
+    unknown: Count
+    next_ledger_id: Count = 0

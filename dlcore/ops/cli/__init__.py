@@ -1,0 +1,7 @@
+"""The `dlog` command: a sandbox cluster, and operations on logs, segments, bookies and ledgers."""
+
+from __future__ import annotations
+
+from dlcore.ops.cli.app import main
+
+__all__ = ["main"]

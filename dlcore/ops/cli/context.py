@@ -1,0 +1,427 @@
+"""The context of every subcommand: the namespace, and the form of its answers.
+
+Modules that take long to import, above all the clients, are imported where a command begins its
+work.  Therefore help, completion and wrong command lines answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dlcore.base.config import SESSION_TIMEOUT_S, LedgerClientConfig
+from dlcore.base.errors import DLError
+from dlcore.base.settings import (
+    FILE_VARIABLE,
+    Option,
+    config_of,
+    configuration_file,
+    options_of,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    from dlcore.api.namespace import Namespace as AsyncNamespace
+    from dlcore.base.tls import TlsFiles
+    from dlcore.remote.namespace import RemoteNamespace
+    from dlcore.remote.sync import RemoteNamespace as RemoteLogs
+    from dlcore.sync import Namespace
+
+DEBUG_KEY = "debug"
+JSON_KEY = "json"
+_NAMES_KEY = "names"
+NAMESPACE_KEY = "uri"
+ENDPOINT_KEY = "endpoint"
+_PATIENCE_KEY = "patience"
+CONFIG_KEY = "config"
+_FILE_KEY = "file is read"
+_SERVING = "serve_"
+_PATIENCE_S = 60.0
+_CONNECT_SHARE = 0.75
+"""Share of the patience for connecting: less than all of it, so that the error names the server
+that refused, and not only the timeout."""
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+
+
+def common_options(command: _Command) -> _Command:
+    """Add --uri, --json and the like; options of a group hold for its subcommands, too."""
+    for option in (
+        click.option(
+            "--debug",
+            is_flag=True,
+            expose_value=False,
+            callback=_remember_debug,
+            help="Show the traceback of a failure.",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            is_eager=True,  # errors in the other options are also printed as JSON
+            expose_value=False,
+            callback=_remember(JSON_KEY),
+            help="Answer in JSON, for programs; also errors.",
+        ),
+        click.option(
+            "--patience",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            expose_value=False,
+            callback=_remember(_PATIENCE_KEY),
+            envvar="DLOG_PATIENCE",
+            help=f"How long a question to the cluster may take [{_PATIENCE_S:g}].",
+        ),
+        click.option(
+            "--config",
+            metavar="FILE",
+            expose_value=False,
+            callback=_remember(CONFIG_KEY),
+            envvar=FILE_VARIABLE,
+            help=f"TOML file with settings (docs/configuration.md); default: ${FILE_VARIABLE}.",
+        ),
+        click.option(
+            "--uri",
+            metavar="URI",
+            expose_value=False,
+            callback=_remember(NAMESPACE_KEY),
+            envvar="DLOG_URI",
+            help="Namespace, like distributedlog://127.0.0.1:2181/dlog; default: $DLOG_URI.",
+        ),
+        click.option(
+            "--endpoint",
+            metavar="GRPC",
+            expose_value=False,
+            callback=_remember(ENDPOINT_KEY),
+            envvar="DLOG_ENDPOINT",
+            help="Ask proxies, as at grpc://host:port, and nobody else; default: $DLOG_ENDPOINT.",
+        ),
+        _tls_option("ca", "Certificates to trust: connections to bookies, or to proxies, use TLS"),
+        _tls_option("cert", "Our certificate, where they ask for one"),
+        _tls_option("key", "Its private key"),
+    ):
+        command = option(command)
+    return command
+
+
+def _tls_option(name: str, help_text: str) -> Callable[[_Command], _Command]:
+    variable = f"DLOG_TLS_{name.upper()}"
+    return click.option(
+        f"--tls-{name}",
+        metavar="FILE",
+        expose_value=False,
+        callback=_remember(f"tls_{name}"),
+        envvar=variable,
+        help=f"{help_text} (PEM); default: ${variable}.",
+    )
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, object], None]:
+    def callback(context: click.Context, parameter: click.Parameter, value: object) -> None:
+        source = context.get_parameter_source(parameter.name or key)
+        by_hand = source is click.core.ParameterSource.COMMANDLINE
+        # The environment must not override an option before the subcommand.
+        if value and (by_hand or key not in context.obj):
+            context.obj[key] = value
+
+    return callback
+
+
+def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.obj[DEBUG_KEY] = True
+
+
+DLOG_OPTIONS = {
+    "uri": Option(str, None, "The namespace, like distributedlog://127.0.0.1:2181/dlog."),
+    "endpoint": Option(str, None, "Proxies to ask and nobody else, like grpc://127.0.0.1:4190."),
+    "patience": Option(float, _PATIENCE_S, "Seconds that a question to the cluster may take."),
+    "tls_ca": Option(
+        str, None, "PEM file of the certificates to trust: bookies and proxies are asked by TLS."
+    ),
+    "tls_cert": Option(str, None, "PEM file of our certificate, where they ask for one."),
+    "tls_key": Option(str, None, "PEM file of its private key."),
+}
+"""Settings of the table [dlog] of the configuration file, and of variables."""
+
+
+def given_settings() -> dict[str, Any]:
+    """Return the settings of every command: from its line, from variables, from the file.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has a wrong setting.
+    """
+    given: dict[str, Any] = click.get_current_context().obj
+    if _FILE_KEY not in given:
+        found = read_settings("dlog", DLOG_OPTIONS, file=given.get(CONFIG_KEY), environment={})
+        if given.get(NAMESPACE_KEY):
+            found.pop(ENDPOINT_KEY, None)  # an endpoint would take precedence
+        given[_FILE_KEY] = True
+        for key, value in found.items():
+            given.setdefault(key, value)
+    return given
+
+
+def takes_settings(options: Mapping[str, Option]) -> Callable[[_Command], _Command]:
+    """Add an option for each setting of a program that the command runs; None if not given."""
+
+    def add(command: _Command) -> _Command:
+        for key, option in reversed(list(options.items())):
+            # --tls-… are the files for connections to bookies, in every command.
+            flag = f"{_SERVING}{key}" if key.startswith("tls_") else key
+            command = click.option(
+                f"--{flag.replace('_', '-')}",
+                type=option.kind,
+                help=f"{option.text} [{option.default!r}]",
+            )(command)
+        return command
+
+    return add
+
+
+def program_settings(
+    table: str, options: Mapping[str, Option], given: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the settings of a program: from `given` of the command line, variables, the file.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or has a wrong value.
+    """
+    file = click.get_current_context().obj.get(CONFIG_KEY)
+    by_hand = {
+        key.removeprefix(_SERVING): value for key, value in given.items() if value is not None
+    }
+    return read_settings(table, options, file=file, environment=os.environ) | by_hand
+
+
+def client_config() -> LedgerClientConfig:
+    """Return the configuration of the bookie client, from the file and variables.
+
+    Raises:
+        ConfigurationError: a setting is unknown, or has a wrong value.
+    """
+    options = options_of(LedgerClientConfig, explained=False)
+    return config_of(LedgerClientConfig, program_settings("ledger_client", options, {}))
+
+
+def has_settings_file() -> bool:
+    """Whether the command line names a configuration file."""
+    file = click.get_current_context().obj.get(CONFIG_KEY)
+    return bool(configuration_file(file, os.environ))
+
+
+def wants_json() -> bool:
+    """Whether --json was given."""
+    return bool(click.get_current_context().obj.get(JSON_KEY))
+
+
+def lists_names(command: _Command) -> _Command:
+    """Add --quiet to a command that lists things; `show_rows` then prints only their names."""
+    return click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember(_NAMES_KEY),
+        help="Print nothing but their names, a line each, as for xargs.",
+    )(command)
+
+
+def wants_names() -> bool:
+    """Whether --quiet was given."""
+    return bool(click.get_current_context().obj.get(_NAMES_KEY))
+
+
+def namespace_uri() -> str:
+    """Return the namespace that --uri or DLOG_URI names.
+
+    Raises:
+        click.UsageError: neither is given, or an endpoint is given, and the command does not work
+            with one.
+    """
+    context = click.get_current_context()
+    if namespace_endpoint() is not None:
+        raise click.UsageError(
+            f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
+            "proxies are asked for log create, list, show, schema, count, position, lag, "
+            "subscriptions, settings, retention, write, tail, dump, truncate, seal, rename and "
+            "delete",
+            context,
+        )
+    uri = given_settings().get(NAMESPACE_KEY)
+    if not uri:
+        raise click.UsageError("no namespace: give --uri or set DLOG_URI", context)
+    return str(uri)
+
+
+def namespace_endpoint() -> str | None:
+    """Return the proxies that --endpoint or DLOG_ENDPOINT names, if it is given."""
+    endpoint = given_settings().get(ENDPOINT_KEY)
+    return str(endpoint) if endpoint else None
+
+
+def namespace_tls() -> TlsFiles | None:
+    """Return the files that --tls-ca, --tls-cert and --tls-key name, or None.
+
+    Raises:
+        ConfigurationError: a file is missing that the others need.
+    """
+    from dlcore.base.tls import TlsFiles
+
+    given = given_settings()
+    return TlsFiles.of(
+        ca=str(given.get("tls_ca", "")),
+        cert=str(given.get("tls_cert", "")),
+        key=str(given.get("tls_key", "")),
+    )
+
+
+def confirmed(command: _Command) -> _Command:
+    """Add --yes to a command that destroys something.
+
+    It calls `require_consent` at once, and `ask` when it knows what it will destroy.
+    """
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def require_consent(*, yes: bool) -> None:
+    """Raise if the user cannot be asked, before anything is done.
+
+    Raises:
+        click.UsageError: there is no terminal, or --json, and --yes is not given.
+    """
+    if not yes and (wants_json() or sys.stdin is None or not sys.stdin.isatty()):
+        raise click.UsageError(
+            "--yes is needed where nobody can be asked, and with --json",
+            click.get_current_context(),
+        )
+
+
+def note(text: str) -> None:
+    """Print a note on standard error: a line, or with --json an object."""
+    _show_note(text, as_json=wants_json())
+
+
+def _show_note(text: str, *, as_json: bool) -> None:
+    click.echo(json.dumps({"note": text}, ensure_ascii=False) if as_json else text, err=True)
+
+
+class LoggedNotes(logging.Handler):
+    """Prints log messages as notes, if the program has set up no logging of its own."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        super().__init__(logging.WARNING)
+        self._given = given  # it is called in any thread
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        _show_note(record.getMessage(), as_json=bool(self._given.get(JSON_KEY)))
+
+
+def ask(what: str, *, yes: bool) -> None:
+    """Print on standard error `what` will be done, and unless `yes`, ask for consent.
+
+    Raises:
+        click.Abort: the answer is no.
+    """
+    if yes:
+        note(what)
+    else:
+        click.confirm(f"{what}?", abort=True, err=True)
+
+
+def run_async(
+    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]],
+    *,
+    remote: Callable[[RemoteNamespace], Coroutine[Any, Any, _Result]] | None = None,
+    is_long: bool = False,
+) -> _Result:
+    """Run `work` with the namespace, open meanwhile, on its own event loop.
+
+    With an endpoint `remote` is run; without `remote` the command is refused.  The time limit is
+    --patience, unless the work `is_long`, and prints results or its progress.
+
+    Raises:
+        DLError: `work` failed, or took too long.
+    """
+    endpoint, tls = namespace_endpoint(), namespace_tls()
+    if endpoint is not None and remote is not None:
+        from dlcore.remote.namespace import open_namespace as open_remote
+
+        async def ask_proxies() -> _Result:
+            patience_s = _CONNECT_SHARE * patience()
+            async with await open_remote(endpoint, patience_s=patience_s, tls=tls) as namespace:
+                return await remote(namespace)
+
+        return asyncio.run(ask_proxies() if is_long else in_time(ask_proxies(), endpoint))
+    from dlcore.api.namespace import open_namespace
+
+    uri, client = namespace_uri(), client_config()
+
+    async def run() -> _Result:
+        timeout_s = connect_timeout_s()
+        async with await open_namespace(
+            uri, client_config=client, tls=tls, connect_timeout_s=timeout_s
+        ) as namespace:
+            return await work(namespace)
+
+    return asyncio.run(run() if is_long else in_time(run()))
+
+
+def patience() -> float:
+    """Return the time limit of a question, in seconds."""
+    return float(given_settings().get(_PATIENCE_KEY) or _PATIENCE_S)
+
+
+def connect_timeout_s() -> float:
+    """Return how long to wait for the first connection to ZooKeeper, in seconds."""
+    return min(SESSION_TIMEOUT_S, _CONNECT_SHARE * patience())
+
+
+def in_time(
+    work: Coroutine[Any, Any, _Result], asked: str | None = None
+) -> Coroutine[Any, Any, _Result]:
+    """Return `work` with the time limit of --patience, and an error that names it."""
+    uri, patience_s = asked or namespace_uri(), patience()
+
+    async def run() -> _Result:
+        limit = asyncio.timeout(patience_s)
+        try:
+            async with limit:
+                return await work
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise DLError(f"{uri} did not give all answers within {patience_s:g} s") from error
+
+    return run()
+
+
+@contextmanager
+def connect() -> Iterator[Namespace]:
+    """Open the namespace."""
+    from dlcore.sync import open_namespace
+
+    uri, tls, timeout_s = namespace_uri(), namespace_tls(), connect_timeout_s()
+    with open_namespace(
+        uri, client_config=client_config(), tls=tls, connect_timeout_s=timeout_s
+    ) as namespace:
+        yield namespace
+
+
+@contextmanager
+def connect_proxies() -> Iterator[RemoteLogs]:
+    """Open the logs at the given endpoint."""
+    from dlcore.remote.sync import open_namespace
+
+    endpoint = namespace_endpoint()
+    assert endpoint is not None
+    with open_namespace(endpoint, patience_s=patience(), tls=namespace_tls()) as namespace:
+        yield namespace

@@ -1,0 +1,455 @@
+"""`dlog log`: create, list, show, delete, truncate, seal and count logs, and find positions.
+
+Other commands of logs are in the modules beside this one.  `writing` and `reading` write and read
+records.  `inspecting` shows problems and sizes of logs.  `keeping` shows and changes their settings
+and retention.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LogConfig, QuorumConfig
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError, LogExistsError
+from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.records import NotLessThan, RecordField
+from dlcore.ops.cli.bulk import cat_log, copy_records, purge_log
+from dlcore.ops.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    lists_names,
+    namespace_endpoint,
+    require_consent,
+    run_async,
+)
+from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
+from dlcore.ops.cli.keeping import reset_txids, set_retention, show_settings
+from dlcore.ops.cli.output import (
+    bytes_text,
+    show_done,
+    show_fields,
+    show_rows,
+    telling_time,
+    time_text,
+)
+from dlcore.ops.cli.reading import dump_log, tail_log
+from dlcore.ops.cli.remote import (
+    remote_count,
+    remote_deletion,
+    remote_position,
+    remote_schema,
+    remote_status,
+)
+from dlcore.ops.cli.times import EpochMs
+from dlcore.ops.cli.watching import watch_log
+from dlcore.ops.cli.writing import write_log
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dlcore.api.namespace import Namespace
+    from dlcore.log.reading.status import LogStatus
+    from dlcore.remote.namespace import RemoteNamespace
+
+
+@click.group("log")
+@common_options
+def log_group() -> None:
+    """Create, write, read, find positions in, truncate, seal, inspect and delete logs."""
+
+
+for command in (
+    write_log, tail_log, cat_log, dump_log, copy_records, purge_log,
+    inspect_logs, repair_log, show_space, show_lag, watch_log, show_settings, set_retention,
+    reset_txids,
+):  # fmt: skip
+    log_group.add_command(command)
+
+
+@log_group.command("create", epilog="Example: dlog log create trips --schema 'city string'")
+@click.argument("log")
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Every entry on N bookies, acknowledged by all N; instead of the three quorum options.",
+)
+@click.option("--ensemble", type=click.IntRange(min=1), metavar="E", help="Bookies per ledger [3].")
+@click.option(
+    "--write-quorum", type=click.IntRange(min=1), metavar="QW", help="Copies of an entry [3]."
+)
+@click.option(
+    "--ack-quorum", type=click.IntRange(min=1), metavar="QA", help="Copies before an ack [2]."
+)
+@click.option(
+    "--schema",
+    "schema_text",
+    metavar="COLUMNS",
+    help="Make a typed log, of columns like 'city string, fare double'; types are Arrow's.",
+)
+@click.option(
+    "--schema-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same from a file: such a text, or the schema of an Arrow or Parquet file.",
+)
+@click.option("--if-missing", is_flag=True, help="Leave a log LOG alone that is there already.")
+@common_options
+def create_log(
+    log: str,
+    *,
+    replication_factor: int | None,
+    ensemble: int | None,
+    write_quorum: int | None,
+    ack_quorum: int | None,
+    schema_text: str | None,
+    schema_file: Path | None,
+    if_missing: bool,
+) -> None:
+    """Create the log LOG, a byte log, or a typed log with --schema or --schema-file.
+
+    Acknowledged records survive the loss of QA - 1 bookies.
+    """
+    sizes = (replication_factor, ensemble, write_quorum, ack_quorum)
+    asks_proxies = namespace_endpoint() is not None
+    if asks_proxies and any(size is not None for size in sizes):
+        raise click.UsageError("proxies say on how many bookies a log is: give --uri to say it")
+    quorum, schema = _quorum(*sizes), _schema(schema_text, schema_file)
+    name = validate_log_name(log)
+    try:
+        run_async(
+            lambda logs: logs.create_log(log, config=LogConfig(quorum=quorum), schema=schema),
+            remote=lambda logs: logs.create_log(log, schema=schema),
+        )
+    except LogExistsError:
+        if not if_missing:
+            raise
+        show_done(f"log {name} is there already", {"log": name, "created": False})
+        return
+    if asks_proxies:
+        show_done(f"created log {name}", {"log": name})
+    else:
+        show_done(f"created log {name} (E/Qw/Qa {quorum})", {"log": name, "quorum": str(quorum)})
+
+
+def _schema(text: str | None, file: Path | None) -> pa.Schema | None:
+    if text is not None and file is not None:
+        raise click.UsageError("--schema and --schema-file say the same: give one or the other")
+    from dlcore.api.schemas import schema_from_bytes, schema_from_text
+
+    if text is not None:
+        return schema_from_text(text)
+    return None if file is None else schema_from_bytes(file.read_bytes())
+
+
+def _quorum(
+    replication_factor: int | None,
+    ensemble: int | None,
+    write_quorum: int | None,
+    ack_quorum: int | None,
+) -> QuorumConfig:
+    given = [size for size in (ensemble, write_quorum, ack_quorum) if size is not None]
+    if replication_factor is not None:
+        if given:
+            raise click.UsageError(
+                "--replication-factor N stands for --ensemble N --write-quorum N --ack-quorum N; "
+                "give one or the other"
+            )
+        return QuorumConfig.of_replication_factor(replication_factor)
+    default = QuorumConfig()
+    # Missing values follow from given ones: --ensemble 4 keeps three copies, --ensemble 2 has two.
+    ensemble_size = ensemble or max(default.ensemble_size, write_quorum or 0)
+    write_quorum_size = write_quorum or min(default.write_quorum_size, ensemble_size)
+    ack_quorum_size = ack_quorum or min(default.ack_quorum_size, write_quorum_size)
+    return QuorumConfig(
+        ensemble_size=ensemble_size,
+        write_quorum_size=write_quorum_size,
+        ack_quorum_size=ack_quorum_size,
+    )
+
+
+@log_group.command("list", epilog="Example: dlog log list -q orders/ | xargs -n 1 dlog log show")
+@click.argument("prefix", required=False)
+@lists_names
+@common_options
+def list_logs(prefix: str | None) -> None:
+    """List the names of the logs, or of those that start with PREFIX."""
+    names = sorted(
+        run_async(
+            lambda namespace: namespace.get_logs(prefix),
+            remote=lambda namespace: namespace.get_logs(prefix),
+        )
+    )
+    show_rows([{"log": name} for name in names], columns=("log",), empty="no logs")
+
+
+@log_group.command("show", epilog="Example: dlog log show clicks --json")
+@click.argument("log")
+@common_options
+def show_log(log: str) -> None:
+    """Show one log: its first and last record, size, quorums, writer, and missing replicas."""
+
+    async def read(namespace: Namespace) -> dict[str, object]:
+        async with await namespace.open_log(log) as manager:
+            return _fields_of(await manager.status(), await manager.get_schema())
+
+    show_fields(run_async(read, remote=partial(remote_status, log=log)))
+
+
+def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]:
+    from dlcore.api.schemas import describe_schema
+
+    return {
+        "log": status.name,
+        "schema": None if schema is None else describe_schema(schema),
+        "segments": status.segment_count,
+        "records": status.record_count,
+        "bytes": status.size_bytes,
+        "sealed": status.sealed,
+        "created": time_text(status.created_ms),
+        "first_dlsn": None if status.first is None else str(status.first),
+        "last_dlsn": None if status.last is None else str(status.last),
+        "last_txid": status.last_txid,
+        "idle_s": status.idle_s,
+        "quorum": str(status.quorum),
+        "ledgers": status.ledger_count,
+        "under_replicated": status.under_replicated_ledgers,
+        "writer": status.writer,
+    }
+
+
+@log_group.command("count", epilog="Example: dlog log count clicks 1:0:0 3:17:0")
+@click.argument("log")
+@click.argument("start", required=False, metavar="[START]")
+@click.argument("end", required=False, metavar="[END]")
+@common_options
+def count_records(log: str, start: str | None, end: str | None) -> None:
+    """Print how many records LOG holds, without truncated ones.
+
+    Or the number of records from position START on, up to but not including END.
+    """
+    first = None if start is None else DLSN.parse(start)
+    last = None if end is None else DLSN.parse(end)
+
+    async def read(namespace: Namespace) -> int:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_log_record_count(first, last)
+
+    count = run_async(read, remote=partial(remote_count, log=log, start=first, end=last))
+    show_done(str(count), {"log": log, "records": count})
+
+
+@log_group.command("position", epilog="Example: dlog log position clicks --timestamp 2026-01-31")
+@click.argument("log")
+@click.option("--txid", type=int, metavar="TXID", help="Of the first record with this or more.")
+@click.option(
+    "--timestamp",
+    "timestamp_ms",
+    type=EpochMs(SystemClock().now_ms),
+    metavar="TIME",
+    help="Of the first record written then or later: 2026-01-31T12:00:00Z, -1h (an hour ago), or "
+    "epoch milliseconds.",
+)
+@common_options
+def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
+    """Print the position of a record of LOG by its transaction id or time.
+
+    If no record is so late, print the end of the log, which is the position of the next record.
+    """
+    if (txid is None) == (timestamp_ms is None):
+        raise click.UsageError("give --txid or --timestamp, one of them")
+
+    async def find(namespace: Namespace) -> tuple[DLSN, DLSN]:
+        async with await namespace.open_log(log) as manager:
+            if txid is not None:
+                found = await manager.get_dlsn_not_less_than_txid(txid)
+            else:
+                assert timestamp_ms is not None
+                found = await manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
+            return found, (await manager.get_snapshot()).end
+
+    wanted = NotLessThan(
+        RecordField.TXID if txid is not None else RecordField.TIMESTAMP_MS,
+        max(0, txid if txid is not None else timestamp_ms or 0),
+    )
+    position, end = run_async(find, remote=partial(remote_position, log=log, wanted=wanted))
+    fields = {"log": log, "dlsn": str(position), "is_end": position >= end}
+    show_done(str(position), fields)
+
+
+@log_group.command("truncate", epilog="Example: dlog log truncate clicks 3:17:0 --yes")
+@click.argument("log")
+@click.argument("dlsn")
+@confirmed
+@common_options
+def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
+    """Truncate the records of LOG before position DLSN, permanently.
+
+    A position beyond the end is refused; the end itself truncates all records.
+    """
+    position = DLSN.parse(dlsn)
+    require_consent(yes=yes)
+
+    async def count(namespace: Namespace) -> int:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_log_record_count(None, position)
+
+    counted = run_async(count, remote=partial(remote_count, log=log, start=None, end=position))
+    ask(f"Drop the {counted} records of log {log} before {position}", yes=yes)
+
+    async def truncate(namespace: Namespace | RemoteNamespace) -> bool:
+        async with await namespace.open_log(log) as manager:
+            return await manager.truncate(position)
+
+    work = telling_time("truncating", truncate)
+    changed = run_async(work, remote=work, is_long=True)
+    fields = {"log": log, "dlsn": str(position), "changed": changed}
+    if changed:
+        show_done(f"truncated log {log} before {position}", fields)
+    else:
+        show_done(f"log {log} has nothing before {position}", fields)
+
+
+@log_group.command("seal", epilog="Example: dlog log seal clicks --yes")
+@click.argument("log")
+@confirmed
+@common_options
+def seal_log(log: str, *, yes: bool) -> None:
+    """Mark the end of LOG: no record can ever follow, and readers learn that it has ended.
+
+    The segment of a dead writer is recovered first.  If a live writer owns the log, the command
+    fails.  A proxy that owns it and is asked with --endpoint, or through another proxy, releases
+    it.
+    """
+    require_consent(yes=yes)
+    ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
+
+    async def seal(namespace: Namespace) -> None:
+        config = LogConfig(lock_timeout_s=0)
+        async with await namespace.open_log(log, config=config) as manager:
+            await manager.mark_end_of_stream()
+
+    async def remote_seal(namespace: RemoteNamespace) -> None:
+        async with await namespace.open_log(log) as manager:
+            await manager.mark_end_of_stream()
+
+    run_async(seal, remote=remote_seal)
+    show_done(f"sealed log {log}", {"log": log})
+
+
+@log_group.command("rename", epilog="Example: dlog log rename clicks old/clicks")
+@click.argument("log")
+@click.argument("new_name")
+@common_options
+def rename_log(log: str, new_name: str) -> None:
+    """Give LOG another name, at once for all clients; refused while a writer owns it.
+
+    Clients that have it open continue.  A Spark query finds the log by its name: start it again
+    with the new name.  Its last batch is recognized by the log's id, and is not written again.
+    """
+    run_async(
+        lambda namespace: namespace.rename_log(log, new_name),
+        remote=lambda namespace: namespace.rename_log(log, new_name),
+    )
+    show_done(f"renamed log {log} to {new_name}", {"log": new_name, "old_name": log})
+
+
+@log_group.command("schema", epilog="Example: dlog log schema trips")
+@click.argument("log")
+@common_options
+def show_schema(log: str) -> None:
+    """Show the columns of LOG and their types, if it is a typed log."""
+
+    async def read(namespace: Namespace) -> pa.Schema | None:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_schema()
+
+    schema = run_async(read, remote=partial(remote_schema, log=log))
+    rows = [
+        {"column": field.name, "type": f"{field.type}{'' if field.nullable else ' not null'}"}
+        for field in schema or ()
+    ]
+    show_rows(rows, columns=("column", "type"), empty=f"log {log} is one of bytes")
+
+
+@log_group.command("subscriptions", epilog="Example: dlog log subscriptions clicks --json")
+@click.argument("log")
+@click.option("--delete", "subscriber", metavar="NAME", help="Forget the position of this one.")
+@confirmed
+@common_options
+def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
+    """Show the stored positions of LOG's subscribers, or delete one of them."""
+    if subscriber is not None:
+        require_consent(yes=yes)
+
+    async def read(namespace: Namespace | RemoteNamespace) -> dict[str, DLSN]:
+        async with await namespace.open_log(log) as manager:
+            return await manager.get_subscriptions()
+
+    found = run_async(read, remote=read)
+    if subscriber is None:
+        rows = [{"subscriber": name, "dlsn": str(dlsn)} for name, dlsn in sorted(found.items())]
+        show_rows(rows, columns=("subscriber", "dlsn"), empty=f"log {log} has no subscribers")
+        return
+    if subscriber not in found:
+        raise ConfigurationError(f"subscriber={subscriber!r}: expected one of {sorted(found)}")
+    ask(f"Forget that {subscriber} reads log {log} from {found[subscriber]} on", yes=yes)
+
+    async def delete(namespace: Namespace | RemoteNamespace) -> bool:
+        async with await namespace.open_log(log) as manager:
+            return await manager.delete_subscription(subscriber)
+
+    deleted = run_async(delete, remote=delete)
+    fields = {"log": log, "subscriber": subscriber, "deleted": deleted}
+    show_done(f"log {log} has forgotten {subscriber}", fields)
+
+
+@log_group.command("delete", epilog="Example: dlog log delete clicks --yes")
+@click.argument("log")
+@click.option("--damaged", is_flag=True, help="Its metadata is damaged: delete what can be told.")
+@confirmed
+@common_options
+def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
+    """Delete LOG and its data, permanently.
+
+    A log with damaged metadata is deleted with --damaged.  Ledgers that are not known to belong to
+    it remain until `dlog ledger audit --delete`.
+    """
+    require_consent(yes=yes)
+    what = run_async(
+        lambda namespace: _describe_deletion(namespace, log, damaged),
+        remote=None if damaged else partial(remote_deletion, log=log),
+    )
+    ask(what, yes=yes)
+    run_async(
+        telling_time("deleting", lambda namespace: namespace.delete_log(log, damaged=damaged)),
+        remote=telling_time("deleting", lambda namespace: namespace.delete_log(log)),
+        is_long=True,
+    )
+    show_done(f"deleted log {log}", {"log": log})
+
+
+async def _describe_deletion(namespace: Namespace, log: str, damaged: bool) -> str:
+    from dlcore.log.forgetting import damage_of
+
+    damage = await damage_of(namespace.log_context, log)
+    if damaged:
+        return (
+            f"Delete log {log} ({damage or 'which is not damaged'}): its metadata, and the ledgers "
+            "that can still be told from it; others stay until `dlog ledger audit --delete`"
+        )
+    if damage:
+        raise CorruptMetadataError(f"{damage}; --damaged deletes what can be told of the log")
+    try:
+        async with await namespace.open_log(log) as manager:
+            snapshot = await manager.get_snapshot()
+            records = await manager.get_log_record_count()
+    except CorruptMetadataError as error:  # metadata of one of its ledgers
+        return f"Delete log {log}, of which cannot be told how much it holds: {error}"
+    size = bytes_text(sum(segment.size_bytes for segment in snapshot.segments))
+    return f"Delete log {log} with {records} records in {len(snapshot.segments)} segments, {size}"

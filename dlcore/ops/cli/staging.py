@@ -1,0 +1,123 @@
+"""`dlog staging`: staged records that belong to no log yet, and leftovers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.base.clock import SystemClock
+from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.ops.cli.output import Progress, show_done, show_rows, telling_time, time_text
+from dlcore.ops.upkeep.config import UpkeepConfig
+
+if TYPE_CHECKING:
+    from dlcore.api.namespace import Namespace
+    from dlcore.log.metadata.staged import StagedStatus
+
+_DEFAULTS = UpkeepConfig()
+_DAY_S = 24 * 3600
+
+
+@click.group("staging")
+@common_options
+def staging_group() -> None:
+    """Show what appends have staged, and remove leftovers."""
+
+
+@staging_group.command("list", epilog="Example: dlog staging list")
+@common_options
+def list_staged() -> None:
+    """List the staged ledgers with extents that may still be committed.
+
+    The ledger of a dead process is cleaned up after the next commit of its identity, or by age.
+    """
+
+    async def read(namespace: Namespace) -> list[StagedStatus]:
+        return await namespace.list_staged()
+
+    rows = [
+        {
+            "identity": each.staged.identity,
+            "ledger": each.staged.ledger_id,
+            "created": time_text(each.staged.created_ms),
+            "state": "filled" if each.is_filled else "closed" if not each.staged.owner else "left",
+            "extents": each.staged.extents,
+        }
+        for each in run_async(read)
+    ]
+    show_rows(
+        rows,
+        columns=("identity", "ledger", "created", "state", "extents"),
+        empty="nothing is staged",
+    )
+
+
+@staging_group.command("clean", epilog="Example: dlog staging clean --leftovers-days 0.5 --yes")
+@click.option(
+    "--leftovers-days",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.leftovers_age_s / _DAY_S,
+    show_default=True,
+    metavar="DAYS",
+    help="How old what a dead process staged must be.",
+)
+@click.option(
+    "--commits-days",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.commits_age_s / _DAY_S,
+    show_default=True,
+    metavar="DAYS",
+    help="How old the record of a commit must be: a replay that is older is not recognised.",
+)
+@confirmed
+@common_options
+def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
+    """Remove uncommitted staged ledgers of dead processes, and old records of commits.
+
+    The upkeep in auto-recovery does the same from time to time, with the defaults.
+    """
+    require_consent(yes=yes)
+    now_ms = SystemClock().now_ms()
+    left, old = run_async(
+        partial(
+            _count_old,
+            leftovers_ms=now_ms - int(leftovers_days * _DAY_S * 1000),
+            commits_ms=now_ms - int(commits_days * _DAY_S * 1000),
+        ),
+        is_long=True,
+    )
+    ask(
+        f"Drop what was left over {leftovers_days:g} days ago: {left} staged ledgers; and records "
+        f"of commits that are {commits_days:g} days old: {old}",
+        yes=yes,
+    )
+
+    async def remove(namespace: Namespace) -> tuple[int, int]:
+        return await namespace.clean_staging(
+            leftovers_age_s=leftovers_days * _DAY_S, commits_age_s=commits_days * _DAY_S
+        )
+
+    ledgers, records = run_async(telling_time("cleaning", remove), is_long=True)
+    show_done(
+        f"settled {ledgers} staged ledgers, removed {records} records of commits",
+        {"ledgers": ledgers, "records": records},
+    )
+
+
+async def _count_old(
+    namespace: Namespace, *, leftovers_ms: int, commits_ms: int
+) -> tuple[int, int]:
+    """Return how many staged ledgers and records of commits are older than these times."""
+    from dlcore.log.metadata.commit_records import commit_records
+
+    with Progress() as progress:
+        staged = await namespace.list_staged()
+        left = sum(not each.is_filled and each.staged.created_ms < leftovers_ms for each in staged)
+        seen = old = 0
+        async for _, _, record in commit_records(namespace.log_context):
+            seen += 1
+            old += record.committed_ms < commits_ms
+            progress.tell("records of commits looked at", seen)
+    return left, old

@@ -1,0 +1,8 @@
+"""A cluster on this machine: ZooKeeper and bookies as child processes, with a blocking API."""
+
+from __future__ import annotations
+
+from dlcore.ops.sandbox.cluster import Bookie, Sandbox
+from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
+
+__all__ = ["Bookie", "EmbeddedZooKeeper", "Sandbox"]

@@ -1,0 +1,274 @@
+"""An embedded ZooKeeper: a child process from the jars in PySpark."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shlex
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlcore.base.errors import ConfigurationError, MetadataConnectionError
+from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+_START_TIMEOUT_S = 60.0
+"""It takes half a second, or longer on a busy machine; a process that has ended is noticed at once.
+"""
+_PORT_ATTEMPTS_MAX = 5
+_ANSWER_TIMEOUT_S = 1.0
+_JAVA_HINT = (
+    "install Java 17 or later, on Debian: apt-get install default-jre-headless; "
+    "on Fedora: dnf install java-headless; "
+    "on macOS: brew install openjdk@21 && export JAVA_HOME=$(brew --prefix openjdk@21)"
+)
+_NO_JAVA = "Unable to locate a Java Runtime"
+"""Output of macOS's placeholder for `java`, if no Java is installed."""
+_JARS = (
+    "zookeeper-[0-9]*.jar",
+    "zookeeper-jute-*.jar",
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "slf4j-api-*.jar",
+    "netty-common-*.jar",
+    "netty-buffer-*.jar",
+    "netty-handler-*.jar",
+    "netty-transport-[0-9]*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+)
+_JVM_OPTIONS = (
+    # Until its extents are merged, a commit over 1,000 logs leaves 77 KB there (measured).  A
+    # thousand such commits leave 85 MB, with everything else, and half a megabyte more for some
+    # seconds.  Unused memory is not allocated.
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",  # starts faster and needs less memory
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dlog4j2.level=WARN",
+    "-Dzookeeper.preAllocSize=1024",
+    "-Dzookeeper.audit.enable=false",
+)
+# With short ticks a session can expire after one second, which tests need.  `_answers` uses the
+# only allowed command word to distinguish this server from another program on its port.
+_CONFIG = """\
+dataDir={data_dir}
+clientPort={port}
+clientPortAddress={host}
+tickTime=500
+minSessionTimeout=1000
+maxSessionTimeout=60000
+maxClientCnxns=0
+autopurge.purgeInterval=1
+admin.enableServer=false
+4lw.commands.whitelist=conf
+"""
+# Java encodes file names by the locale, and the locale C allows only ASCII.  It also prints errors
+# of the system in the locale's language, and `_start_and_wait` looks for one of them.
+_ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
+
+
+class EmbeddedZooKeeper:
+    """One ZooKeeper server on the loopback interface, with its data and log under `data_dir`.
+
+    Without `port` a free one is chosen at the first start, and kept.  With `launcher`, arguments
+    before its command, it may run on another host and listen at `host`.
+
+    Raises (from `start`):
+        ConfigurationError: Java or PySpark is missing, the port is in use, or the name of
+            `data_dir` is not UTF-8.
+        MetadataConnectionError: the server ended, or did not answer in time.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        *,
+        port: int | None = None,
+        warden: Warden | None = None,
+        host: str = HOST,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        self._data_dir = Path(data_dir).absolute()
+        self._host = host
+        self._launcher = tuple(launcher)
+        self._port = port
+        self._given_warden = warden
+        self._warden: Warden | None = None
+        self._child: ChildProcess | None = None
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_running else "stopped"
+        return f"<EmbeddedZooKeeper {self._host}:{self._port} {state}>"
+
+    def __enter__(self) -> EmbeddedZooKeeper:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def servers(self) -> str:
+        """Address for clients: ``host:port``."""
+        assert self._port is not None
+        return f"{self._host}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._running_child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._child is not None and self._child.is_running
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        if self.is_running:
+            return
+        command = [*self._launcher, find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
+        _as_property(self._data_dir)  # raises before anything is created
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        if self._given_warden is None and self._warden is None:
+            self._warden = Warden()
+        try:
+            self._start_on_a_port(command)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_on_a_port(self, command: list[str]) -> None:
+        is_free_choice = self._port is None
+        for attempt in range(1, _PORT_ATTEMPTS_MAX + 1):
+            reservation = PortReservation(self._port or 0)
+            try:
+                if self._start_and_wait(command, reservation.port):
+                    self._port = reservation.port
+                    return
+            finally:
+                reservation.release()
+            if not is_free_choice or attempt == _PORT_ATTEMPTS_MAX:
+                raise ConfigurationError(f"port {reservation.port} of {self._host} is taken")
+
+    def _start_and_wait(self, command: list[str], port: int) -> bool:
+        """Start the server; return False if its port is in use."""
+        config = self._data_dir / "zoo.cfg"
+        data_dir = _as_property(self._data_dir / "data")
+        config.write_text(
+            _CONFIG.format(data_dir=data_dir, port=port, host=self._host), encoding="ascii"
+        )
+        warden = self._given_warden or self._warden
+        assert warden is not None
+        child = self._child = ChildProcess(
+            [*command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)],
+            log_path=self._data_dir / "zookeeper.log",
+            warden=warden,
+            environment=_ENVIRONMENT,
+        )
+        has_settled = wait_until(
+            lambda: not child.is_running or self._answers(port), timeout_s=_START_TIMEOUT_S
+        )
+        if has_settled and child.is_running:
+            return True
+        if "Address already in use" in child.output():
+            return False
+        if _NO_JAVA in child.output():
+            raise ConfigurationError(f"{command[len(self._launcher)]} finds no Java: {_JAVA_HINT}")
+        problem = "ended" if has_settled else f"did not answer within {_START_TIMEOUT_S:g} s"
+        raise MetadataConnectionError(f"the embedded ZooKeeper {problem}: {child.describe_end()}")
+
+    def _answers(self, port: int) -> bool:
+        with contextlib.suppress(OSError):
+            with socket.create_connection(
+                (self._host, port), timeout=_ANSWER_TIMEOUT_S
+            ) as connection:
+                connection.sendall(b"conf")
+                answer = b"".join(iter(lambda: connection.recv(4096), b""))
+            return b"dataDir=" + os.fsencode(self._data_dir / "data") + b"/" in answer
+        return False
+
+    def stop(self) -> None:
+        """Stop the server; do nothing if it does not run."""
+        if self._child is not None:
+            self._child.terminate()
+            self._child = None
+        if self._warden is not None:
+            self._warden.close()
+            self._warden = None
+
+    def kill(self) -> None:
+        """Kill the server (SIGKILL); `start` restarts it on the same port with its data."""
+        self._running_child.kill()
+
+    def pause(self) -> None:
+        """Stop the server with SIGSTOP, until `resume`."""
+        self._running_child.pause()
+
+    def resume(self) -> None:
+        """Continue the server after `pause`."""
+        self._running_child.resume()
+
+    @property
+    def _running_child(self) -> ChildProcess:
+        if self._child is None:
+            raise ConfigurationError("the embedded ZooKeeper is not started")
+        return self._child
+
+
+def _as_property(path: Path) -> str:
+    r"""Return a path as a file of properties has it: `\\` and all beyond ASCII are escaped."""
+    try:
+        # The bytes of the name: another locale has decoded them to other letters.
+        coded = os.fsencode(path).decode("utf-8").encode("utf-16-be")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"data folder {str(path)!r}: its name is not UTF-8, by which Java finds files; "
+            "choose another folder"
+        ) from error
+    units = (int.from_bytes(coded[start : start + 2]) for start in range(0, len(coded), 2))
+    return "".join(
+        chr(unit) if ord(" ") <= unit <= ord("~") and unit != ord("\\") else f"\\u{unit:04x}"
+        for unit in units
+    )
+
+
+def find_java() -> str:
+    """Return the path of `java`, or raise `ConfigurationError` with advice on installing it."""
+    # PySpark finds Java by JAVA_HOME too; the same one is used here.
+    home = os.environ.get("JAVA_HOME")
+    candidate = shutil.which("java", path=f"{home}/bin") if home else None
+    java = candidate or shutil.which("java")
+    if java is None:
+        raise ConfigurationError(f"java was not found in JAVA_HOME or PATH: {_JAVA_HINT}")
+    return java
+
+
+def _class_path() -> str:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigurationError(
+            f"PySpark, whose jars hold ZooKeeper, is not installed for {sys.executable}: "
+            f"on Debian, Fedora and macOS: {shlex.quote(sys.executable)} -m pip install "
+            "'distributed-dlog[spark]'"
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
+    jars = [jar for pattern in _JARS for jar in sorted(folder.glob(pattern))]
+    if not any(jar.name.startswith("zookeeper-jute") for jar in jars):
+        raise ConfigurationError(f"there are no ZooKeeper jars in {folder}: reinstall pyspark")
+    return os.pathsep.join(map(str, jars))

@@ -1,0 +1,1 @@
+"""The upkeep of logs: merging of small extents, retention, and removal."""

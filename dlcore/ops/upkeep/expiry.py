@@ -1,0 +1,175 @@
+"""Retention by time: visits the logs that have a retention from time to time, written to or not.
+
+They are listed, so that no other log is read.  `retention.py` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.base.errors import CorruptMetadataError, DLError, LogNotFoundError, MetadataVersionError
+from dlcore.base.isolating import report_defect
+from dlcore.log.metadata.changes import plan_complete, plan_truncate
+from dlcore.log.metadata.chunks import ChunkMissingError
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import RetainedLog, SegmentEnd
+from dlcore.log.recovery import recover_log
+from dlcore.log.upkeep.removal import listed_log, read_moved, remove_truncated
+from dlcore.log.upkeep.retention import (
+    first_kept,
+    kept_from_ms,
+    last_write_ms,
+    must_complete,
+)
+from dlcore.metadata.paths import BUCKETS
+from dlcore.metadata.stored import decode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogKey, VersionedHead
+
+logger = logging.getLogger(__name__)
+
+_LOGS_AT_ONCE = 32
+_NODES_AT_ONCE = 500
+_SEGMENTS_AT_ONCE = 100
+
+
+async def expire_logs(context: LogContext) -> int:
+    """Drop too old records of every log with a retention; return how many logs changed.
+
+    A log that fails is tried again by the next call.
+    """
+    changed = 0
+    limit = asyncio.Semaphore(_LOGS_AT_ONCE)
+
+    async def expire(log: LogKey) -> bool:
+        async with limit:
+            try:
+                return await expire_log(context, log)
+            except LogNotFoundError:
+                return False  # it was deleted meanwhile
+            except DLError as error:
+                name = type(error).__name__
+                logger.warning("retention of log=%s failed: %s: %s", log.name, name, error)
+                return False
+            except Exception as error:  # noqa: BLE001  # reported, with its traceback
+                report_defect(f"retention of log {log.name}", error)
+                return False
+
+    for bucket in BUCKETS:
+        parent = f"{context.paths.retained_logs}/{bucket}"
+        names = await persistently(lambda parent=parent: context.store.get_children(parent)) or []  # type: ignore[misc]
+        for start in range(0, len(names), _NODES_AT_ONCE):
+            paths = [f"{parent}/{name}" for name in names[start : start + _NODES_AT_ONCE]]
+            nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
+            found = zip(paths, nodes, strict=True)
+            logs = [listed_log(RetainedLog, path, node) for path, node in found if node is not None]
+            due = await _due(context, logs)
+            changed += sum(await asyncio.gather(*map(expire, due)))
+    return changed
+
+
+async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
+    """Return the logs that may hold too old records, by two requests for all of them.
+
+    A log of which that is unknown is due: its own turn reports the reason.
+    """
+    now_ms = context.clock.now_ms()
+    paths = [context.logs.paths_of(log) for log in logs]
+    wanted = [path for each in paths for path in (each.head, each.settings)]
+    nodes = await persistently(lambda: context.store.get_many(wanted))
+    due: list[LogKey] = []
+    unsure: dict[str, tuple[LogKey, int]] = {}  # by the path of the log's first segment
+    for index, log in enumerate(logs):
+        try:
+            head = context.logs.head_of(log, nodes[2 * index]).head
+            settings = context.logs.settings_of(log, nodes[2 * index + 1])
+        except LogNotFoundError:
+            continue  # it is being deleted
+        except CorruptMetadataError:
+            due.append(log)
+            continue
+        from_ms = kept_from_ms(settings, now_ms=now_ms)
+        if from_ms is None:
+            continue
+        if must_complete(head, kept_from_ms=from_ms):
+            due.append(log)
+        elif head.first_lssn < head.max_lssn + (head.segment is None):
+            unsure[paths[index].segment(head.first_lssn)] = log, from_ms
+    ends = await persistently(lambda: context.store.get_many(list(unsure)))
+    for (path, (log, from_ms)), node in zip(unsure.items(), ends, strict=True):
+        try:
+            end = None if node is None else decode(SegmentEnd, node.value, source=path)
+        except CorruptMetadataError:
+            end = None
+        if end is None or last_write_ms(end) < from_ms:
+            due.append(log)
+    return due
+
+
+async def expire_log(context: LogContext, log: LogKey) -> bool:
+    """Drop the records of a log that are too old; return whether there were any.
+
+    Raises:
+        LogNotFoundError: the log was deleted.
+    """
+    at, settings = await context.logs.open(log)
+    from_ms = kept_from_ms(settings, now_ms=context.clock.now_ms())
+    if from_ms is None:
+        return False
+    if must_complete(at.head, kept_from_ms=from_ms):
+        at = await _complete(context, at)
+    before = at
+    if not settings.explicit_truncation:
+        at = await _truncate(context, at, from_ms)
+    after = await remove_truncated(context, at)
+    return after.version != before.version
+
+
+async def _complete(context: LogContext, at: VersionedHead) -> VersionedHead:
+    """Complete the segment in progress unless a writer owns the log."""
+    extent = at.head.open_extent
+    if extent is None:
+        change = plan_complete(
+            context.logs.paths_of(at.log), at, now_ms=context.clock.now_ms(), closing=None
+        )
+        try:
+            return await context.logs.apply(change)
+        except MetadataVersionError:
+            return await context.logs.read(at.log)
+    if await context.logs.read_lock(at.log) is not None:
+        return at
+    return await recover_log(context, at, only_this=True)
+
+
+async def _truncate(context: LogContext, at: VersionedHead, from_ms: int) -> VersionedHead:
+    paths = context.logs.paths_of(at.log)
+    while True:
+        head = at.head
+        last = head.max_lssn if head.segment is None else head.max_lssn - 1
+        first = head.first_active[0]
+        lssns = range(first, min(last + 1, first + _SEGMENTS_AT_ONCE))
+        nodes = await context.store.get_many([paths.segment(lssn) for lssn in lssns])
+        ends = [
+            decode(SegmentEnd, node.value, source=paths.segment(lssn))
+            for lssn, node in zip(lssns, nodes, strict=True)
+            if node is not None and node.value
+        ]
+        if len(ends) < len(lssns):  # a segment was removed meanwhile
+            at = await read_moved(context, at, ChunkMissingError("a segment is missing"))
+            continue
+        dlsn = first_kept(head, ends, kept_from_ms=from_ms)
+        change = None if dlsn is None else plan_truncate(paths, at, dlsn)
+        if change is None:
+            return at
+        try:
+            at = await context.logs.apply(change)
+        except MetadataVersionError:
+            at = await context.logs.read(at.log)
+        else:
+            logger.info("truncated log=%s at %s by age", at.name, dlsn)

@@ -1,0 +1,359 @@
+"""Merges small extents of a log: copies their entries to one ledger, then swaps the metadata.
+
+A ledger that a merge fills is registered like a staged one, so after a crash it is removed like any
+leftover.  The old ledgers lose their extents in the transaction of the swap.  A ledger without
+extents is listed, and removed some time later, so that readers with an older view of the log are
+not disturbed.
+
+Any change of the log meanwhile changes its head.  The swap then reads it again, and is given up if
+its extents were truncated, deleted, or merged by another worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from dlcore.base.errors import (
+    CorruptMetadataError,
+    LedgerNotFoundError,
+    LedgerReadError,
+    LogNotFoundError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.log.entries.body import decode_entry_header, move_entry
+from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
+from dlcore.log.metadata.segment import adjacent
+from dlcore.log.metadata.staged import (
+    create_staged_ledger,
+    decode_node,
+    drop,
+    read_staged,
+    register_merged,
+    release,
+)
+from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.values import SegmentEnd
+from dlcore.metadata.port import Delete, Op
+from dlcore.metadata.stored import decode
+from dlcore.ops.autorecovery.copying import Throttle
+from dlcore.ops.upkeep.merging import (
+    MergeRun,
+    StoredSegment,
+    merged_extent,
+    plan_fold,
+    plan_merge,
+    plan_swap,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+
+    from dlcore.ledger.writing.writer import LedgerWriter
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.segment import Extent
+    from dlcore.log.metadata.staged import StagedNode
+    from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
+    from dlcore.ops.upkeep.config import MergePolicy
+    from dlcore.wire.digest import EntryFrame
+
+logger = logging.getLogger(__name__)
+
+MERGING_IDENTITY = ":merging"
+"""The identity under which the ledgers are listed that merges fill."""
+_SWAP_ATTEMPTS_MAX = 100
+_CONFLICT_DELAY_S_MAX = 0.05
+_IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
+
+
+class LogMerger:
+    """Merges extents of any logs, one run after the other.
+
+    Args:
+        context: the namespace's adapters.
+        owner: the owner of the ledgers that are being filled.
+        policy: which extents are merged.
+        bytes_per_s: the pace of copying.
+    """
+
+    def __init__(
+        self, context: LogContext, owner: StagingOwner, *, policy: MergePolicy, bytes_per_s: float
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._policy = policy
+        self._throttle = Throttle(bytes_per_s=bytes_per_s)
+        self._unused: set[int] = set()  # ledgers that no swap needs
+
+    async def merge(self, log: LogKey, *, from_lssn: int = 1) -> int:
+        """Merge small extents in the log's segments from `from_lssn` on; return how many runs.
+
+        Raises:
+            DLError: entries cannot be read or written now, or the store failed; nothing is lost.
+        """
+        await self._drop_unused()
+        count = 0
+        lssn = from_lssn
+        while True:
+            try:
+                at = await self._context.logs.read(log)
+                lssn = max(lssn, at.head.first_lssn, at.head.first_active[0])
+                if lssn > at.head.max_lssn:
+                    return count
+                stored = await self._read_segment(at, lssn)
+                run = None if stored is None else self._plan(at, stored)
+                if stored is None or run is None:
+                    await self._fold(at, stored)
+                    lssn += 1
+                elif await self._merge_run(at, stored, run):
+                    count += 1
+            except LogNotFoundError:
+                return count
+
+    async def _fold(self, at: VersionedHead, stored: StoredSegment | None) -> None:
+        """Put the few extents of a completed segment into one node, unless the log just changes."""
+        logs = self._context.logs
+        change = None if stored is None else plan_fold(logs.paths_of(at.log), at, stored)
+        if change is not None:
+            with contextlib.suppress(MetadataVersionError):
+                await logs.apply(change)
+
+    # The stored state
+
+    async def _read_segment(self, at: VersionedHead, lssn: int) -> StoredSegment | None:
+        """Return a segment; None if it is being removed."""
+        head, paths = at.head, self._context.logs.paths_of(at.log)
+        if lssn == head.first_lssn and head.first_chunk:
+            return None
+        end: SegmentEnd | None = None
+        if lssn == head.max_lssn and head.segment is not None:
+            count = head.segment.chunk_count
+        else:
+            path = paths.segment(lssn)
+            node = await persistently(lambda: self._context.store.get(path))
+            if node is None or not node.value:
+                return None
+            end = decode(SegmentEnd, node.value, source=path)
+            count = end.chunk_count
+
+        async def read() -> list[tuple[int, Chunk]]:
+            chunks = read_chunks(self._context.store, paths, lssn, range(count))
+            return [each async for each in chunks]
+
+        try:
+            chunks = await persistently(read)
+        except ChunkMissingError:
+            return None  # the log has moved on
+        return StoredSegment(lssn=lssn, chunks=tuple(chunks), end=end)
+
+    def _plan(self, at: VersionedHead, stored: StoredSegment) -> MergeRun | None:
+        extents = stored.extents
+        skipped = 0
+        if stored.lssn == at.head.first_active[0]:
+            # Truncated extents are not worth a copy.
+            left = at.head.first_active[1]
+            while skipped < len(extents) and left >= extents[skipped].entry_count:
+                left -= extents[skipped].entry_count
+                skipped += 1
+        run = plan_merge(extents[skipped:], self._policy)
+        return None if run is None else MergeRun(first=run.first + skipped, end=run.end + skipped)
+
+    # One run
+
+    async def _merge_run(self, at: VersionedHead, stored: StoredSegment, run: MergeRun) -> bool:
+        """Copy a run and swap it; return False if another change overtook it."""
+        parts = stored.extents[run.first : run.end]
+        ledger = await self._create_ledger(at.log)
+        try:
+            await self._copy(ledger, parts)
+            await ledger.close()
+            merged = merged_extent(parts, ledger_id=ledger.ledger_id)
+            is_swapped = await self._swap(at.log, stored, run, merged, merges=at.head.merges)
+        except (LedgerNotFoundError, LedgerReadError):
+            self._unused.add(ledger.ledger_id)
+            await ledger.abandon()
+            now = await self._context.logs.read(at.log)
+            if _is_there(now, stored, merges=at.head.merges):
+                raise  # no change of the log explains it
+            is_swapped = False
+        except BaseException:
+            self._unused.add(ledger.ledger_id)
+            await ledger.abandon()
+            raise
+        if not is_swapped:
+            self._unused.add(ledger.ledger_id)
+            await self._drop_unused()
+            return False
+        logger.info(
+            "merged log=%s segment=%d extents=%d entries=%d bytes=%d ledger=%d",
+            at.name,
+            stored.lssn,
+            len(parts),
+            merged.entry_count,
+            merged.size_bytes,
+            merged.ledger_id,
+        )
+        return True
+
+    async def _create_ledger(self, log: LogKey) -> LedgerWriter:
+        context = self._context
+        metadata = await context.logs.find_again(log)
+        return await create_staged_ledger(
+            context,
+            self._owner,
+            metadata.quorum,
+            identity=MERGING_IDENTITY,
+            custom={"log": log.name},
+        )
+
+    async def _copy(self, ledger: LedgerWriter, parts: Sequence[Extent]) -> None:
+        """Copy the entries of extents, one after the other, and wait until all are durable."""
+        records = in_part = in_flight_bytes = 0
+        current: Extent | None = None
+        async with aclosing(self._entries(parts)) as entries:
+            async for part, frame in entries:
+                if part is not current:
+                    current, in_part = part, 0
+                header = decode_entry_header(frame.body)
+                if header.records_before != in_part:
+                    raise CorruptMetadataError(
+                        f"entry {frame.entry_id} of ledger {part.ledger_id} counts "
+                        f"{header.records_before} records before it, expected {in_part}"
+                    )
+                await self._throttle.take(frame.body.nbytes)
+                body = move_entry(
+                    frame.body,
+                    records_before=records,
+                    floor_ms=part.timestamp_floor_ms,
+                    assigned_txid=part.assigned_txid,
+                )
+                ledger.append(body)  # flush raises its error
+                records += header.record_count
+                in_part += header.record_count
+                in_flight_bytes += frame.body.nbytes
+                if in_flight_bytes >= _IN_FLIGHT_BYTES_MAX:
+                    await ledger.flush()
+                    in_flight_bytes = 0
+        await ledger.flush()
+        expected = sum(part.record_count for part in parts)
+        if records != expected:
+            raise CorruptMetadataError(
+                f"the extents from ledger {parts[0].ledger_id} on hold {records} records, their "
+                f"metadata says {expected}"
+            )
+
+    async def _entries(
+        self, parts: Sequence[Extent]
+    ) -> AsyncGenerator[tuple[Extent, EntryFrame], None]:
+        """Yield the verified entries of extents in order, each with its extent."""
+        for group in adjacent(parts):
+            first, last = group[0].first_entry_id, group[-1].last_entry_id
+            assert last is not None
+            reader = await self._context.ledgers.open_ledger(group[0].ledger_id)
+            index = 0
+            async with aclosing(reader.read(first, last)) as chunks:
+                async for frames in chunks:
+                    for frame in frames:
+                        while frame.entry_id > (group[index].last_entry_id or 0):
+                            index += 1
+                        yield group[index], frame
+
+    # The swap
+
+    async def _swap(
+        self, log: LogKey, stored: StoredSegment, run: MergeRun, merged: Extent, *, merges: int
+    ) -> bool:
+        """Replace the run by `merged`; return False if the run is not there any more."""
+        context = self._context
+        head_path = context.logs.paths_of(log).head
+        counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
+        ids = [merged.ledger_id, *counts]
+        wanted = [head_path, *(context.paths.staged_ledger(each) for each in ids)]
+        for _ in range(_SWAP_ATTEMPTS_MAX):
+            nodes = await persistently(lambda: context.store.get_many(wanted, fresh=True))
+            try:
+                at = context.logs.head_of(log, nodes[0])
+            except LogNotFoundError:
+                return False
+            own, *others = (
+                decode_node(context.paths, each, node)
+                for each, node in zip(ids, nodes[1:], strict=True)
+            )
+            if own is not None and own.staged.settled:
+                return True  # by the last attempt, whose answer was lost
+            if own is None or not _is_there(at, stored, merges=merges):
+                return False
+            change = plan_swap(context.logs.paths_of(log), at, stored, run, merged)
+            filled = replace(
+                own.staged,
+                owner="",
+                extents=1,
+                committed=((0, merged.entry_count - 1),),
+                settled=True,
+            )
+            entry = context.paths.staging_entry(MERGING_IDENTITY, merged.ledger_id)
+            ops = [*change.ops, own.put(filled), Delete(entry)]
+            for ledger_id, node in zip(counts, others, strict=True):
+                if node is None:
+                    await self._require_written(ledger_id)
+            ops += self._release(counts, others)
+            try:
+                await context.store.multi(ops)
+            except (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED) as error:
+                logger.info("merging log=%s: the swap is tried again: %s", log.name, error)
+            else:
+                return True
+            await asyncio.sleep(context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
+        raise MetadataConnectionError(
+            f"merging log {log.name!r}: {_SWAP_ATTEMPTS_MAX} attempts to swap were overtaken or "
+            "not answered"
+        )
+
+    async def _require_written(self, ledger_id: int) -> None:
+        """Raise unless a writer filled this ledger, which is not registered: it has one extent."""
+        reader = await self._context.ledgers.open_ledger(ledger_id)
+        if "staged_by" in reader.metadata.custom:
+            raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
+
+    def _release(
+        self, counts: Mapping[int, int], nodes: Sequence[StagedNode | None]
+    ) -> Iterator[Op]:
+        """Yield the operations that release the run's extents of each ledger."""
+        paths, now_ms = self._context.paths, self._context.clock.now_ms()
+        for (ledger_id, count), node in zip(counts.items(), nodes, strict=True):
+            if node is None:
+                # A writer filled it, with this extent only: it is removed like a staged ledger.
+                yield from register_merged(paths, ledger_id, now_ms=now_ms)
+                continue
+            staged = replace(node.staged.released(count), released_ms=now_ms)
+            yield from release(paths, node, staged)
+
+    async def _drop_unused(self) -> None:
+        """Delete ledgers that no swap used; those that cannot be deleted now are tried again."""
+        context = self._context
+        for ledger_id in list(self._unused):
+            node = (await read_staged(context, [ledger_id])).get(ledger_id)
+            if node is not None and not node.staged.settled:
+                await drop(context, node)
+            else:
+                self._unused.discard(ledger_id)
+
+
+def _is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
+    """Return whether the segment's extents are those that were read, and stay for now."""
+    head = at.head
+    return (
+        head.merges == merges
+        and (head.first_lssn, head.first_chunk) <= (stored.lssn, 0)
+        and head.first_active[0] <= stored.lssn <= head.max_lssn
+    )

@@ -1,0 +1,218 @@
+"""The upkeep of logs: merges small extents, and removes data that is no longer needed.
+
+A writer or commit that gave a log many extents asks for upkeep: it creates a node below ``upkeep``
+that names the log.  Any number of workers read these nodes.  A worker takes a log under a lock,
+merges, removes truncated parts, and deletes the node.  No other log is read, however many there
+are.  From time to time one of the workers sweeps: ledgers that dead processes staged or half
+merged, ledgers emptied by merges, deleted logs whose removal was interrupted, old records of
+commits, and too old records of logs that have a retention.
+
+Only space and speed depend on this: all of it may be done twice, late or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlcore.base.backoff import Backoff
+from dlcore.base.errors import (
+    DLError,
+    LogNotFoundError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.base.isolating import Troubles, report_defect
+from dlcore.log.metadata.commit_records import sweep_commits
+from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import LogKey, LogMetadata, UpkeepRequest
+from dlcore.log.upkeep.removal import listed_log, remove_deleted, remove_truncated
+from dlcore.metadata.stored import decode
+from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.autorecovery.runner import run_together
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.expiry import expire_logs
+from dlcore.ops.upkeep.merger import MERGING_IDENTITY, LogMerger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+    from dlcore.api.namespace import Namespace
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S_MAX = 600.0
+_SWEEP = "sweep"
+
+
+class LogUpkeep:
+    """One worker, on one event loop; `owner` is the node that shows that its process lives."""
+
+    def __init__(self, context: LogContext, owner: StagingOwner, config: UpkeepConfig) -> None:
+        self._context = context
+        self._config = config
+        self._repairs = RepairList(context.store, context.paths, context.clock)
+        self._token = context.clock.new_token().encode()
+        self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
+        self._mergers = [
+            LogMerger(
+                context,
+                owner,
+                policy=config.merge,
+                bytes_per_s=config.merge_bytes_per_s / config.logs_at_once,
+            )
+            for _ in range(config.logs_at_once)
+        ]
+
+    @classmethod
+    def of(cls, namespace: Namespace, config: UpkeepConfig | None = None) -> LogUpkeep:
+        """Return a worker for the logs of a namespace, which closes what the worker uses."""
+        return cls(namespace.log_context, namespace.staging_owner, config or UpkeepConfig())
+
+    async def run(self) -> None:
+        """Work until cancelled.
+
+        Raises:
+            MetadataError: the store failed.
+        """
+        await run_together(self._serve_requests(), self._sweep_now_and_then())
+
+    async def _serve_requests(self) -> None:
+        while True:
+            await self.serve()
+            await asyncio.sleep(self._config.upkeep_interval_s)
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            await self.sweep()
+            await asyncio.sleep(self._config.sweep_interval_s)
+
+    async def serve(self) -> int:
+        """Serve every log that is asked for now; return how many merges were made."""
+        requests = await self._context.logs.list_names(self._context.paths.upkeep_requests)
+        self._retries = {each: self._retries[each] for each in requests if each in self._retries}
+        now = asyncio.get_running_loop().time()
+        requests = [r for r in requests if r not in self._retries or self._retries[r].due_s <= now]
+        self._context.rng.shuffle(requests)  # several workers begin at different ends
+        waiting = iter(requests)
+        counts = await asyncio.gather(
+            *(self._serve_some(merger, waiting) for merger in self._mergers)
+        )
+        return sum(counts)
+
+    async def _serve_some(self, merger: LogMerger, requests: Iterator[str]) -> int:
+        count = 0
+        for log_id in requests:
+            try:
+                count += await self._serve_log(merger, log_id)
+            except DLError as error:
+                # Bookies are away, or metadata is damaged: other logs go on, and the request stays.
+                pause_s = self._back_off(log_id)
+                logger.warning(
+                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s",
+                    log_id,
+                    pause_s,
+                    type(error).__name__,
+                    error,
+                )
+            except Exception as error:  # noqa: BLE001  # reported, with its traceback
+                self._back_off(log_id)
+                report_defect(f"upkeep of log id {log_id}", error)
+            else:
+                self._retries.pop(log_id, None)
+        return count
+
+    def _back_off(self, log_id: str) -> float:
+        backoff = Backoff(self._config.upkeep_interval_s, _RETRY_S_MAX)
+        return self._retries.setdefault(log_id, backoff).failed(asyncio.get_running_loop().time())
+
+    async def _serve_log(self, merger: LogMerger, log_id: str) -> int:
+        context = self._context
+        path = context.paths.upkeep_request(log_id)
+        async with self._lock(log_id) as is_ours:
+            node = await context.store.get(path) if is_ours else None
+            if node is None:
+                return 0
+            request = decode(UpkeepRequest, node.value, source=path)
+            log = LogKey(name=request.name, log_id=request.log_id)
+            count = await merger.merge(log, from_lssn=request.from_lssn)
+            with contextlib.suppress(LogNotFoundError):
+                await remove_truncated(context, await context.logs.read(log))
+            with contextlib.suppress(NoNodeError):
+                await context.store.delete(path)
+        return count
+
+    @contextlib.asynccontextmanager
+    async def _lock(self, what: str) -> AsyncGenerator[bool, None]:
+        """Take a lock that vanishes with the session; yield whether it was free.
+
+        If two workers both believe that they hold it, they do the same work twice.
+        """
+        store, path = self._context.store, self._context.paths.upkeep_lock(what)
+        try:
+            await store.create(path, self._token, ephemeral=True)
+        except NodeExistsError:
+            node = await store.get(path)
+            if node is None or node.value != self._token:
+                yield False
+                return
+            # It is ours: the answer to its creation or deletion was lost.
+        try:
+            yield True
+        finally:
+            with contextlib.suppress(DLError):  # without an answer it vanishes with the session
+                await store.delete(path)
+
+    async def sweep(self) -> None:
+        """Remove data that is no longer needed, unless another worker does it now.
+
+        A damaged node, or one that cannot be removed now, does not stop the rest.
+        """
+        context, config = self._context, self._config
+
+        def ms_before(age_s: float) -> int:
+            return context.clock.now_ms() - int(age_s * 1000)
+
+        grace_ms = int(config.merged_grace_s * 1000)
+        leftovers_ms = ms_before(config.leftovers_age_s)
+        commits_ms = ms_before(config.commits_age_s)
+        steps: dict[str, Callable[[], Awaitable[int]]] = {
+            "half merged ledgers": self._settle_merging,
+            "merged ledgers": partial(drop_merged, context, grace_ms=grace_ms),
+            "leftovers": partial(settle_abandoned, context, created_before_ms=leftovers_ms),
+            "deleted logs": self._remove_deleted,
+            "expired logs": partial(expire_logs, context),
+            "commit records": partial(sweep_commits, context, before_ms=commits_ms),
+        }
+        swept = []
+        troubles = Troubles()
+        async with self._lock(_SWEEP) as is_ours:
+            for what, step in steps.items() if is_ours else ():
+                with troubles.isolated(f"sweeping {what}"):
+                    swept.append(f"{what}={await step()}")
+            if is_ours:
+                await self._repairs.tell("upkeep", troubles)
+        logger.info("swept %s", " ".join(swept) or "nothing: another does")
+
+    async def _settle_merging(self) -> int:
+        return await settle(self._context, await list_staged(self._context, MERGING_IDENTITY))
+
+    async def _remove_deleted(self) -> int:
+        context, count = self._context, 0
+        troubles = Troubles()
+        parent = context.paths.deleted_logs
+        for component in await persistently(lambda: context.store.get_children(parent)) or []:
+            path = f"{parent}/{component}"
+            node = await persistently(partial(context.store.get, path))
+            if node is None:
+                continue
+            with troubles.isolated(f"deleted log at {path} stays"):
+                await remove_deleted(context, listed_log(LogMetadata, path, node))
+                count += 1
+        return count

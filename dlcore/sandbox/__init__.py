@@ -1,8 +1,0 @@
-"""A cluster on this machine: ZooKeeper and bookies as child processes, with a blocking API."""
-
-from __future__ import annotations
-
-from dlcore.sandbox.cluster import Bookie, Sandbox
-from dlcore.sandbox.zookeeper import EmbeddedZooKeeper
-
-__all__ = ["Bookie", "EmbeddedZooKeeper", "Sandbox"]

@@ -1,0 +1,137 @@
+"""Scans of the blocking API: batches are fetched on the portal while the caller uses others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from typing import TYPE_CHECKING
+
+from dlcore.base.config import LedgerClientConfig
+from dlcore.sync.portal import Portal, close_at_exit, shared_portal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dlcore.api.scanning import ScanClients
+    from dlcore.base.tls import TlsFiles
+    from dlcore.log.reading.scan import ScanBatch, ScanRange
+
+_PREFETCH_BYTES = 16 * 1024 * 1024
+"""About how many bytes `scan` fetches ahead of its caller."""
+
+
+def scan(
+    scans: Sequence[ScanRange],
+    *,
+    uri: str | None = None,
+    config: LedgerClientConfig | None = None,
+    tls: TlsFiles | None = None,
+) -> Iterator[ScanBatch]:
+    """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
+
+    Bookies are read directly.  The metadata store at `uri` is contacted only after a read failed,
+    to find the current ensembles and addresses.  `tls` is as for `open_namespace`.
+
+    Raises:
+        LedgerReadError: no replica of an entry is readable.
+        AlreadyTruncatedError: records were truncated or deleted since the scan was planned;
+            detected only with `uri`.
+    """
+    portal = shared_portal()
+    clients = _scan_clients(portal, config or LedgerClientConfig(), tls)
+    return _Prefetched(portal, list(scans), uri, clients)
+
+
+class _SharedScanClients:
+    """Connections that all scans of the process share, so that a scan need not open them."""
+
+    def __init__(self, portal: Portal, clients: ScanClients) -> None:
+        self.portal = portal
+        self.clients = clients
+        close_at_exit(self, clients.aclose)
+
+
+_shared_clients: dict[tuple[LedgerClientConfig, TlsFiles | None], _SharedScanClients] = {}
+
+
+def _scan_clients(portal: Portal, config: LedgerClientConfig, tls: TlsFiles | None) -> ScanClients:
+    from dlcore.api.scanning import ScanClients
+
+    shared = _shared_clients.get((config, tls))
+    if shared is None or shared.portal is not portal:
+        shared = _SharedScanClients(portal, ScanClients(config, tls=tls))
+        _shared_clients[config, tls] = shared
+    return shared.clients
+
+
+class _Prefetched:
+    """Batches that the portal fetches ahead; only the caller refers to it, so it can be freed."""
+
+    def __init__(
+        self, portal: Portal, scans: list[ScanRange], uri: str | None, clients: ScanClients
+    ) -> None:
+        self._portal = portal
+        self._prefetch = _Prefetch()
+        self._finished = False
+        self._task = portal.submit(self._prefetch.fetch(scans, uri, clients))
+
+    def __iter__(self) -> Iterator[ScanBatch]:
+        return self
+
+    def __next__(self) -> ScanBatch:
+        if self._finished:
+            raise StopIteration
+        prefetch = self._prefetch
+        item, size_bytes = prefetch.items.get()
+        if item is None:
+            self._finished = True
+            raise StopIteration
+        if isinstance(item, BaseException):
+            self._finished = True
+            raise item
+        self._portal.post(lambda: prefetch.taken(size_bytes))
+        return item
+
+    def close(self) -> None:
+        """Stop fetching."""
+        self._finished = True
+        self._task.cancel()
+
+    def __del__(self) -> None:
+        if not self._finished and self._portal.is_usable:
+            self._task.cancel()
+
+
+class _Prefetch:
+    """The queue from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
+
+    def __init__(self) -> None:
+        self.items: queue.SimpleQueue[tuple[ScanBatch | BaseException | None, int]] = (
+            queue.SimpleQueue()
+        )
+        self._room = asyncio.Event()
+        self._ahead_bytes = 0
+
+    async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
+        """Fetch all batches; the last item is an error, or None at the end."""
+        from dlcore.api.scanning import scan as scan_async
+
+        try:
+            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
+                async for batch in batches:
+                    size_bytes = batch.batch.nbytes
+                    self._ahead_bytes += size_bytes
+                    self.items.put((batch, size_bytes))
+                    while self._ahead_bytes > _PREFETCH_BYTES:
+                        self._room.clear()
+                        await self._room.wait()
+        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+            self.items.put((error, 0))
+        else:
+            self.items.put((None, 0))
+
+    def taken(self, size_bytes: int) -> None:
+        """Note that the caller has taken a batch, so that more can be fetched."""
+        self._ahead_bytes -= size_bytes
+        self._room.set()

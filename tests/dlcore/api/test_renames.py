@@ -1,0 +1,445 @@
+"""Renaming logs: one step for everybody, and never under a writer.
+
+Goal: a log has exactly one name, which leads to all of it, whatever happens meanwhile; who has it
+open under another name goes on or is told.  Method: a cluster in memory, faults on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from dlcore.api.copying import copy_log
+from dlcore.base.errors import (
+    AppendAbortedError,
+    AppendMismatchError,
+    CorruptMetadataError,
+    InvalidLogNameError,
+    LogExistsError,
+    LogNotFoundError,
+    LogRenamedError,
+    MetadataConnectionError,
+    OwnershipAcquireFailedError,
+)
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
+from dlcore.log.metadata.values import LogKey
+from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
+
+if TYPE_CHECKING:
+    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
+    from dlcore.log.staging.append import StagedAppend
+
+
+async def write(log: DistributedLogManager, txid: int) -> None:
+    """Write one record, as a writer of its own."""
+    async with await log.open_writer() as writer:
+        await writer.write(LogRecord(txid, b"%d" % txid))
+
+
+def test_a_renamed_log_is_all_there_under_its_new_name() -> None:
+    """With its records, settings and truncation; the old name is free, also for another log."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await write(log, 1)
+        await log.update_settings(compression="lz4")
+        await namespace.rename_log("clicks", "old/clicks")
+        assert await namespace.get_logs() == ["old/clicks"]
+        with pytest.raises(LogNotFoundError, match="'clicks'"):
+            await namespace.open_log("clicks")
+        renamed = await namespace.open_log("old/clicks")
+        assert (renamed.name, renamed.log_id) == ("old/clicks", log.log_id)
+        assert [r.txid for r in await read_all(renamed)] == [1]
+        assert (await renamed.get_settings()).compression == "lz4"
+        await write(renamed, 2)
+        await namespace.create_log("clicks")
+        assert await read_all(await namespace.open_log("clicks")) == []
+        await namespace.rename_log("old/clicks", "older/clicks")
+        await namespace.delete_log("older/clicks")
+        assert await namespace.get_logs() == ["clicks"]
+        await namespace.tidied()
+        assert await cluster.stores["a"].get(cluster.paths.log_of(log.log_id).head) is None
+
+    on_log(body)
+
+
+def test_names_that_cannot_be_given() -> None:
+    """A name that is taken, the log's own, one that breaks the rules; of a log that is not there.
+
+    Nothing is changed, and the lock is free again.
+    """
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await namespace.create_log("orders")
+        for taken in ("orders", "clicks"):
+            with pytest.raises(LogExistsError, match=taken):
+                await namespace.rename_log("clicks", taken)
+        with pytest.raises(InvalidLogNameError, match="a b"):
+            await namespace.rename_log("clicks", "a b")
+        with pytest.raises(LogNotFoundError, match="visits"):
+            await namespace.rename_log("visits", "free")
+        assert await namespace.get_logs() == ["clicks", "orders"]
+        await write(log, 1)
+
+    on_log(body)
+
+
+def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
+    """It may own the log for minutes after the last record."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        proxy = await (await cluster.open("grpc://proxy:1")).open_log(log.name)
+        told = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
+        async with await proxy.open_writer():
+            with pytest.raises(OwnershipAcquireFailedError, match=told):
+                await cluster.namespaces[0].rename_log("clicks", "visits")
+            with pytest.raises(OwnershipAcquireFailedError, match=told):
+                await log.open_writer()
+
+    on_log(body)
+
+
+def test_a_log_that_is_written_is_not_renamed() -> None:
+    """The error names its writer, who goes on."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = await cluster.open("b")
+        async with await log.open_writer() as writer:
+            with pytest.raises(OwnershipAcquireFailedError, match="'clicks' is owned by a"):
+                await namespace.rename_log("clicks", "visits")
+            await writer.write(LogRecord(1, b"a"))
+        await namespace.rename_log("clicks", "visits")
+        assert await namespace.get_logs() == ["visits"]
+
+    on_log(body)
+
+
+def test_readers_go_on_over_a_rename() -> None:
+    """One that waits at the end gets what is written under the new name."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await write(log, 1)
+        async with await log.open_reader() as reader:
+            assert [r.txid for r in await reader.read_bulk(1)] == [1]
+            waiting = asyncio.create_task(reader.read_bulk(1))
+            await namespace.rename_log("clicks", "visits")
+            await write(await namespace.open_log("visits"), 2)
+            assert [r.txid for r in await waiting] == [2]
+
+    on_log(body)
+
+
+def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
+    """For the name may be another log's; the manager that renamed it has the new name."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        other = await (await cluster.open("b")).open_log("clicks")
+        await log.rename("visits")
+        assert log.name == "visits"
+        await cluster.namespaces[0].create_log("clicks")
+        await write(other, 1)
+        assert await log.get_log_record_count() == 1
+        for call in (other.delete, lambda: other.rename("third")):
+            with pytest.raises(LogRenamedError, match="'clicks' is called 'visits' now"):
+                await call()
+        assert await cluster.namespaces[0].get_logs() == ["clicks", "visits"]
+        await log.delete()
+        assert await cluster.namespaces[0].get_logs() == ["clicks"]
+        await other.delete()  # it is gone, under whatever name
+
+    on_log(body)
+
+
+def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
+    """Also for who follows it, and asked by the old name before."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        follower = await cluster.open("b")
+        await write(log, 1)
+        before = await follower.get_snapshots(["clicks"])
+        assert before["clicks"] is not None
+        await log.rename("visits")
+        after = await follower.get_snapshots(["clicks", "visits"], fresh=True)
+        assert after["clicks"] is None
+        assert after["visits"] is not None
+        assert after["visits"].log_id == log.log_id
+        await cluster.namespaces[0].create_log("clicks")
+        again = (await follower.get_snapshots(["clicks"], fresh=True))["clicks"]
+        assert again is not None
+        assert again.log_id != log.log_id
+
+    on_log(body)
+
+
+def test_a_staged_append_meets_a_rename() -> None:
+    """What was staged for the log enters it under its new name, once."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        append = await namespace.begin_append("job", 1)
+        await append.write_batch("clicks", pa.record_batch({"value": [b"a", b"b"]}))
+        await log.rename("visits")
+        assert (await append.commit()).committed
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+PAYLOADS = pa.record_batch({"value": [b"a", b"b"]})
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
+    """Under the new name it is the same append, to the same log: it is there once."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        async with await namespace.begin_append("job", 7, strict=True) as first:
+            await first.write_batch("clicks", PAYLOADS)
+            if applied:
+                assert (await first.commit()).committed
+        await log.rename("visits")
+        async with await namespace.begin_append("job", 7, strict=True) as second:
+            await second.write_batch("visits", PAYLOADS)
+            assert (await second.commit()).already_committed is applied
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
+    """What was committed is in the log that was called so: it is not taken for done in this one."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        async with await namespace.begin_append("job", 7, strict=True) as first:
+            await first.write_batch("clicks", PAYLOADS)
+            await first.commit()
+        await log.rename("visits")
+        await namespace.create_log("clicks")
+        async with await namespace.begin_append("job", 7, strict=True) as second:
+            await second.write_batch("clicks", PAYLOADS)
+            with pytest.raises(AppendMismatchError, match="nothing of it to 'clicks'"):
+                await second.commit()
+
+    on_log(body)
+
+
+def test_one_append_knows_a_log_by_two_names() -> None:
+    """Tasks that staged before and after the rename staged for one log, in the order given."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extents = []
+        for name, payload in (("clicks", b"a"), ("visits", b"b")):
+            writer = await namespace.open_staging_writer(identity="job")
+            await writer.write_batch(name, pa.record_batch({"value": [payload]}))
+            extents += await writer.stage()
+            await writer.aclose()
+            if name == "clicks":
+                await log.rename("visits")
+        append = await namespace.begin_append("job", 1)
+        result = await append.commit(list(reversed(extents)))
+        assert result.logs["clicks"] == result.logs["visits"] == (DLSN(1, 0, 0), DLSN(1, 2, 0))
+        assert [r.payload for r in await read_all(log)] == [b"b", b"a"]
+
+    on_log(body)
+
+
+def test_one_append_to_two_logs_of_one_name_is_refused() -> None:
+    """Half of the records would go to a log that has another name by now."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        extents = []
+        for payload in (b"a", b"b"):
+            writer = await namespace.open_staging_writer(identity="job")
+            await writer.write_batch("clicks", pa.record_batch({"value": [payload]}))
+            extents += await writer.stage()
+            await writer.aclose()
+            if payload == b"a":
+                await log.rename("visits")
+                await namespace.create_log("clicks")
+        append = await namespace.begin_append("job", 1)
+        with pytest.raises(AppendAbortedError, match="two logs 'clicks'"):
+            await append.commit(extents)
+        assert await read_all(log) == []
+
+    on_log(body)
+
+
+def test_a_staging_writer_looks_names_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two stages, once it has known them for some time: another log may be called so."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        writer = await namespace.open_staging_writer(identity="job")
+        await writer.write_batch("clicks", PAYLOADS)
+        monkeypatch.setattr("dlcore.log.staging.writer.NAMES_KEPT_S", 0.0)
+        await writer.stage()
+        await log.rename("visits")
+        await namespace.create_log("clicks")
+        await writer.write_batch("clicks", PAYLOADS)
+        (extent,) = await writer.stage()
+        assert extent.log_id == (await namespace.open_log("clicks")).log_id != log.log_id
+        await namespace.rename_log("clicks", "more")
+        with pytest.raises(LogNotFoundError):
+            await writer.write_batch("clicks", PAYLOADS)
+
+    on_log(body)
+
+
+def test_an_append_that_replaces_tidies_the_log_by_its_id() -> None:
+    """Not what has its name by then."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        for txid in range(3):
+            await write(log, txid)
+        append = await namespace.begin_append("job", 1)
+        await append.write_batch("clicks", PAYLOADS)
+        await log.rename("visits")
+        await append.commit(replaces=["visits"])
+        await namespace.tidied()
+        head = (await namespace.log_context.logs.read(LogKey(name="", log_id=log.log_id))).head
+        assert head.first_lssn == head.max_lssn
+        assert [r.payload for r in await read_all(log)] == [b"a", b"b"]
+
+    on_log(body)
+
+
+def test_a_copy_does_not_go_on_to_another_log_of_the_name() -> None:
+    """Its position is that of the log that was called so; by its new name it goes on."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        await write(log, 1)
+        await namespace.create_log("copy")
+        begin = namespace.begin_append
+
+        async def rename_first(*arguments: Any, **options: Any) -> StagedAppend:
+            namespace.begin_append = begin  # type: ignore[method-assign]
+            await namespace.rename_log("copy", "old")
+            await namespace.create_log("copy")
+            return await begin(*arguments, **options)
+
+        namespace.begin_append = rename_first  # type: ignore[method-assign]
+        with pytest.raises(LogRenamedError, match="another log has that name"):
+            await copy_log(log, namespace, "copy")
+        assert await copy_log(log, namespace, "old") == 1
+        assert await copy_log(log, namespace, "old") == 0
+        assert await read_all(await namespace.open_log("copy")) == []
+
+    on_log(body)
+
+
+def test_a_writer_without_a_lock_goes_on_over_a_rename() -> None:
+    """It is fenced by nothing but another writer: the log is the same."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        config = replace(CONFIG, lock_enabled=False, segment_bytes_max=1)
+        other = await (await cluster.open("b", config=config)).open_log("clicks")
+        async with await other.open_writer() as writer:
+            await writer.write(LogRecord(1, b"a"))
+            await log.rename("visits")
+            await writer.write(LogRecord(2, b"b"))
+        assert [r.txid for r in await read_all(log)] == [1, 2]
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_lost_reply_of_a_rename(*, applied: bool) -> None:
+    """The node of the name tells: it is done once, in any case."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        store = cluster.stores["a"]
+        multi = store.multi
+
+        async def lose(ops: object) -> None:
+            if len(ops) == 3:  # type: ignore[arg-type]
+                store.multi = multi  # type: ignore[method-assign]
+                store.lose_next_reply(applied=applied)
+            await multi(ops)  # type: ignore[arg-type]
+
+        store.multi = lose  # type: ignore[method-assign]
+        await log.rename("visits")
+        assert await cluster.namespaces[0].get_logs() == ["visits"]
+        await log.rename("clicks")
+        assert await cluster.namespaces[0].get_logs() == ["clicks"]
+
+    on_log(body)
+
+
+def test_of_two_renames_at_once_one_is_done() -> None:
+    """The other is refused: by the lock, or by the name that is not the log's any more."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        async def rename(namespace: Namespace, name: str) -> str:
+            try:
+                await namespace.rename_log("clicks", name)
+            except (OwnershipAcquireFailedError, LogNotFoundError, MetadataConnectionError):
+                return ""
+            return name
+
+        others = [await cluster.open(name) for name in ("b", "c", "d")]
+        names = await asyncio.gather(*(rename(each, f"by-{i}") for i, each in enumerate(others)))
+        done = [name for name in names if name]
+        assert len(done) == 1
+        assert await cluster.namespaces[0].get_logs() == done
+
+    on_log(body)
+
+
+def test_a_log_is_found_by_any_name_that_it_had() -> None:
+    """By its id; one whose name's node is gone or leads elsewhere is damaged, and named."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace = cluster.namespaces[0]
+        logs, old = namespace.log_context.logs, LogKey(name="clicks", log_id=log.log_id)
+        assert (await logs.find_again(old)).name == "clicks"
+        await log.rename("visits")
+        assert (await logs.find_again(old)).name == "visits"
+        store, path = cluster.stores["a"], cluster.paths.log("visits")
+        node = await store.get(path)
+        assert node is not None
+        await store.delete(path)
+        with pytest.raises(CorruptMetadataError, match=r"'visits' .* does not lead to it"):
+            await logs.find_again(old)
+        await store.create(path, node.value)
+        await log.delete()
+        with pytest.raises(LogNotFoundError):
+            await logs.find_again(old)
+
+    on_log(body)
+
+
+def test_a_change_under_a_rename_is_not_undone_by_it() -> None:
+    """A truncation between reading and renaming is kept: the rename is planned again."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log, 1)
+        await write(log, 2)
+        store, other = cluster.stores["a"], await (await cluster.open("b")).open_log("clicks")
+        last = await log.get_last_dlsn()
+        multi = store.multi
+
+        async def truncate_first(ops: object) -> None:
+            if len(ops) == 3:  # type: ignore[arg-type]
+                store.multi = multi  # type: ignore[method-assign]
+                await other.truncate(last)
+            await multi(ops)  # type: ignore[arg-type]
+
+        store.multi = truncate_first  # type: ignore[method-assign]
+        await log.rename("visits")
+        assert [r.txid for r in await read_all(log)] == [2]
+
+    on_log(body)

@@ -1,0 +1,202 @@
+"""Tasks that nobody awaits: none is lost, none fails in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlcore.base.background import BackgroundTasks, forget_frames, outcome_of, told_to_callers
+from dlcore.log import tidying
+from dlcore.log.tidying import Tidier
+from tests.fixtures.aio import run
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+async def _fail() -> None:
+    await asyncio.sleep(0)
+    raise ZeroDivisionError("planted")
+
+
+async def _forever(started: list[int], ended: list[int]) -> None:
+    started.append(1)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(0)  # an end takes its time
+        ended.append(1)
+
+
+def test_a_failure_is_logged_or_told_and_awaiters_learn_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By the task's name, with its trace."""
+
+    async def scenario() -> None:
+        logged = BackgroundTasks()
+        task = logged.start(_fail(), name="counting sheep")
+        with pytest.raises(ZeroDivisionError):
+            await task
+        assert "counting sheep failed" in caplog.text
+        assert "ZeroDivisionError: planted" in caplog.text
+        told: list[BaseException] = []
+        owner = BackgroundTasks(told.append)
+        owner.start(_fail())
+        await owner.finish()
+        assert [str(each) for each in told] == ["planted"]
+        caplog.clear()
+        with caplog.at_level(logging.INFO), pytest.raises(ZeroDivisionError):
+            await BackgroundTasks(told_to_callers).start(_fail())
+        assert not caplog.records
+
+    run(scenario())
+
+
+def test_closing_cancels_and_awaits_all_also_those_that_are_started_meanwhile() -> None:
+    """What is closed twice, or was never used, closes too."""
+
+    async def scenario() -> None:
+        started: list[int] = []
+        ended: list[int] = []
+        owner = BackgroundTasks()
+
+        async def starts_another(other: Coroutine[None, None, None]) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                owner.start(other)
+                await asyncio.sleep(0)
+
+        owner.start(_forever(started, ended))
+        owner.start(starts_another(_forever(started, ended)))
+        await asyncio.sleep(0)
+        assert len(owner) == 2
+        await owner.aclose()
+        assert len(started) == len(ended) == 2
+        assert not owner
+        await owner.aclose()
+
+    run(scenario())
+
+
+def test_finishing_lets_all_end_by_themselves() -> None:
+    """None is cancelled."""
+
+    async def scenario() -> None:
+        owner = BackgroundTasks()
+        tasks = [owner.start(asyncio.sleep(0, each)) for each in (1, 2)]
+        await owner.finish()
+        assert [each.result() for each in tasks] == [1, 2]
+
+    run(scenario())
+
+
+def test_a_defect_of_one_job_keeps_no_other_from_being_tidied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is logged, and the next job is done."""
+
+    async def scenario() -> None:
+        tidier, done = Tidier(), []
+
+        async def job() -> None:
+            done.append(1)
+
+        await tidier.submit("the first job", _fail)
+        await tidier.submit("the second", job)
+        await tidier.settled()
+        await tidier.aclose()
+        assert done == [1]
+        assert "the first job failed" in caplog.text
+
+    run(scenario())
+
+
+def test_who_waits_to_hand_a_job_over_is_let_go_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A job that never ends holds up others for a time, and nobody for ever."""
+    monkeypatch.setattr(tidying, "_JOBS_MAX", 2)
+    monkeypatch.setattr(tidying, "_PATIENCE_S", 0.01)
+
+    async def scenario() -> None:
+        tidier = Tidier()
+
+        async def job() -> None:
+            await asyncio.Event().wait()
+
+        async with asyncio.TaskGroup() as submitting:
+            for number in range(9):
+                submitting.create_task(tidier.submit(f"job {number}", job))
+            await asyncio.sleep(0)
+            await tidier.aclose()
+        await tidier.settled()
+
+    run(scenario())
+
+
+def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
+    """The future goes on; its error is told to who still waits, and to nobody else."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        unheard: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: unheard.append(context))
+        shared: asyncio.Future[int] = loop.create_future()
+        first, second = (asyncio.create_task(outcome_of(shared)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert not shared.done()
+        shared.set_exception(ValueError("it fails"))
+        with pytest.raises(ValueError, match="it fails"):
+            await second
+        with pytest.raises(ValueError, match="it fails"):
+            await outcome_of(shared)
+        alone: asyncio.Future[int] = loop.create_future()
+        waiting = asyncio.create_task(outcome_of(alone))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        alone.set_exception(ValueError("nobody waits"))
+        await asyncio.sleep(0)
+        del alone, shared, first, second, waiting
+        gc.collect()
+        return unheard
+
+    assert asyncio.run(scenario()) == []
+
+
+def test_a_cancelled_task_lets_go_of_the_frames_that_it_was_cancelled_in() -> None:
+    """Who holds the task, and is held by such a frame, is freed by its count of references."""
+
+    class Holder:
+        def __init__(self) -> None:
+            self.task = asyncio.create_task(self.wait())
+
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+    async def ended() -> weakref.ref[Holder]:
+        holder = Holder()
+        await asyncio.sleep(0)
+        holder.task.cancel()
+        await asyncio.gather(holder.task, return_exceptions=True)
+        forget_frames(holder.task)
+        return weakref.ref(holder)
+
+    async def scenario() -> None:
+        gc.disable()
+        try:
+            assert (await ended())() is None
+        finally:
+            gc.enable()
+
+    run(scenario())
