@@ -36,7 +36,7 @@ endif
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark blackbox abuse fuzz bench bench-peers docs proto proto-check requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark blackbox abuse fuzz bench bench-peers docs proto proto-check sync sync-check requirements clean
 
 ##@ Use
 
@@ -105,7 +105,7 @@ prove: $(STAMP) ## Run all tests and searches at full length, one after the othe
 	done; \
 	echo "$$sums" | tr ';' '\n'; exit $$status
 
-check: lint types layers proto-check test ## Run lint, types, layers and proto-check, then all tests.
+check: lint types layers proto-check sync-check test ## Run all static checks, then all tests.
 
 lint: $(STAMP) ## Check rules and format (ruff).
 	@$(BIN)/ruff check .
@@ -179,6 +179,12 @@ proto-check: $(STAMP) ## Check that the generated files are those of the .proto 
 .PHONY: proto-into
 proto-into:
 	@$(call generate_proto,$(FOLDER))
+
+sync: $(STAMP) ## Generate the blocking calls of dlcore/sync and dlcore/remote from the async classes.
+	@$(BIN)/python -m tools.make_sync
+
+sync-check: $(STAMP) ## Check that the blocking calls are those of the async classes.
+	@$(BIN)/python -m tools.make_sync --check
 
 clean: ## Remove the virtual environments, caches and built files.
 	rm -rf .venv .venv-* .debian build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \

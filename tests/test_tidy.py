@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PACKAGES = ("dlcore", "bookie", "dlspark")
-FOLDERS = (*PACKAGES, "tests", "benchmarks", "demo")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "demo", "tools")
 QUESTION_WORDS = ("How ", "What ", "When ", "Where ", "Which ", "Who ", "Whose ", "Why ")
 
 # Spelled in pieces, so that this file passes its own test.

@@ -47,6 +47,8 @@ from dlcore.metadata.port import SessionState
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    import pyarrow as pa
+
     from dlcore.base.records import LogRecordWithDLSN, NotLessThan, RecordPlace
     from dlcore.base.tls import TlsFiles
     from dlcore.ledger.metadata.bookies import BookieRegistration
@@ -180,7 +182,7 @@ class Namespace(AsyncClosing):
             schema: an Arrow schema of its columns, for a typed log; without it a byte log.
             log_id: a unique id, for a repeated call after a lost answer; by default a new one.
 
-        Raises: InvalidLogNameError, LogExistsError, ConfigurationError for a malformed `log_id`.
+        Raises: InvalidLogNameError, LogExistsError, ConfigurationError.
         """
         self._require_open()
         name = validate_log_name(name)
@@ -244,13 +246,14 @@ class Namespace(AsyncClosing):
 
         A page and each answer of the metadata store stay small, however many logs there are.  The
         order is always the same, but not sorted.  A log that exists all the time and keeps its name
-        is listed once.  A list reads every name, whatever the prefix is: for repeated lists use
-        `watch_logs`.
+        is listed once.  Each list reads every name whatever the prefix; to repeat it, `watch_logs`.
 
         Args:
             prefix: of a path, `orders/`, or any other start of a name.
             after: the last name of a page: list the names after it, also in another process.
             page_size: how many names a page has, except the last one.
+
+        Raises: MetadataError.
         """
         self._require_open()
         return list_pages(
@@ -343,7 +346,7 @@ class Namespace(AsyncClosing):
         found = await self.followers.survey(names, fresh=True)
         return {name: outcome for name, outcome in found.items() if outcome is not None}
 
-    async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
+    async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
         """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""
         self._require_open()
         return await find_schemas(self._context.logs, names)

@@ -96,7 +96,7 @@ class RemoteNamespace(AsyncClosing):
         """
         return await self._snapshots.take(names)
 
-    async def get_schemas(self, names: Sequence[str]) -> dict[str, Any]:
+    async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
         """Return each existing log's schema, None if of bytes.  Raises: as `get_snapshots`."""
         return await planning.get_schemas(self._calls, names)
 

@@ -38,10 +38,8 @@ class MergedReader(Blocking, Generic[_Record]):
         Raises: ConfigurationError: it was opened before a fork, in another process.
         """
 
-        async def positions() -> dict[str, DLSN]:
-            return self._reader.positions
-
-        return self._call(positions())  # on the loop, where a cancelled read may be ending
+        # On the loop, because a cancelled read may be ending there.
+        return self._call_on_loop(lambda: self._reader.positions)
 
     def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None

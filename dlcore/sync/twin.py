@@ -24,6 +24,14 @@ class Blocking:
     def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return self._portal.call(coroutine)
 
+    def _call_on_loop(self, function: Callable[[], _Result]) -> _Result:
+        """Call a function in the loop's thread, to which the async objects belong."""
+
+        async def call() -> _Result:
+            return function()
+
+        return self._call(call())
+
     def close(self) -> None:
         """Close it; harmless if it is closed already."""
         if self._closed:

@@ -48,10 +48,7 @@ class LogWatch(Blocking):
         Raises: AlreadyClosedError: its namespace was closed.
         """
 
-        async def names() -> list[str]:
-            return self._watch.names
-
-        return self._call(names())
+        return self._call_on_loop(lambda: self._watch.names)
 
     def take(self, *, timeout_s: float | None = None) -> list[LogChange]:
         """Return the next changes, as many as were found; none if the time is over before.

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from dlcore.base.errors import TransactionTooLargeError
+from dlcore.flight import appends
 from dlcore.metadata import port
-from dlcore.proxy.writing import appends
 from dlcore.remote import open_namespace
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies

@@ -18,9 +18,8 @@ CLUSTER = f"{CLIENT}, dlcore.api.namespace"
 WRITE = f"{CLIENT}, dlcore.sync, dlcore.log.writing.opening"
 ENDPOINT = f"{LAZY} dlcore.remote.namespace"
 ENDPOINT_WRITE = f"{LAZY} dlcore.remote.sync, dlcore.remote.writing"
-AUTORECOVERY = (
-    f"{CLUSTER}, dlcore.ops.autorecovery.service, dlcore.ops.upkeep.worker, dlcore.transport.control"
-)
+CONTROL = "dlcore.transport.control"
+AUTORECOVERY = f"{CLUSTER}, dlcore.ops.autorecovery.service, dlcore.ops.upkeep.worker, {CONTROL}"
 PROXY = f"{CLUSTER}, dlcore.proxy.server"
 BOOKIE = "import bookie.__main__, bookie.server"
 
@@ -53,7 +52,7 @@ def modules_after(statement: str) -> list[str]:
         (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 230),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 202),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 201),
-        (ENDPOINT_WRITE, ("bookie", "dlcore.api.namespace", "kazoo", *FRAMES, *ARRAYS), 214),
+        (ENDPOINT_WRITE, ("bookie", "dlcore.api.namespace", "kazoo", *FRAMES, *ARRAYS), 218),
         (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 302),
         (PROXY, ("bookie", "dlcore.remote", *FRAMES), 437),
         (BOOKIE, ("dlcore.ops.cli", "dlcore.api.namespace", "pyarrow", *FRAMES), 311),

@@ -1,0 +1,1 @@
+"""Tools that generate code of the project."""
