@@ -210,7 +210,7 @@ $(STAMP): pyproject.toml | requirements
 	@[ -x $(BIN)/python ] || '$(PYTHON)' -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing dlog and its tools into $(VENV) (PySpark is large: this takes a few minutes once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cli,spark]' --group dev
 	@touch $(STAMP)
 
 $(ARCHIVE): $(STAMP)
@@ -224,12 +224,12 @@ $(LOWEST)/.installed: pyproject.toml | requirements
 	@[ -x $(@D)/bin/python ] || '$(PYTHON)' -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
 	@echo "installing the lowest versions into $(@D)"
-	@$(@D)/bin/python -m uv pip install --quiet --resolution lowest-direct --editable '.[spark]' --group test --group demo
+	@$(@D)/bin/python -m uv pip install --quiet --resolution lowest-direct --editable '.[cli,spark]' --group test --group demo
 	@touch $@
 
 $(SPARK_VENVS)/%/.installed: pyproject.toml | requirements
 	@[ -x $(@D)/bin/python ] || '$(PYTHON)' -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@echo "installing PySpark $* into $(@D)"
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]' --group test 'pyspark==$*.*'
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cli,spark]' --group test 'pyspark==$*.*'
 	@touch $@

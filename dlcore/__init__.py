@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.base.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import DLError
+from dlcore.base.extras import missing_packages_explained
 from dlcore.base.ids import DLSN, BookieId
 from dlcore.base.records import LogRecord, LogRecordWithDLSN
 from dlcore.base.statistics import NamespaceStatistics
@@ -110,4 +111,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(module), name)
+    with missing_packages_explained():
+        return getattr(importlib.import_module(module), name)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = {"bookie", "dlcore", "dlspark", "pyspark_dlog.py"}
 SOURCES = IMPORTED | {
     "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO",
-    "README.md", "docs", "pyproject.toml", "tests", ".gitignore",
+    "README.md", "docs", "pyproject.toml", "tests", "tools", ".gitignore",
 }  # fmt: skip
 SIZE_BYTES_MAX = 4_000_000
 

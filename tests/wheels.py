@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -32,11 +33,11 @@ _SOURCE_ONLY = ("pyspark",)
 
 
 def requirements() -> list[Requirement]:
-    """Return the dependencies at run time, with those for Spark."""
+    """Return the dependencies at run time, with those of all extras."""
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
+    lines = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     found = [Requirement(line) for line in lines]
-    return [each for each in found if each.name not in _SOURCE_ONLY]
+    return [each for each in found if each.name not in {project["name"], *_SOURCE_ONLY}]
 
 
 def wheels(wanted: list[Requirement], python: str, platforms: tuple[str, ...]) -> dict[str, str]:

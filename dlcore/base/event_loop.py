@@ -22,7 +22,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError as error:
-        logger.warning("asyncio's event loop takes the place of uvloop's: %s", error)
+        # A client of proxies does without it on purpose; servers are installed with it.
+        is_left_out = isinstance(error, ModuleNotFoundError) and error.name == "uvloop"
+        level = logging.INFO if is_left_out else logging.WARNING
+        logger.log(level, "asyncio's event loop takes the place of uvloop's: %s", error)
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 

@@ -17,6 +17,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from dlcore.base.config import SESSION_TIMEOUT_S
+from dlcore.base.extras import missing_packages_explained
 from dlcore.base.statistics import NamespaceStatistics
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.names import LogChange, LogChangeKind
@@ -96,7 +97,8 @@ def open_namespace(
 
     Arguments and errors are those of `dlcore.open_namespace`.
     """
-    from dlcore.api.namespace import open_namespace as open_async  # loads kazoo
+    with missing_packages_explained():
+        from dlcore.api.namespace import open_namespace as open_async  # loads kazoo
 
     opening = open_async(
         uri,

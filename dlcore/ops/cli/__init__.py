@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from dlcore.ops.cli.app import main
+from dlcore.base.extras import missing_packages_explained
+
+with missing_packages_explained():
+    from dlcore.ops.cli.app import main
 
 __all__ = ["main"]
