@@ -1,1 +1,1 @@
-"""Files as the storage needs them, on a real disk and in memory with its faults."""
+"""The bookie's files, on a real disk, and in memory with simulated faults."""

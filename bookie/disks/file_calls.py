@@ -1,9 +1,9 @@
-"""Calls of the kernel for the real disk: whole writes, space ahead, durable names.
+"""System calls of the real disk: complete writes, preallocation, durable file names.
 
-Some of them only Linux has.  Where one is missing, a call that POSIX promises does its work:
-`pwrite` and `pread` take one buffer at a time, a file grows as it is written, zeros are written to
-hold space back, and no write goes past the page cache.  On macOS `fsync` leaves bytes in the cache
-of the device, so a sync is `F_FULLFSYNC` there.
+Some of the calls exist only on Linux.  If one is missing, a POSIX call replaces it: `pwrite` and
+`pread` take one buffer at a time, a file grows as it is written, zeros are written to reserve
+space, and every write goes through the page cache.  On macOS `fsync` leaves bytes in the cache of
+the device; therefore a sync is `F_FULLFSYNC` there.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _STATUS_BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
+# The suffix is the one of temporary files: the next start deletes a probe that a crash left.
 _PROBE_NAME = "probe.tmp"
 _ZEROS = bytes(1024 * 1024)
 
 
 @contextlib.contextmanager
 def device_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn errors of the device into those of the port, which name the file."""
+    """Raise an `OSError` of the device as an error of the port that names the file."""
     try:
         yield
     except OSError as error:
@@ -49,13 +50,13 @@ def device_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def device_error(action: str, path: Path, error: OSError) -> BookieStorageError:
-    """Return an error of the device as one of the port."""
+    """Return the error of the port for an error of the device."""
     kind = DiskFullError if error.errno in NO_ROOM else BookieStorageError
     return kind(f"cannot {action} {path}: {error.strerror}")
 
 
 def sync_data(descriptor: int) -> None:
-    """Make the bytes of a file durable, and what is needed to find them."""
+    """Make the bytes of a file durable, with the metadata that is needed to read them."""
     if _FULL_SYNC is not None or not hasattr(os, "fdatasync"):
         sync_file(descriptor)
     else:
@@ -63,7 +64,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def sync_file(descriptor: int) -> None:
-    """Make the bytes of a file or the names of a folder durable, with all that describes them."""
+    """Make the bytes of a file, or the names in a folder, durable with all their metadata."""
     if _FULL_SYNC is None:
         sync(os.fsync, descriptor)
     else:
@@ -71,7 +72,7 @@ def sync_file(descriptor: int) -> None:
 
 
 def _sync_fully(descriptor: int, command: int) -> None:
-    """Sync on macOS; a file system that is not on a device of its own offers `fsync` only."""
+    """Sync on macOS.  Some file systems, such as network mounts, offer only `fsync`."""
     try:
         fcntl.fcntl(descriptor, command)
     except OSError as error:
@@ -81,7 +82,11 @@ def _sync_fully(descriptor: int, command: int) -> None:
 
 
 def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
-    """Sync; whatever fails, what was written is unknown from then on, also for want of room."""
+    """Call a function that syncs.
+
+    After any failure the state of the written bytes is unknown.  Therefore a sync that fails
+    because the disk is full is not a `DiskFullError` either, which would promise the opposite.
+    """
     try:
         call(*args, **kwargs)
     except OSError as error:
@@ -89,10 +94,10 @@ def sync(call: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
 
 
 def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags: int = 0) -> None:
-    """Write every byte of `buffers` from `offset` on.
+    """Write all bytes of `buffers` from `offset` on.
 
-    A short write goes on where it ended.  Within a block a direct one cannot, and the kernel
-    refuses it: then the log has failed.
+    After a short write the rest is written.  A direct write cannot continue within a block: the
+    kernel refuses it, and the append fails with this error.
     """
     while buffers:
         if hasattr(os, "pwritev"):
@@ -104,7 +109,7 @@ def write_all(descriptor: int, buffers: Sequence[memoryview], offset: int, flags
 
 
 def read_some(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill buffers from `offset` on, one or more of them; return the count of bytes, 0 at the end.
+    """Fill one buffer or more from `offset` on; return the count of bytes, 0 at the file's end.
 
     None of the buffers is empty.
     """
@@ -116,7 +121,7 @@ def read_some(descriptor: int, buffers: Sequence[memoryview], offset: int) -> in
 
 
 def read_cached(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill buffers with what needs no wait for the device; return the count of bytes."""
+    """Fill buffers from the page cache only; return the count of bytes."""
     if not hasattr(os, "RWF_NOWAIT"):
         return 0
     try:
@@ -128,7 +133,7 @@ def read_cached(descriptor: int, buffers: Sequence[memoryview], offset: int) -> 
 
 
 def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return the buffers behind the first `count` bytes, without empty ones."""
+    """Return the buffers without their first `count` bytes, and without empty buffers."""
     rest: list[memoryview] = []
     for buffer in buffers:
         if count < len(buffer):
@@ -138,9 +143,10 @@ def without_first(buffers: Sequence[memoryview], count: int) -> list[memoryview]
 
 
 def fallocate(descriptor: int, offset: int, size: int) -> None:
-    """Allocate blocks, and let the file grow over them.
+    """Allocate blocks, and extend the file over them.
 
-    Not `os.posix_fallocate`: where the file system cannot, that writes to every block.
+    This is not `os.posix_fallocate`: on a file system that cannot allocate, that function writes
+    to every block.
     """
     if not hasattr(_LIBC, "fallocate"):
         raise OSError(errno.ENOSYS, "the C library has no fallocate")
@@ -151,10 +157,10 @@ def fallocate(descriptor: int, offset: int, size: int) -> None:
 
 
 def capabilities(directory: Path) -> tuple[bool, bool] | None:
-    """Return whether the file system can allocate ahead, and write directly, seen by every reader.
+    """Return whether the file system can preallocate, and whether direct writes are coherent.
 
-    Tried on a file: an overwritten block that is in the page cache must be read back as written.
-    None: it is full, so that nothing can be tried now.
+    A direct write is coherent if a read through the page cache returns it.  Both are tried on a
+    temporary file.  None: the file system is full, and nothing can be tried now.
     """
     path = directory / _PROBE_NAME
     try:
@@ -192,6 +198,7 @@ def _try_direct(path: Path, descriptor: int) -> None:
     direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
     try:
         with mmap.mmap(-1, BLOCK_BYTES) as block:
+            # The first round puts the block into the page cache; the second must replace it there.
             for filling in (b"1", b"2"):
                 block[:] = filling * BLOCK_BYTES
                 os.pwritev(direct, [block], BLOCK_BYTES, os.RWF_DSYNC)
@@ -202,7 +209,8 @@ def _try_direct(path: Path, descriptor: int) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Make a file begin with `data`, durably."""
+    """Write `data` to the start of a file, durably; bytes behind it stay."""
+    # No O_TRUNC: a spare keeps its blocks.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, [memoryview(data)], 0)
@@ -221,9 +229,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_folder(directory: Path) -> None:
-    """Make a folder and those it is in, each one's name durable before anything is made in it.
+    """Make a folder and its missing parents; each name is durable before the next is made in it.
 
-    One that exists may be that of a process that was killed before the sync.
+    The name of a folder that exists is synced as well: a process may have made the folder and been
+    killed before it synced the name.
     """
     if not directory.exists():
         make_folder(directory.parent)
@@ -232,12 +241,12 @@ def make_folder(directory: Path) -> None:
         return
     try:
         sync_directory(directory.parent)
-    except (OSError, BookieStorageError) as error:  # it may be a folder that we must not read
+    except (OSError, BookieStorageError) as error:  # we may have no right to read the parent
         logger.warning("cannot sync the name of %s: %s", directory, error)
 
 
 def allocated_bytes(path: Path) -> int:
-    """Return the bytes that a file takes of the device, as far as it says so."""
+    """Return the bytes that a file occupies on the device, at most its size."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -246,13 +255,17 @@ def allocated_bytes(path: Path) -> int:
 
 
 def hold(path: Path, size: int) -> int:
-    """Let the file take `size` bytes of the device; return how many it has."""
+    """Make the file occupy `size` bytes on the device; return how many it occupies.
+
+    The result is smaller than `size` if the file system cannot allocate.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         held = os.fstat(descriptor).st_size
         try:
             _occupy(descriptor, held, size)
         except OSError as error:
+            # A failed allocation may have taken some blocks; a full disk needs them back.
             os.ftruncate(descriptor, held)
             if error.errno in _CANNOT_ALLOCATE:
                 return held
@@ -264,7 +277,7 @@ def hold(path: Path, size: int) -> int:
 
 
 def _occupy(descriptor: int, start: int, end: int) -> None:
-    """Let a file have blocks of its own up to `end`; up to `start` it has them."""
+    """Allocate the blocks of a file up to `end`; those up to `start` are allocated already."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, end)
         return

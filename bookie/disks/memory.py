@@ -1,4 +1,4 @@
-"""A disk in memory that forgets what was not synced: for tests and the simulator."""
+"""A disk in memory that loses bytes without a sync: for tests and the simulator."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SECTOR_BYTES = 512
-"""What a device writes whole or not at all."""
+"""The unit that a device writes completely or not at all."""
 
 DEFAULT_TOTAL_BYTES = 1 << 40
 _AHEAD_BYTES = 3 * SECTOR_BYTES
-"""Allocated behind the end of a file that is appended to, at a time."""
+"""Bytes preallocated at a time, behind the end of a file with appends."""
 _AHEAD_SHARE_OF_FREE = 1 / 64
 _SPARE_SUFFIX = ".spare"
 _SPARES_MAX = 2
 
 
 class _Inode:
-    """A file's bytes: what the device holds, what readers see, and the sectors that differ."""
+    """A file's bytes: on the device, in the cache that readers see, and the sectors that differ."""
 
     __slots__ = ("cache", "dirty", "durable", "lost")
 
@@ -51,7 +51,7 @@ class _Inode:
             raise BookieStorageError(f"cannot read {size} bytes at offset {offset}: lost sector")
 
     def allocate(self, size: int) -> None:
-        """Grow to `size` bytes, of zeros."""
+        """Grow to `size` bytes, with zeros."""
         self.cache.extend(bytes(max(0, size - len(self.cache))))
 
     def truncate(self, size: int) -> None:
@@ -59,6 +59,7 @@ class _Inode:
         self.dirty.add(size // SECTOR_BYTES)
 
     def sync(self) -> None:
+        # Copying few sectors one by one is faster than copying a large file, and the reverse.
         if len(self.dirty) * SECTOR_BYTES * 4 < len(self.cache):
             self._copy_sectors(sorted(self.dirty))
             del self.durable[len(self.cache) :]
@@ -67,7 +68,7 @@ class _Inode:
         self.dirty.clear()
 
     def lose(self, rng: random.Random) -> None:
-        """Keep none, some or all of the un-synced sectors, and one of the possible lengths."""
+        """Lose power: none, some or all unsynced sectors stay, with one of the possible lengths."""
         share = rng.choice((0.0, 0.5, 1.0))
         kept = sorted(sector for sector in self.dirty if rng.random() < share)
         shorter, longer = sorted((len(self.durable), len(self.cache)))
@@ -96,14 +97,14 @@ def _sectors(offset: int, size: int) -> range:
 class MemoryDisk:
     """One directory in memory, deterministic on any event loop; no threads.
 
-    `crash` ends the running owner: its handles fail from then on, un-synced bytes are lost or torn
+    `crash` ends the running owner: its handles fail from then on, unsynced bytes are lost or torn
     by sector, and name changes that were not yet durable may vanish.  The next owner opens the same
     object.
 
-    Faults and costs are plain attributes: the next write, sync or read fails with `write_error`,
-    `sync_error` or `read_error` and clears it; the disk crashes when `steps` reaches
-    `crash_at_step`, and tells `on_crash`; `latency_s` is drawn for every step, but for appends that
-    `is_quick` lets be made at once.  `corrupt` and `lose_sector` damage what is durable.
+    Faults and costs are plain attributes.  `write_error`, `sync_error` or `read_error` makes the
+    next such operation fail, and is cleared by it.  The disk crashes and calls `on_crash` when
+    `steps` reaches `crash_at_step`.  `latency_s` returns the delay of each step; an append that
+    `is_quick` allows on the event loop has none.  `corrupt` and `lose_sector` damage durable bytes.
     """
 
     def __init__(
@@ -120,9 +121,9 @@ class MemoryDisk:
         self._steps = 0
         self.total_bytes = total_bytes
         self.filler_bytes = 0
-        """Space taken by others on the same file system."""
+        """Space that other users of the file system take."""
         self.is_crowded = False
-        """Whether others take at once what a file that is cut off gives back."""
+        """Whether other users of the file system take the space that a truncation frees at once."""
         self._held_bytes = 0
         self.latency_s = latency_s
         self.is_quick: Callable[[], bool] = lambda: False
@@ -131,20 +132,21 @@ class MemoryDisk:
         self.read_error: str | None = None
         self.crash_at_step: int | None = None
         self.on_crash: Callable[[], None] = lambda: None
-        """Called when the crash at `crash_at_step` has happened: the power of the machine is off,
-        and whoever runs on it is to be ended."""
+        """Called after the crash at `crash_at_step`: the machine lost power, and the callee must
+        end every process on it."""
         self._open: set[MemoryFile] = set()
 
     def crash(self, *, keep_cache: bool = False) -> None:
-        """End the running owner: handles fail from now on.
+        """End the running owner: its handles fail from now on.
 
         Args:
-            keep_cache: only the process dies (SIGKILL); otherwise the machine does (power).
+            keep_cache: only the process dies (SIGKILL); otherwise the machine loses power.
         """
         self._end_generation()
         self.crash_at_step = None
         if keep_cache:
             return
+        # Each name change without a sync survives the power loss or not, independently of others.
         for name in sorted(self._names.keys() | self._durable_names.keys()):
             if self._names.get(name) is not self._durable_names.get(name):
                 kept = self._rng.choice((self._names, self._durable_names)).get(name)
@@ -158,72 +160,72 @@ class MemoryDisk:
             self._names[name].lose(self._rng)
 
     def corrupt(self, name: str, offset: int, data: bytes) -> None:
-        """Change bytes behind everybody's back, on the device and in the cache."""
+        """Change bytes without a write, on the device and in the cache."""
         inode = self._names[name]
         inode.cache[offset : offset + len(data)] = data
         inode.durable[offset : offset + len(data)] = data
 
     def flip(self, name: str, offset: int, bits: int) -> None:
-        """Change one byte as `corrupt` does: the bits set in `bits` turn over."""
+        """Change one byte as `corrupt` does: invert the bits that are set in `bits`."""
         self.corrupt(name, offset, bytes([self._names[name].cache[offset] ^ bits]))
 
     def lose_sector(self, name: str, offset: int) -> None:
-        """Make the sector at `offset` unreadable, until it is written again."""
+        """Make the sector at `offset` unreadable until it is written again."""
         self._names[name].lost.add(offset // SECTOR_BYTES)
 
     def size_of(self, name: str) -> int:
-        """Return the size of an existing file, with all that is behind its end."""
+        """Return the size of an existing file, with the bytes preallocated behind its end."""
         return len(self._names[name].cache)
 
     @property
     def open_files(self) -> int:
-        """Handles that the running owner has opened and not closed."""
+        """Number of handles that the running owner has opened and not closed."""
         return len(self._open)
 
     @property
     def steps(self) -> int:
-        """Writes, syncs and name changes so far; `crash_at_step` counts in these."""
+        """Number of writes, syncs and name changes so far; `crash_at_step` is in this unit."""
         return self._steps
 
     def space(self) -> DiskSpace:
-        """Return free and total space; what is allocated ahead or kept for recycling is free."""
+        """Return free and total space; preallocated and recycled space counts as free."""
         spare_bytes = sum(len(self._names[name].cache) for name in self._spares())
         ahead_bytes = sum(file.ahead_bytes for file in self._open)
         free_bytes = self._room_bytes() + self._held_bytes + spare_bytes + ahead_bytes
         return DiskSpace(free_bytes=free_bytes, total_bytes=self.total_bytes)
 
     def _room_bytes(self) -> int:
-        """Return what anybody may take."""
+        """Return the bytes that any user of the file system may take."""
         used = sum(len(inode.cache) for inode in self._names.values()) + self.filler_bytes
         return max(0, self.total_bytes - used - self._held_bytes)
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Let others take all the space but `leave_bytes`, and what is held back."""
+        """Let other users take all space except `leave_bytes` and the reserve."""
         self.filler_bytes = max(0, self.filler_bytes + self._room_bytes() - leave_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """Space held back now."""
+        """Space that is reserved now."""
         return self._held_bytes
 
     async def hold(self, size_bytes: int) -> None:
-        """Hold back `size_bytes` in all; kept over crashes."""
+        """Reserve `size_bytes` in all; the reserve survives crashes."""
         if size_bytes - self._held_bytes > self._room_bytes():
             raise DiskFullError("cannot hold back space: no space left on device")
         self._held_bytes = size_bytes
 
     async def release(self, size_bytes: int) -> bool:
-        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        """Release up to `size_bytes` of the reserve for writes; False if the reserve is empty."""
         is_held = self._held_bytes > 0
         self._held_bytes = max(0, self._held_bytes - size_bytes)
         return is_held
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; spares are none."""
+        """Return the names of all files, sorted, without spares."""
         return sorted(name for name in self._names if not name.endswith(_SPARE_SUFFIX))
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> MemoryFile:
-        """Create a file that begins with `content`, of a spare if there is one."""
+        """Create a file that begins with `content`; it reuses a spare if there is one."""
         if name in self._names:
             raise BookieStorageError(f"cannot create {name}: it exists")
         data = b"".join(content)
@@ -240,7 +242,7 @@ class MemoryDisk:
         return self._opened(MemoryFile(self, name, inode, self._generation, size))
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete files durably; one that does not exist is no error."""
+        """Delete files durably; a missing file is no error."""
         generation = self._generation
         await self.step(generation)
         for name in names:
@@ -258,7 +260,8 @@ class MemoryDisk:
             if inode is not None and len(self._spares()) + len(kept) < _SPARES_MAX:
                 kept[name + _SPARE_SUFFIX] = inode
         await self.step(generation)
-        self._names.update(kept)  # nobody may write into one whose old name may come back
+        # Only now may a file reuse them: before the second step a crash can restore the old name.
+        self._names.update(kept)
         self._durable_names = dict(self._names)
 
     async def read_file(self, name: str) -> bytes | None:
@@ -274,17 +277,17 @@ class MemoryDisk:
         await self._place(name, data)
 
     async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the work at once: no threads here."""
+        """Run the function at once; this disk has no threads."""
         return function(*args, **kwargs)
 
     async def aclose(self) -> None:
-        """Give the directory up; its content stays for the next owner."""
+        """Close all open files, and give up the directory; its content stays for the next owner."""
         for file in list(self._open):
             file.close()
         self._end_generation()
 
     async def step(self, generation: int) -> None:
-        """Pass one point at which the machine can crash, and wait the device's latency."""
+        """Pass one point at which the machine can crash, and wait for the device's latency."""
         self.check_alive(generation)
         self._steps += 1
         if self.crash_at_step is not None and self._steps >= self.crash_at_step:
@@ -305,12 +308,12 @@ class MemoryDisk:
             raise BookieStorageError("the disk's owner crashed or closed it")
 
     async def write(self, inode: _Inode, offset: int, data: bytes, generation: int) -> None:
-        """Write into the cache and sync, a step each, failing as told."""
+        """Write into the cache and sync, one step each; fail if an error is set."""
         await self.step(generation)
         grown_from = len(inode.cache)
         if not self._has_room(offset + len(data) - grown_from):
             inode.write(offset, data[: self._rng.randrange(len(data) + 1)])
-            await self.step(generation)  # the power may go off before it is cut off again
+            await self.step(generation)  # power can be lost before the part is cut off again
             inode.truncate(grown_from)
             raise DiskFullError("cannot write: no space left on device")
         if self.write_error is not None:
@@ -321,10 +324,11 @@ class MemoryDisk:
         await self.sync(inode, generation)
 
     async def sync(self, inode: _Inode, generation: int) -> None:
-        """Make a file durable; a failed sync loses some bytes and marks all clean, as on Linux."""
+        """Make a file durable; a failed sync loses bytes and marks all pages clean, as on Linux."""
         await self.step(generation)
         if self.sync_error is not None:
             message, self.sync_error = self.sync_error, None
+            # Readers still see the written bytes: only the device has lost some of them.
             cached = bytes(inode.cache)
             inode.lose(self._rng)
             inode.cache[:] = cached
@@ -332,11 +336,11 @@ class MemoryDisk:
         inode.sync()
 
     def note_closed(self, file: MemoryFile) -> None:
-        """Count a handle as closed, if it is not of an earlier owner."""
+        """Count a handle as closed; a handle of an earlier owner is not counted any more."""
         self._open.discard(file)
 
     def ahead_bytes(self) -> int:
-        """Return how much to allocate ahead now."""
+        """Return how many bytes to preallocate now."""
         return _AHEAD_BYTES if self._room_bytes() * _AHEAD_SHARE_OF_FREE >= _AHEAD_BYTES else 0
 
     def _end_generation(self) -> None:
@@ -351,21 +355,21 @@ class MemoryDisk:
         return [name for name in self._names if name.endswith(_SPARE_SUFFIX)]
 
     def _unused_spare(self) -> str | None:
-        """Return a spare that no open handle reads any more."""
+        """Return a spare that no open handle reads."""
         return next((name for name in self._spares() if not self._is_open(self._names[name])), None)
 
     def _is_open(self, inode: _Inode) -> bool:
         return any(file.inode is inode for file in self._open)
 
     def _has_room(self, growth: int) -> bool:
-        """Return whether so many more bytes fit, at the cost of spares if need be."""
+        """Return whether `growth` more bytes fit, after the deletion of spares if need be."""
         if growth > self._room_bytes():
             for name in self._spares():
                 del self._names[name]
         return growth <= self._room_bytes()
 
     def check_read(self) -> None:
-        """Fail a read if told to."""
+        """Raise `read_error` if it is set."""
         if self.read_error is not None:
             message, self.read_error = self.read_error, None
             raise BookieStorageError(f"cannot read: {message}")
@@ -408,16 +412,16 @@ class MemoryFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file, un-synced ones included."""
+        """Bytes in the file, with unsynced ones."""
         return self._size
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes behind the end of a file that is appended to."""
+        """Bytes preallocated behind the end of a file with appends."""
         return max(0, len(self.inode.cache) - self._size) if self._has_appended else 0
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
-        """Write `buffers` at the end, and zeros up to the end of the sector; make them durable."""
+        """Write `buffers` at the end, then zeros up to the end of the sector; make them durable."""
         self._check_open()
         self._has_appended = True
         data = b"".join(buffers)
@@ -427,6 +431,7 @@ class MemoryFile:
         if size > len(self.inode.cache) and ahead_bytes:
             self.inode.allocate(end + ahead_bytes)
         padding = bytes(max(0, min(end, len(self.inode.cache)) - size))
+        # Before the write: bytes of the append do not count as preallocated while it is unsynced.
         offset, self._size = self._size, size
         try:
             await self._disk.write(self.inode, offset, data + padding, self._generation)
@@ -435,10 +440,11 @@ class MemoryFile:
             raise
 
     def append_now(self, buffers: Sequence[BytesLike]) -> bool:
-        """Append without latency if the disk is quick now; what may go wrong is the same."""
+        """Append without latency if the disk is quick now; the faults are those of `append`."""
         disk = self._disk
         if not disk.is_quick():
             return False
+        # Without latency `append` never waits, so one `send` runs the coroutine to its end.
         latency_s, disk.latency_s = disk.latency_s, None
         try:
             self.append(buffers).send(None)
@@ -455,7 +461,7 @@ class MemoryFile:
         self._size = max(self._size, offset + len(data))
 
     async def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably, with all that is behind them."""
+        """Cut the file to `size` bytes, durably, with the space preallocated behind them."""
         self._check_open()
         await self._disk.step(self._generation)
         self.inode.truncate(size)
@@ -476,9 +482,9 @@ class MemoryFile:
             data = data[len(buffer) :]
 
     def read_recent(self, offset: int, size: int) -> memoryview | None:
-        """Return a copy of `size` bytes, if nothing is wrong with them."""
+        """Return a copy of `size` bytes, None if they cannot be read."""
         if self._disk.read_error is not None:
-            return None  # it is for a read of the device
+            return None  # the error is meant for a read of the device
         try:
             return self.read_now(offset, size)
         except BookieStorageError:
@@ -497,7 +503,7 @@ class MemoryFile:
         return memoryview(bytes(self.inode.cache[offset : offset + size]))
 
     def close(self) -> None:
-        """Close the file, and cut what is behind the end if it was appended to."""
+        """Close the file, and cut off the space that appends preallocated behind its end."""
         if not self._is_closed:
             self._is_closed = True
             if self.ahead_bytes > 0 and self._disk.is_alive(self._generation):

@@ -1,16 +1,16 @@
-"""The port to one directory of files: what the entry log needs of a disk.
+"""The port to one directory of files: the disk as the entry log needs it.
 
-A file that is appended to may be longer on the device than its `size`: space is allocated ahead,
-blocks are written whole, and a created file may be made of a recycled one.  Whoever opens it next
-finds the longer one, and behind the bytes that were written zeros or bytes of an earlier life.
+A file with appends may be longer on the device than its `size`: space is preallocated, the last
+block is written whole, and a new file may reuse the blocks of a recycled one.  The next `open`
+finds this longer file.  Behind the appended bytes it holds zeros, or bytes of the recycled file.
 
-An operation that promises durability has it when it returns.  Every failure of the device is a
-`BookieStorageError`; after a failed write or sync the state of the file is unknown, and the caller
-must not use the file for writing again.  The one exception is `DiskFullError`: nothing was written,
-and the same may be tried again.
+When an operation that promises durability returns, its bytes are durable.  Every failure of the
+device is a `BookieStorageError`.  After a failed write or sync the state of the file is unknown,
+and the caller must not write to the file again.  The one exception is `DiskFullError`: nothing was
+written, and the caller may try the same write again.
 
-Some space may be held back for the directory's owner (`hold`), so that nobody else on the same file
-system can take it; when a write finds no room, `release` gives some of it to that write.
+The directory's owner can reserve space with `hold`, so that no other user of the file system takes
+it.  If the disk is full, `release` gives some of the reserve to a write.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SLACK_BYTES = 16 * 1024
-"""What a file system may take for a write beside its bytes: whole blocks, and its own records."""
+"""Space that a write may take beside its bytes: the rest of a block, and the file system's own
+metadata."""
 
 
 class DiskFullError(BookieStorageError):
-    """The file system has no room: nothing was written, and the file is as it was."""
+    """The file system is full: nothing was written, and the file is as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,12 @@ class DiskSpace:
     """Bytes of the file system that holds the directory."""
 
     free_bytes: int
-    """What this directory's owner may still write, with what is held back for it."""
+    """Bytes that this directory's owner may still write, with the reserve of `hold`."""
     total_bytes: int
 
 
 class DiskFile(Protocol):
-    """One open file; appended to by one task at a time, read by any number."""
+    """One open file: one task at a time appends, any number of tasks read."""
 
     @property
     def name(self) -> str:
@@ -55,21 +56,25 @@ class DiskFile(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes in the file as it was created, appended to and cut; else all that there are."""
+        """Bytes in the file.
+
+        A file from `create` has its content and its appends.  In a file from `open`, preallocated
+        bytes count as well, because the port cannot distinguish them.
+        """
         ...
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
-        """Write `buffers` at the end and make them durable; one file at a time is appended to.
+        """Write `buffers` at the end and make them durable; append to one file at a time.
 
         Raises:
-            DiskFullError: no room for all of them, and none was written.
+            DiskFullError: the disk is full, and nothing was written.
         """
         ...
 
     def append_now(self, buffers: Sequence[BytesLike]) -> bool:
-        """Append like `append`, while the caller waits, if the device is quick and this is small.
+        """Append like `append`, but blocking, if the device is quick and the append is small.
 
-        Returns: False if it is not, and nothing was done.
+        Returns: False if the caller must use `append`; nothing was done.
         """
         ...
 
@@ -78,23 +83,31 @@ class DiskFile(Protocol):
         ...
 
     async def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably, with all that is behind them."""
+        """Cut the file to `size` bytes, durably, with the space preallocated behind them."""
         ...
 
     async def read(self, offset: int, size: int) -> memoryview:
-        """Return exactly `size` bytes; fewer in the file is a `BookieStorageError`."""
+        """Return exactly `size` bytes.
+
+        Raises:
+            BookieStorageError: they cannot be read, or the file is shorter.
+        """
         ...
 
     async def read_into(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill at most 1,024 buffers, one after the other; a shorter file is an error as above."""
+        """Fill at most 1,024 buffers (the limit of `preadv`), one after the other.
+
+        Raises:
+            BookieStorageError: they cannot be read, or the file is shorter.
+        """
         ...
 
     def read_recent(self, offset: int, size: int) -> memoryview | None:
-        """Return exactly `size` bytes if they are in memory; None: `read` them."""
+        """Return exactly `size` bytes if they are in memory; None: use `read`."""
         ...
 
     def read_now(self, offset: int, size: int) -> memoryview:
-        """Return exactly `size` bytes, waiting for the device: for what is small and mostly cached.
+        """Return exactly `size` bytes, blocking: for reads that are small and mostly cached.
 
         Raises:
             BookieStorageError: they cannot be read, or the file is shorter.
@@ -102,9 +115,9 @@ class DiskFile(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the file; reads under way are completed first.
+        """Close the file; reads in progress complete first.
 
-        What is behind the end of a file that was appended to is cut, not durably.
+        Space preallocated behind the end is cut off, but not durably.
         """
         ...
 
@@ -113,34 +126,35 @@ class Disk(Protocol):
     """One directory, owned by one process."""
 
     def space(self) -> DiskSpace:
-        """Return free and total space; what is allocated ahead or kept for recycling is free."""
+        """Return free and total space; preallocated and recycled space counts as free."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """Space held back now."""
+        """Space that is reserved now."""
         ...
 
     async def hold(self, size_bytes: int) -> None:
-        """Hold back `size_bytes` in all, from now on and over restarts.
+        """Reserve `size_bytes` in all, from now on and across restarts.
 
         Raises:
-            DiskFullError: there is no room for that; as much as before is held back.
+            DiskFullError: the disk is full; the reserve is as large as before.
         """
         ...
 
     async def release(self, size_bytes: int) -> bool:
-        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        """Release up to `size_bytes` of the reserve for writes; False if the reserve is empty."""
         ...
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; folders are left out."""
+        """Return the names of all files, sorted; folders are not listed."""
         ...
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> DiskFile:
-        """Create a file that begins with `content`; under its name it exists with it or not at all.
+        """Create a file that begins with `content`.
 
-        It may be made of a recycled file that nobody has open.
+        After a crash the file either exists with all its content, or does not exist.  It may reuse
+        a recycled file that no reader has open.
         """
         ...
 
@@ -149,7 +163,7 @@ class Disk(Protocol):
         ...
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete files durably; one that does not exist is no error."""
+        """Delete files durably; a missing file is no error."""
         ...
 
     async def recycle(self, names: Sequence[str]) -> None:
@@ -165,19 +179,19 @@ class Disk(Protocol):
         ...
 
     async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run long work that reads files or computes, without holding up the event loop."""
+        """Run a long function that reads files or computes, without blocking the event loop."""
         ...
 
     async def aclose(self) -> None:
-        """Give the directory up; files still open are closed."""
+        """Close all open files, and give up the directory."""
         ...
 
 
 async def write_with_room(disk: Disk, size_bytes: int, write: Callable[[], Awaitable[T]]) -> T:
-    """Do a write of `size_bytes`; if the disk is full, with space that was held back for it.
+    """Call `write`, which writes `size_bytes`; if the disk is full, use the reserve.
 
     Raises:
-        DiskFullError: the disk is full, and nothing is held back any more.
+        DiskFullError: the disk is full, and the reserve is empty.
     """
     while True:
         try:

@@ -1,23 +1,22 @@
 """A directory of the machine's file system.
 
-Writes and syncs go through one thread, so that nothing overlaps on the device and the event loop
-never waits for a slow one; small appends to a device that was quick last time do without the
-thread.  Reads are tried without waiting first; only what is not cached takes a thread.  Entries
-are read with `preadv` and not through a mapping, because a bad sector under a mapping kills the
-process.
+One thread does all writes and syncs, so that they do not overlap on the device, and the event loop
+does not wait for a slow device.  Small appends skip the thread while the device is quick.  Reads
+first try the page cache without waiting; only the rest takes a thread.  Entries are read with
+`preadv` and not through a memory mapping, because a bad sector under a mapping kills the process.
 
-An append is one write past the page cache (O_DIRECT, RWF_DSYNC) from a ring, see recent_bytes.py,
-into space that was allocated ahead, or into the blocks of a recycled file: then no sync goes
-through the file system's journal.  The write begins with the block that the last one left partly
-filled, so what was acknowledged in it is written again as it was; a device that writes sectors
-whole or not at all keeps it.  Behind the end the last block is zeros.  `python -m
-benchmarks.disk_write` shows that this is the best way at every size.
+An append is one write past the page cache (O_DIRECT, RWF_DSYNC) from a ring buffer, see
+recent_bytes.py.  It goes into preallocated space, or into the blocks of a recycled file; therefore
+no sync waits for the file system's journal.  The write begins with the block that the last append
+left partly filled, so acknowledged bytes of this block are written again, unchanged.  They are
+safe, because a device writes a sector completely or not at all.  The last block ends in zeros.
+`python -m benchmarks.disk_write` shows that this way is the best at every size.
 
-Reads of other parts of such a file go through the page cache.  The kernel drops the cached pages of
-a range before and after a direct write to it, none of them is ever dirty, and what is behind the
-durable end is not asked for; the block that is written again comes from the ring.  Where that does
-not work (it is tried out at the start, and only Linux has it) appends go through the page cache,
-into a file that grows.
+Reads of older parts of such a file go through the page cache, and never see stale bytes.  The
+kernel drops the cached pages of a range before and after a direct write to it.  No page is ever
+dirty.  Nothing is read behind the durable end, and the block that is written again is read from the
+ring.  The start tries out whether the file system supports this; only Linux does.  If it does not,
+appends go through the page cache, into a file that grows.
 """
 
 from __future__ import annotations
@@ -75,25 +74,25 @@ logger = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
 RESERVE_NAME = "reserve"
-"""A file that holds nothing but space."""
+"""A file whose only use is the space that it reserves."""
 _OWN_NAMES = (LOCK_NAME, RESERVE_NAME)
 _TEMPORARY_SUFFIX = ".tmp"
 _SPARE_SUFFIX = ".spare"
 _SPARES_MAX = 2
-"""Recycled files kept; each is as big as an entry log file."""
+"""Most recycled files that are kept; each is as large as an entry log file."""
 _SPARE_SHARE_OF_FREE = 1 / 16
-"""All of them together, at most: what others can use of the file system is not to be sat on."""
+"""Most bytes of all recycled files: other users of the file system need the free space as well."""
 _RECENT_BYTES = 32 * 1024 * 1024
-"""Of the file that is appended to, in memory: tenths of a second of writes at a disk's rate."""
+"""Size of a ring: the writes of some tenths of a second at the rate of a disk."""
 _ALLOCATE_BYTES = 16 * 1024 * 1024
-"""Allocated ahead of a file's end at a time: a fifth of a millisecond in thousands of commits."""
+"""Bytes preallocated at a time: a fifth of a millisecond, once in thousands of commits."""
 _ALLOCATE_SHARE_OF_FREE = 1 / 64
 _READ_THREADS = 4
 _INLINE_BYTES_MAX = 16 * 1024
-"""Appends up to this size are written and synced on the event loop while the device is quick: two
-switches of threads cost more than the sync itself."""
+"""Appends up to this size run on the event loop while the device is quick: two switches between
+threads cost more than the sync itself."""
 _QUICK_S_MAX = 0.002
-"""One write that takes longer sends the following to the thread, until one there was quick."""
+"""After a write that takes longer, appends use the thread, until one of them is quick again."""
 
 
 class RealFile:
@@ -124,7 +123,7 @@ class RealFile:
 
     @property
     def ahead_bytes(self) -> int:
-        """Bytes allocated behind the end, for what is appended next."""
+        """Bytes preallocated behind the end, for the next appends."""
         return max(0, self._allocated - self._size)
 
     async def append(self, buffers: Sequence[BytesLike]) -> None:
@@ -134,7 +133,8 @@ class RealFile:
         self._size += size
 
     def append_now(self, buffers: Sequence[BytesLike]) -> bool:
-        """Append on the event loop, if a thread costs more."""
+        """Append on the event loop, if this costs less than a thread."""
+        # No new ring and no preallocation here: both are work for the thread.
         disk = self._disk
         size = sum(map(len, buffers))
         if (
@@ -158,13 +158,13 @@ class RealFile:
         self._size = max(self._size, offset + len(data))
 
     async def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes, durably, and what is allocated behind them."""
+        """Cut the file to `size` bytes, durably, with the space preallocated behind them."""
         await self._write("truncate", self._truncate, size)
         self._size = size
 
     async def read(self, offset: int, size: int) -> memoryview:
         """Return exactly `size` bytes."""
-        # Not zeroed: it is handed out only once every byte was read.
+        # The memory need not be zeroed: the caller gets it only when all its bytes are read.
         buffer = np.empty(size, np.uint8).data
         await self.read_into(offset, [buffer])
         return buffer.toreadonly()
@@ -193,7 +193,7 @@ class RealFile:
         return data.toreadonly() if is_here else None
 
     def read_now(self, offset: int, size: int) -> memoryview:
-        """Return exactly `size` bytes, waiting for the device."""
+        """Return exactly `size` bytes, blocking."""
         if self._is_closed:
             raise BookieStorageError(f"{self._path} is closed")
         buffer = bytearray(size)
@@ -202,7 +202,7 @@ class RealFile:
         return memoryview(buffer).toreadonly()
 
     def close(self) -> None:
-        """Close the file once the operations under way are done."""
+        """Close the file when the operations in progress have ended."""
         self._is_closed = True
         self._close_when_unused()
 
@@ -229,6 +229,7 @@ class RealFile:
         pieces = recent.fill(buffers, offset, size)
         started_s = time.perf_counter()
         if self._direct >= 0 and end <= self._allocated and recent.is_one_piece(offset, size):
+            # Write and sync in one call.  The blocks exist, so only data has to reach the device.
             ((start, memory),) = pieces
             sync(write_all, self._direct, memory, start, os.RWF_DSYNC)
         else:
@@ -237,13 +238,13 @@ class RealFile:
                 for start, memory in pieces:
                     write_all(descriptor, memory, start)
             sync_data(descriptor)
-        # The device's time alone: what a thread waits for on a busy machine speaks against threads.
+        # Without the wait for a thread: on a busy machine this wait speaks against threads.
         self._disk.is_quick = time.perf_counter() - started_s <= _QUICK_S_MAX
         self._allocated = max(self._allocated, end)
         recent.note_written(offset + size)
 
     def _start_recent(self, offset: int) -> RecentBytes:
-        """Make the file ready for appends from `offset` on; they find its last block in memory."""
+        """Prepare appends from `offset` on: open for direct writes, and load the last block."""
         if self._disk.is_direct and self._direct < 0:
             flags = os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
             self._direct = os.open(self._path, flags)
@@ -253,14 +254,14 @@ class RealFile:
         return RecentBytes(self._disk.take_ring(), block, offset)
 
     def _allocate(self, end: int) -> None:
-        """Allocate space up to `end` and some ahead; a disk that is full says so when written."""
+        """Allocate space up to `end` and some ahead.  On a full disk the later write fails."""
         ahead = self._disk.allocate_bytes()
         if ahead and self._disk.allocate(self._descriptor, self._allocated, end + ahead):
             self._allocated = end + ahead
 
     @contextlib.contextmanager
     def _cut_if_full(self) -> Iterator[None]:
-        """Give back what a write took of a full disk before it failed: nothing was written."""
+        """Cut off a part that was written before the disk was full, so that nothing is written."""
         try:
             yield
         except OSError as error:
@@ -269,6 +270,7 @@ class RealFile:
             raise
 
     def _rewrite(self, offset: int, data: BytesLike) -> None:
+        # The ring would return the old bytes, and the next append could write them back.
         self._forget_recent()
         with self._cut_if_full():
             write_all(self._descriptor, [memoryview(data)], offset)
@@ -300,7 +302,7 @@ class RealFile:
     def _close_when_unused(self) -> None:
         if self._is_closed and self._uses == 0 and self._descriptor >= 0:
             if self._recent is not None and self._allocated > self._recent.end:
-                with contextlib.suppress(OSError):  # whoever opens it next does the same
+                with contextlib.suppress(OSError):  # the next owner cuts the file as well
                     os.ftruncate(self._descriptor, self._recent.end)
             self._forget_recent()
             os.close(self._descriptor)
@@ -311,10 +313,10 @@ class RealFile:
 
 
 class RealDisk:
-    """One directory, made if missing and locked against other processes.
+    """One directory, created if missing and locked against other processes.
 
     Raises:
-        ConfigurationError: the directory is in use, or cannot be made.
+        ConfigurationError: the directory is in use, or cannot be created.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -328,19 +330,20 @@ class RealDisk:
         self._is_closed = False
         self._held_bytes = allocated_bytes(self._directory / RESERVE_NAME)
         self.is_quick = False
-        """Whether the last append was durable faster than a thread is worth."""
+        """Whether the last append was so fast that a thread is not worth its cost."""
         for path in self._directory.glob(f"*{_TEMPORARY_SUFFIX}"):
-            path.unlink()  # left by a crash before its rename: nobody ever relied on it
+            path.unlink()  # left by a crash before the rename: it was never part of the directory
         spares = self._directory.glob(f"*{_SPARE_SUFFIX}")
         self._spares = {path: path.stat().st_size for path in spares}
         self._try_out()
 
     def space(self) -> DiskSpace:
-        """Return free and total space; what is allocated ahead or kept for recycling is free."""
+        """Return free and total space; preallocated and recycled space counts as free."""
         try:
             status = os.fstatvfs(self._lock)
         except OSError as error:
             raise device_error("examine", self._directory, error) from error
+        # The set is copied first, because another thread may add a file meanwhile.
         ahead = sum([file.ahead_bytes for file in list(self._appended)])
         return DiskSpace(
             free_bytes=status.f_bavail * status.f_frsize
@@ -352,17 +355,17 @@ class RealDisk:
 
     @property
     def held_bytes(self) -> int:
-        """Space held back now."""
+        """Space that is reserved now."""
         return self._held_bytes
 
     async def hold(self, size_bytes: int) -> None:
-        """Hold back `size_bytes` in all; nothing where the file system cannot do that."""
+        """Reserve `size_bytes` in all; no more than now if the file system cannot allocate."""
         path = self._directory / RESERVE_NAME
         with device_errors("hold back space in", path):
             self._held_bytes = await self.write_in_thread(hold, path, size_bytes)
 
     async def release(self, size_bytes: int) -> bool:
-        """Give up to `size_bytes` of what is held back to writes; False if nothing is."""
+        """Release up to `size_bytes` of the reserve for writes; False if the reserve is empty."""
         if not self._held_bytes:
             return False
         path = self._directory / RESERVE_NAME
@@ -373,7 +376,7 @@ class RealDisk:
         return True
 
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; folders are not ours (a mount has lost+found)."""
+        """Return the names of all files, sorted, without folders such as a mount's lost+found."""
         with device_errors("list", self._directory):
             return sorted(
                 path.name
@@ -384,7 +387,7 @@ class RealDisk:
             )
 
     async def create(self, name: str, content: Sequence[BytesLike]) -> RealFile:
-        """Create a file that holds `content`; under its name it exists whole or not at all."""
+        """Create a file that begins with `content`; after a crash it is complete or missing."""
         path = self._directory / name
         if path.exists():
             raise BookieStorageError(f"cannot create {path}: it exists")
@@ -397,7 +400,7 @@ class RealDisk:
         return self._open(name)
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete files durably; one that does not exist is no error."""
+        """Delete files durably; a missing file is no error."""
         with device_errors("delete files in", self._directory):
             await self.write_in_thread(self._delete, names)
 
@@ -419,7 +422,7 @@ class RealDisk:
             await self.write_in_thread(self._place, path, data)
 
     async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run long work in a thread."""
+        """Run a long function in a thread."""
         return await self.read_in_thread(function, *args, **kwargs)
 
     async def aclose(self) -> None:
@@ -436,13 +439,13 @@ class RealDisk:
     async def write_in_thread(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `function` after all writes before it; it is not interrupted when the caller is."""
+        """Run `function` after all earlier writes; a cancelled caller does not interrupt it."""
         return await self._run(self._writer, functools.partial(function, *args, **kwargs))
 
     async def read_in_thread(
         self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `function` beside others."""
+        """Run `function` in one of several threads."""
         return await self._run(self._readers, functools.partial(function, *args, **kwargs))
 
     def forget(self, file: RealFile) -> None:
@@ -451,35 +454,35 @@ class RealDisk:
         self._appended.discard(file)
 
     def note_appended(self, file: RealFile) -> None:
-        """Count what the file has allocated ahead."""
+        """Count the space that the file has preallocated as free."""
         self._appended.add(file)
 
     def take_ring(self) -> mmap.mmap:
-        """Return memory for the recent bytes of a file; whole pages, so direct writes take it."""
+        """Return memory for the ring of a file; whole pages, as direct writes require."""
         return self._rings.pop() if self._rings else mmap.mmap(-1, _RECENT_BYTES)
 
     def give_ring(self, ring: mmap.mmap) -> None:
-        """Take back a ring; one file is appended to at a time, so one is kept."""
+        """Take back a ring.  One is kept, because one file at a time has appends."""
         if not self._rings:
             self._rings.append(ring)
 
     def allocate_bytes(self) -> int:
-        """Return how much to allocate ahead now: less on a disk that is nearly full, or nothing."""
+        """Return how many bytes to preallocate: fewer, or none, on a disk that is nearly full."""
         if not self.can_allocate:
             return 0
         free_bytes = self.space().free_bytes - self._held_bytes
         return min(_ALLOCATE_BYTES, int(free_bytes * _ALLOCATE_SHARE_OF_FREE)) & -BLOCK_BYTES
 
     def allocate(self, descriptor: int, start: int, end: int) -> bool:
-        """Allocate a part of a file, at the cost of spares if need be; return whether it is."""
+        """Allocate a part of a file, if need be by deleting spares; return whether it worked."""
         try:
             self._with_room(functools.partial(fallocate, descriptor, start, end - start))
         except OSError:
-            return False  # the device's limits, or the process's; the write tells
+            return False  # a limit of the device or the process: the write will report it
         return True
 
     def _try_out(self) -> None:
-        """Find out what the file system can do; one that is full tells later."""
+        """Find out what the file system can do; if it is full, it is tried again later."""
         self._found = capabilities(self._directory)
         self.can_allocate, self.is_direct = self._found or (False, False)
 
@@ -494,7 +497,7 @@ class RealDisk:
             while not future.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([future])
-            future.exception()
+            future.exception()  # else asyncio would log an error that a cancelled caller left
 
     def _open(self, name: str, *, size: int = sys.maxsize) -> RealFile:
         path = self._directory / name
@@ -505,7 +508,7 @@ class RealDisk:
         return file
 
     def _create(self, path: Path, content: Sequence[BytesLike]) -> None:
-        """Make a file; in a spare, the content is followed by bytes of its earlier life."""
+        """Create a file; if it reuses a spare, old bytes of the spare follow the content."""
         if self._found is None:
             self._try_out()
         data = b"".join(content)
@@ -519,13 +522,13 @@ class RealDisk:
         sync_directory(self._directory)
 
     def _place(self, path: Path, data: bytes) -> None:
-        """Make a file under another name, durable as a whole before it gets its own."""
+        """Write a file under a temporary name, and rename it when its content is durable."""
         temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
         try:
             self._with_room(functools.partial(write_file, temporary, data))
             temporary.rename(path)
         except OSError:
-            temporary.unlink(missing_ok=True)  # what it took of a full disk is needed
+            temporary.unlink(missing_ok=True)  # a full disk needs this space back
             raise
         sync_directory(self._directory)
 
@@ -557,12 +560,12 @@ class RealDisk:
         )
 
     def _unused_spare(self) -> Path | None:
-        """Return a spare that no open handle reads any more."""
+        """Return a spare that no open handle reads; a rewrite would change what it reads."""
         in_use = {file.inode for file in list(self._files)}
         return next((path for path in self._spares if path.stat().st_ino not in in_use), None)
 
     def _with_room(self, write: Callable[[], None]) -> None:
-        """Write; if the file system is full, give it the spares, and write again."""
+        """Call `write`; if the file system is full, delete the spares and call it again."""
         try:
             write()
         except OSError as error:

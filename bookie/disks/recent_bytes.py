@@ -1,9 +1,9 @@
-"""The last bytes of a file that is appended to: where writes come from, and who follows reads.
+"""A ring buffer with the last bytes of a file: appends are written from it, and followers read it.
 
-A ring of memory holds byte `offset` of the file at `offset` modulo its size.  So blocks of the file
-are aligned in memory, as direct writes must be; the last block, partly filled, is there when the
-next append begins in it; and whoever reads the end of the file needs neither device nor page cache.
-Nothing is allocated per append or per entry.
+The ring holds byte `offset` of the file at `offset` modulo the ring's size.  This has four uses.
+Blocks of the file are aligned in memory, as direct writes must be.  The last block, partly filled,
+is in memory when the next append continues it.  Reads at the end of the file need neither the
+device nor the page cache.  Nothing is allocated per append or per entry.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import BytesLike
 
 BLOCK_BYTES = 4096
-"""What direct writes are aligned to, in the file and in memory."""
+"""Alignment of direct writes, in the file and in memory."""
 _SMALL_BYTES = 4096
-"""Buffers smaller than this on average are joined before they are copied: that costs less than a
-copy of each."""
+"""Buffers that are smaller than this on average are joined before the copy: one join costs less
+than many small copies."""
 _PIECES = 4
-"""No write is longer than the ring divided by this: two batches and more can still be read."""
+"""No write is longer than the ring divided by this, so that older bytes can still be read."""
 _ZEROS = bytes(BLOCK_BYTES)
 
 
@@ -32,12 +32,12 @@ def rounded_up(size: int) -> int:
 
 
 class RecentBytes:
-    """The ring of one file; filled by one append at a time, in any thread.
+    """The ring of one file; one append at a time fills it, in any thread.
 
     Args:
-        ring: whole pages, and a power of two of them.
-        block: the bytes of the file's last block, as far as it is filled.
-        offset: where the file ends.
+        ring: memory of whole pages; their number is a power of two.
+        block: the bytes of the file's last, partly filled block.
+        offset: the end of the file.
     """
 
     def __init__(self, ring: mmap.mmap, block: BytesLike, offset: int) -> None:
@@ -45,18 +45,21 @@ class RecentBytes:
         self._view = memoryview(ring)
         self._first = offset - len(block)
         self.end = offset
-        """Where the file ends, with all that is durable."""
+        """The end of the durable bytes."""
+        # The end of the bytes in the ring: during an append it is ahead of `end`.
         self._filled = offset
         self._put(memoryview(block), self._first)
 
     def fill(
         self, buffers: Sequence[BytesLike], offset: int, size: int
     ) -> Iterable[tuple[int, list[memoryview]]]:
-        """Take `buffers`, `size` bytes that follow the file's end, which is `offset`.
+        """Copy `buffers`, `size` bytes in all, into the ring at the file's end, which is `offset`.
 
-        Yield (offset, memory) of what to write, one after the other: whole blocks, the first one
-        with what it held before, the last one padded with zeros.
+        Returns: pairs (offset, memory) to write in this order.  They are whole blocks: the first
+        one begins with the bytes that it held before, the last one is padded with zeros.  Write
+        each pair before the next one is taken, which may overwrite memory of the ring.
         """
+        # Set before any byte changes: `read_into` in another thread relies on this order.
         end = self._filled = rounded_up(offset + size)
         if len(buffers) * _SMALL_BYTES <= size:
             return self._fill_pieces(buffers, offset)
@@ -90,15 +93,15 @@ class RecentBytes:
         yield start, self._memory(start, self._filled)
 
     def is_one_piece(self, offset: int, size: int) -> bool:
-        """Return whether an append is one write."""
+        """Return whether the append of `size` bytes at `offset` is a single write."""
         return offset % BLOCK_BYTES + size <= len(self.ring) // _PIECES
 
     def note_written(self, end: int) -> None:
-        """Let bytes up to `end` be read: they are durable."""
+        """Allow reads up to `end`: these bytes are durable now."""
         self.end = end
 
     def read_into(self, offset: int, buffers: Sequence[memoryview]) -> bool:
-        """Fill buffers, one after the other; False if not all of it is here."""
+        """Fill buffers, one after the other; False if the ring does not hold all these bytes."""
         if offset < self._first or offset + sum(map(len, buffers)) > self.end:
             return False
         at = offset
@@ -108,7 +111,8 @@ class RecentBytes:
                 buffer[filled : filled + len(memory)] = memory
                 filled += len(memory)
             at += filled
-        # Another thread may have begun to fill meanwhile: it said so before it changed anything.
+        # An append in another thread may have overwritten these bytes during the copy.  It moves
+        # `_filled` first, so this check finds it.
         return offset >= self._filled - len(self.ring)
 
     def _put(self, data: memoryview, offset: int) -> None:
@@ -117,7 +121,7 @@ class RecentBytes:
             data = data[len(memory) :]
 
     def _memory(self, start: int, end: int) -> list[memoryview]:
-        """Return the memory of a range, in two parts if the ring ends within it."""
+        """Return the memory of a range, in two parts if the range wraps around the ring's end."""
         at = start % len(self.ring)
         first = self._view[at : at + end - start]
         rest = end - start - len(first)
