@@ -36,7 +36,6 @@ LATE_SUBJECT = re.compile(
 )
 A_PERSON = re.compile(r"\b(?:he|him|his|himself)\b.{0,40}", re.I)
 NOT_YET_PLAIN = {
-    "bookie/serving": 28,
     "dlcore/flight": 28,
     "dlcore/proxy": 28,
     "dlcore/base/records.py": 28,

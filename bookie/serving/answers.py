@@ -25,6 +25,7 @@ class Answers:
     def note(self, request_ids: Sequence[int], error: BaseException | None) -> None:
         """Settle requests: all of them are durable, or all failed with `error`."""
         if error is None:
+            # Durable adds need no detail: one message acknowledges thousands of them.
             self._durable += request_ids
         else:
             if not isinstance(error, DLError):

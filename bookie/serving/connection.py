@@ -1,8 +1,8 @@
 """One client's connection at the bookie: requests in, storage calls, answers out.
 
-Requests wait for room only: while too many bytes of adds are in flight, too many reads run, or the
-client does not take its answers, nothing more is read, and TCP holds the client back.  Chunks and
-updates are made one by one, within each reader's window and within the bookie's budget.
+Bounds give back-pressure: while too many bytes of adds are in flight, too many reads run, or the
+client does not take its answers, the connection is not read, and TCP stops the client.  Chunks and
+updates are read one by one, within each reader's window and within the bookie's budget.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT_BYTES_MIN = 64 * 1024
-"""So many bytes of adds each connection may have in flight, whatever the others have."""
+"""Bytes of adds that each connection may have in flight, whatever the others have."""
 _REQUEST_BYTES = 2048
-"""What a request in flight counts for beside its bytes: about what it takes of memory."""
+"""Bytes that a request in flight counts beside its payload: about its own use of memory."""
 _REQUESTS_PER_TURN = 32
-"""After so many requests others have their turn."""
+"""After this number of requests the next connection is served."""
 _READS_MAX = 256
-"""Reads of single entries and LACs under way, beyond which the connection is not read."""
+"""Most reads of single entries and LACs in progress; beyond it the connection is not read."""
 _STREAMS_MAX = 16 * 1024
 _STEPS_MAX = 4
-"""Messages of streams, and single entries, that are read at once: as many as the disk has threads.
-Of 512 KB entries that were not cached, 440 a second came one by one, 810 with four or more."""
+"""Concurrent reads for streams, and for single entries: one for each read thread of the disk.
+Uncached entries of 512 KB: 440 a second one by one, 810 a second with four or more."""
 _STEPS_PER_TURN = 16
-"""Messages of streams that are begun before others have their turn on the event loop."""
+"""Messages of streams that are begun in one iteration of the event loop."""
 _UNSENT_BYTES_HIGH = 64 * 1024
 _UNSENT_BYTES_LOW = 16 * 1024
 _SHUTTING_DOWN = "the bookie is shutting down"
@@ -90,13 +90,13 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._room = service.receive_budget.room(self._read_on)
         self._end = BookieEnd(service.bookie, service.cluster_id, service.memory, self._room)
-        self.get_buffer = self._end.get_buffer  # type: ignore[method-assign]  # a step less
+        self.get_buffer = self._end.get_buffer  # type: ignore[method-assign]  # saves a call
         self._opened_s = self._loop.time()
         self._keepalive = Keepalive(service.silence_s, now_s=self._opened_s)
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.peer_name: str | None = None
-        """Whom the client's certificate names, where TLS asked for one."""
+        """The common name of the client's certificate, None without one."""
         self._is_reading = True
         self.waits_for_turn = self.left_some = self._is_write_paused = False
         self._is_writable = asyncio.Event()
@@ -115,12 +115,12 @@ class Connection(asyncio.BufferedProtocol):
         self._is_draining = service.is_draining
         self._refusal: DLError | None = None
         self._is_advancing = self._is_over = False
-        """The refusal was sent; what still comes is thrown away until the client closes."""
+        """The refusal was sent; later bytes are thrown away until the client closes."""
         self.closed = asyncio.Event()
         self.settled = asyncio.Event()
-        """Set once it drains and nothing that was taken before waits for its answer."""
+        """Set when the connection drains and every accepted write is answered."""
 
-    # What the transport calls
+    # Calls from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -131,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tick_later(self._opened_s)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes that came."""
+        """Take received bytes."""
         if self._is_over:
             return
         self._keepalive.heard(self._loop.time())
@@ -141,14 +141,14 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_reading()
 
     def pause_writing(self) -> None:
-        """Wait: the client does not take what it asked for."""
+        """Stop making answers: the client does not receive those that were sent."""
         self._is_write_paused = True
         self._is_writable.clear()
-        self._stalled_bytes = -1
+        self._stalled_bytes = -1  # differs from every size, so the next line starts the measurement
         self.stalled_s()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Go on: the client has received most of its answers."""
         self._is_write_paused = False
         self._is_writable.set()
         self._share.release()
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget everything; what the storage has taken it keeps."""
+        """Release everything; the storage completes the writes that it has accepted."""
         self._transport = None
         self._is_write_paused = False
         self._service.connections.pop(self, None)
@@ -175,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed.set()
 
     def begin_drain(self) -> None:
-        """Refuse what writes and who follows from now on."""
+        """Refuse writes from now on, and end the streams that follow a ledger."""
         self._is_draining = True
         for stream in list(self._streams.values()):
             if isinstance(stream, FollowStream):
@@ -184,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
             self.settled.set()
 
     def close(self) -> None:
-        """End once everything was sent."""
+        """End when all answers were sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -201,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._end.is_open and now_s >= self._opened_s + self._service.handshake_s:
             self._refuse(BadRequestError(f"no HELLO within {self._service.handshake_s} s"))
         if not self._is_reading:
-            self._keepalive.heard(now_s)  # it may be talking: nobody listens
+            self._keepalive.heard(now_s)  # it may have sent bytes that we do not read now
         if self.stalled_s() >= self._service.silence_s:
             logger.info("client given up peer=%s: it takes no answers", self.peer)
             self.abort()
@@ -225,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(max(due_s, now_s + LEAST_S), self._tick)
 
     def stalled_s(self) -> float:
-        """Return for how long the client has taken nothing of what waits for it."""
+        """Return the seconds for which the client has received no byte of its waiting answers."""
         if not self._is_write_paused or self._transport is None:
             return 0.0
         now_s = self._loop.time()
@@ -235,20 +235,21 @@ class Connection(asyncio.BufferedProtocol):
         return now_s - self._stalled_s
 
     def sends_slowly(self, stall_s: float, held_s_max: float) -> bool:
-        """Return whether a large payload is not whole yet; one that is not read counts, too."""
+        """Return whether the client is too slow with a large payload."""
         held_s, quiet_s = self._room.held_s(), self._keepalive.quiet_s(self._loop.time())
+        # If we do not read, the client is not to blame, unless it takes no answers.
         if not (self._is_reading or self._is_write_paused):
             return False
         return min(held_s, quiet_s) >= stall_s or held_s >= held_s_max
 
     @property
     def peer(self) -> object:
-        """Who this is, for logs."""
+        """The client's name or address, for logs."""
         transport = self._transport
         return self.peer_name or (transport and transport.get_extra_info("peername"))
 
     def _refuse(self, error: DLError) -> None:
-        """End the connection with a reason, once what was taken has its answers."""
+        """End the connection with a reason, after the answers to accepted requests."""
         logger.warning("connection refused peer=%s: %s", self.peer, error)
         self._refusal = error
         self._end_if_refused()
@@ -258,13 +259,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._write(self._end.send(Failed(0, *status_of(self._refusal))))
         self._is_over = True
-        # Closed with bytes unread, TCP would throw the reason away with them.
+        # If we closed with unread bytes, TCP would reset, and the client could miss the reason.
         self._resume_reading()
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
 
     def take_some(self) -> bool:
-        """Take requests, and return whether some are left because others should have their turn."""
+        """Take requests; return whether some are left for this connection's next turn."""
         if self._transport is None or self._transport.is_closing() or self._is_over:
             return False
         room = _REQUESTS_PER_TURN
@@ -294,7 +295,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self._refusal is None
             and (
-                # Who has little in flight has room, whatever the others have: most have so.
+                # First the cheap check, which is True for most connections.
                 self._in_flight_bytes < IN_FLIGHT_BYTES_MIN
                 or self._in_flight_bytes < self._service.in_flight_share()
             )
@@ -332,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._take_control(event)
 
     def _take_control(self, event: BookieEvent) -> None:
-        """Take what is no request of its own."""
+        """Take a message that is no request."""
         match event:
             case Credit(request_id):
                 stream = self._streams.get(request_id)
@@ -351,7 +352,7 @@ class Connection(asyncio.BufferedProtocol):
     # Writes
 
     def _add_run(self, add: Add) -> bool:
-        """Store entries all together, and return True, where nothing speaks against it."""
+        """Store all entries together, on the fast path; return False if they must go one by one."""
         frames, first = add.frames, add.first_request_id
         if self._is_draining or add.is_recovery or not isinstance(frames, FrameRun):
             return False
@@ -393,7 +394,7 @@ class Connection(asyncio.BufferedProtocol):
     def _land(
         self, request_ids: Sequence[int], size_bytes: int, future: asyncio.Future[None]
     ) -> None:
-        """Settle requests that were in flight; the answer of the last one need not wait."""
+        """Settle requests that were in flight; send at once if no other answer is expected."""
         self._in_flight -= 1
         self._in_flight_bytes -= size_bytes
         self._service.in_flight_bytes -= size_bytes
@@ -412,7 +413,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Send what was settled."""
+        """Send the answers of settled requests."""
         self._is_flush_due = False
         self._write(self._answers.take())
         if self._is_draining and not self._in_flight:
@@ -450,7 +451,7 @@ class Connection(asyncio.BufferedProtocol):
             self._settle([request.request_id], error)
 
     async def _send_entry(self, request: ReadEntry) -> None:
-        """Send one entry, within the budget, once the client has taken what was sent before."""
+        """Send one entry, within the budget, when the client has received earlier answers."""
         request_id, ledger_id, entry_id, fence = request
 
         async def read(bytes_max: int) -> Chunk:
@@ -465,7 +466,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._share.send(CHUNK_BYTES_MAX, read)
 
     def _send_frames(self, message: Chunk | Update) -> bool:
-        """Send a message of a read; return whether the client is behind with taking."""
+        """Send a message of a read; return whether the client is slow to receive."""
         self._write(self._end.send(message))
         return self._is_write_paused
 
@@ -514,7 +515,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _enqueue(self, stream: ReadStream) -> None:
-        """Make the stream's next message when its turn comes, if there is one and room for it."""
+        """Queue the stream for its next message, if it may have one and its window allows one."""
         if (
             stream.is_queued
             or not stream.has_news
@@ -526,7 +527,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def _advance(self) -> None:
-        """Take a step with each stream that waits; only so many are taken in a turn of the loop."""
+        """Start a step of each queued stream, up to the bound of one iteration of the loop."""
         if self._is_advancing or not self._queue or not self._can_advance:
             return
         if self._steps_left == _STEPS_PER_TURN:
@@ -551,7 +552,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             task = start(self._step(stream))
-        except Exception as error:  # noqa: BLE001  # told to the client
+        except Exception as error:  # noqa: BLE001  # the client gets it as its answer
             self._on_stepped(stream, error)
             return
         if task is None:
@@ -575,7 +576,7 @@ class Connection(asyncio.BufferedProtocol):
             self._enqueue(stream)
 
     async def _step(self, stream: ReadStream) -> None:
-        """Send a stream's next message; nobody cancels it, it sees by itself what has ended."""
+        """Send a stream's next message; never cancelled, it checks if the stream has ended."""
         await self._share.send(stream.chunk_bytes, partial(self._advance_one, stream))
 
     async def _advance_one(self, stream: ReadStream, bytes_max: int) -> Chunk | Update | None:

@@ -91,8 +91,8 @@ class BookieControl(BookieControlServicer):
             for ranges in self._reads.list_entries(request.ledger_id).pages():
                 for start in range(0, len(ranges), LISTED_RANGES_MAX):
                     yield _page(ranges[start : start + LISTED_RANGES_MAX])
-                await asyncio.sleep(0)  # the event loop gets a turn
-            yield _page(())  # a list without ranges has one page, too
+                await asyncio.sleep(0)  # let the event loop serve other requests
+            yield _page(())  # so that a list without ranges has a page as well
         except DLError as error:
             status, detail = status_of(error)
             yield pb.ListEntriesResponse(status=status, detail=detail)

@@ -53,7 +53,7 @@ class _Rest:
             try:
                 argument = yield awaited
                 step = self._coroutine.send
-            except BaseException as error:  # noqa: BLE001  # among them its cancellation
+            except BaseException as error:  # noqa: BLE001  # its cancellation as well
                 argument = error
                 step = self._coroutine.throw
             try:

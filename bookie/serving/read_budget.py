@@ -65,6 +65,8 @@ class ReadBudget:
             try:
                 return await read(size), size
             except LargerEntryError as error:
+                # Only the read knows the size of the entry.  Give the bytes back before the wait
+                # for more: readers that all hold some and wait for more would block each other.
                 needed = error.size_bytes
                 self.give(size)
             except BaseException:
@@ -87,6 +89,7 @@ class ReadBudget:
         try:
             await future
         except asyncio.CancelledError:
+            # The bytes may have been granted just before the cancellation.
             if future.done() and not future.cancelled():
                 self.give(size)
             raise
@@ -99,6 +102,7 @@ class ReadBudget:
         while self._waiters:
             wanted, future = self._waiters[0]
             if not future.done():
+                # Even if a later waiter needs less: else large entries could wait for ever.
                 if wanted > self.free:
                     return
                 self.free -= wanted
@@ -132,6 +136,7 @@ class ReadShare:
                 size = total_bytes(message.frames)
                 self._budget.give(held - size)
                 held = size
+                # The transport keeps the message until the network takes it: `release` gives back.
                 if self._write(message):
                     self._unsent_bytes += held
                     held = 0

@@ -100,6 +100,7 @@ class FollowStream:
 
     async def advance(self, bytes_max: int) -> Update | None:
         """Return the new entries and the new LAC, None if there are none."""
+        # Before the read: `_wake` may set it while the read waits for the disk.
         self.has_news = False
         update = await self._reads.follow_chunk(
             self._ledger_id,
@@ -112,7 +113,7 @@ class FollowStream:
         self.has_news = self.has_news or self._reads.may_tell_more(self._ledger_id, update)
         self._next_entry_id = max(self._next_entry_id, update.last_add_confirmed + 1)
         frames, confirmed, fenced = update
-        # Without the frames, which would stay in memory while the reader waits.
+        # Kept without the frames, so that their memory is free while the reader waits.
         self._told = FollowUpdate((), confirmed, fenced)
         return Update(self.request_id, frames, confirmed, fenced)
 

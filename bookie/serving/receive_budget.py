@@ -56,6 +56,7 @@ class ReceiveBudget:
         return room in self._waiters
 
     def _serve(self) -> None:
+        # In order: small payloads that pass a large one could delay it for ever.
         for room, size in list(self._waiters.items()):
             if not self._fits(size):
                 return
@@ -64,6 +65,7 @@ class ReceiveBudget:
             room.on_granted()
 
     def _fits(self, size: int) -> bool:
+        # A payload larger than the whole budget must not wait for ever.
         return not self._held_bytes or self._held_bytes + size <= self._bytes_max
 
     def _grant(self, room: ReceiveRoom, size: int) -> None:

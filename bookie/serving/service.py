@@ -1,7 +1,7 @@
-"""The bookie's data service: what its connections share, and how they end together.
+"""The bookie's data service: the state that its connections share, and how they end together.
 
-Whatever a client sends gets an answer of its own and harms nobody else: a request that makes no
-sense is BAD_REQUEST, and nothing of it is stored.  A failure of the service itself is never "no".
+Every request gets its own answer, and an invalid one does not affect other clients: the answer is
+BAD_REQUEST, and nothing is stored.  A failure of the service is never answered with a proven no.
 """
 
 from __future__ import annotations
@@ -30,36 +30,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 20.0
-"""After so long without a byte a client is given up; it is asked for a sign of life before."""
+"""A client that is silent for this time is disconnected; after half of it, it gets a PING."""
 HANDSHAKE_S = 10.0
 READ_BYTES_MAX = 64 * MIB
 RECEIVE_BYTES_MAX = 64 * MIB
 _IN_FLIGHT_CONNECTIONS = 4
-"""All connections together have as many bytes of adds in flight as so many that use their bound."""
+"""All connections together may have as many bytes of adds in flight as this number of connections
+at their bound."""
 _RELIEF_INTERVAL_S = 0.5
 _STALL_S_MAX = 2.0
-"""While others wait for a budget, a client that moves nothing for so long loses its share."""
+"""While others wait for a budget, a client is disconnected if it moves no byte for this time."""
 _HELD_S_MAX = 5.0
-"""Likewise one whose payload is not whole by then: half of the patience of those who wait."""
+"""While others wait for a budget, a client is disconnected if its payload is still incomplete after
+this time, which is half of the time that the others wait before they give up."""
 _CALM_S = 60.0
-"""Once nobody has waited for a budget for so long, freed memory is given back to the system."""
+"""When no client has waited for a budget for this time, freed memory goes back to the system."""
 
 
 class BookieService:
     """Serves one storage to any number of connections.
 
     Args:
-        storage: what to serve; stays its opener's.
-        bookie: who this is; requests meant for another incarnation are refused.
-        cluster_id: of the namespace.
-        connection_bytes_max: bytes of adds of one connection that are not yet durable; beyond it
-            the connection is not read.
-        read_bytes_max: bytes on their way to readers, of all connections.
-        receive_bytes_max: bytes of large payloads that are not whole yet, of all connections;
-            beyond it the next ones are not read.
-        chunk_bytes_max: of one message to a reader, unless a single entry is larger.
-        silence_s: how long a client may be silent.
-        handshake_s: how long it may take to say whom it means, with TLS or without.
+        storage: the storage to serve; the caller closes it.
+        bookie: this bookie; requests for another incarnation are refused.
+        cluster_id: identity of the namespace's cluster.
+        connection_bytes_max: most bytes of adds of one connection that are not yet durable; beyond
+            it the connection is not read.
+        read_bytes_max: most bytes in transit to readers, of all connections.
+        receive_bytes_max: most bytes of incomplete large payloads, of all connections; beyond it
+            the next payloads are not read.
+        chunk_bytes_max: most bytes of one message to a reader, unless a single entry is larger.
+        silence_s: seconds for which a client may be silent.
+        handshake_s: most seconds from a connection's acceptance, TLS included, to its HELLO.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class BookieService:
         self._calm: asyncio.TimerHandle | None = None
         self.turns = Turns()
         self.in_flight_bytes = 0
-        """Of adds that were taken and are not answered, of all connections."""
+        """Bytes of unanswered adds, of all connections."""
         self.memory = ReceiveMemory()
         self.connections: dict[Connection, None] = {}
         self.is_draining = False
@@ -96,10 +98,10 @@ class BookieService:
     async def listen(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None
     ) -> asyncio.Server:
-        """Take connections at an address.
+        """Listen for connections at an address.
 
         Raises:
-            OSError: the port is taken, or the address none of this machine.
+            OSError: the port is taken, or the address is not one of this machine.
         """
         if tls is not None:
             tell_refusals(tls)
@@ -112,14 +114,14 @@ class BookieService:
         )
 
     def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
-        """Return the protocol of a connection that was accepted, on a view of the storage."""
+        """Return the protocol of an accepted connection, on `storage` or on the service's own."""
         return Connection(self, storage or self._storage)
 
     def in_flight_share(self) -> int:
         """Return how many bytes of adds one connection may have in flight.
 
-        One alone has all of its own bound; where many do, each has a share of what is left, and
-        always a little.
+        A connection alone gets its whole bound.  If many have adds in flight, each gets a share of
+        the bytes that are left, and at least `IN_FLIGHT_BYTES_MIN`.
         """
         free = _IN_FLIGHT_CONNECTIONS * self.connection_bytes_max - self.in_flight_bytes
         share = free // (_IN_FLIGHT_CONNECTIONS - 1)
@@ -133,12 +135,13 @@ class BookieService:
             self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
 
     def _give_back(self) -> None:
-        """Give back the memory that was freed since clients waited for a budget."""
+        """Give memory back to the system that was freed since clients waited for a budget."""
         self.memory.forget_free()
+        # In a thread: the C library walks its whole heap for this.
         asyncio.get_running_loop().run_in_executor(None, give_back_what_is_free)
 
     def _relieve(self) -> None:
-        """End connections that hold room and do not move, while others wait for it."""
+        """End connections that hold a part of a budget and make no progress, if others wait."""
         self._relief = None
         reads_wait, adds_wait = self.read_budget.is_exhausted, self.receive_budget.is_exhausted
         if not (reads_wait or adds_wait):
@@ -154,7 +157,7 @@ class BookieService:
         self._relieve_later()
 
     async def drain(self) -> None:
-        """Take nothing more that writes; return when all that was taken is durable and answered."""
+        """Refuse new writes; return when all accepted writes are durable and answered."""
         self.is_draining = True
         for connection in list(self.connections):
             connection.begin_drain()
@@ -162,7 +165,7 @@ class BookieService:
             await connection.settled.wait()
 
     async def aclose(self, *, grace_s: float) -> None:
-        """End every connection, with some time for what is on its way."""
+        """End every connection; answers in transit get up to `grace_s` seconds."""
         for timer in (self._relief, self._calm):
             if timer is not None:
                 timer.cancel()

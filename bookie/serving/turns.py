@@ -1,8 +1,9 @@
-"""Turns of connections that have requests: which a bookie takes next.
+"""Fair scheduling of connections with requests: the connection that a bookie serves next.
 
-Each takes a few, in turn.  One that had none left comes before those that always have more, as with
-queues of a fair network scheduler (fq_codel): who asks for little waits for a round of those that
-do likewise, whatever the others send.  So that these come forward too, they have every other turn.
+Connections take a few requests each, round-robin, in two queues as in the network scheduler
+fq_codel.  The busy queue has the connections that always have more requests; the modest queue has
+the others.  A connection with few requests therefore waits for one round of the modest queue,
+whatever busy connections send.  The queues alternate, so busy connections make progress as well.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from collections import deque
 from typing import Protocol
 
 _TURN_S = 0.0003
-"""After so long the event loop does what else there is: answers, syncs, new bytes."""
+"""After this time the event loop runs its other work: answers, syncs, received bytes."""
 
 
 class Taker(Protocol):
-    """What has requests."""
+    """A connection that takes its requests when it is scheduled."""
 
     waits_for_turn: bool
-    """Whether it stands in a queue; `Turns` sets it."""
+    """Whether the connection is in a queue; `Turns` sets it."""
     left_some: bool
-    """Whether it stopped with requests left, that it has no room for, when it took some last."""
+    """Whether the last `take_some` left requests because a bound of the connection was reached."""
 
     def take_some(self) -> bool:
-        """Take a few requests; return whether there are more that may be taken now."""
+        """Take a few requests; return whether there are more that can be taken now."""
         ...
 
     def abort(self) -> None:
-        """End at once."""
+        """End the connection at once."""
         ...
 
 
 class Turns:
-    """The turns of one event loop."""
+    """The scheduler of one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,9 +43,10 @@ class Turns:
         self._is_due = False
 
     def take(self, taker: Taker) -> None:
-        """Let somebody take requests: at once if nobody else waits, else when its turn comes."""
+        """Let a connection take requests: at once if none waits, otherwise in its queue's order."""
         if taker.waits_for_turn:
             return
+        # A connection that left requests is busy, though they did not fit: it comes back often.
         if self._modest or self._busy:
             self._wait(self._busy if taker.left_some else self._modest, taker)
         else:
@@ -53,7 +55,7 @@ class Turns:
     def _serve(self, taker: Taker) -> None:
         try:
             has_more = taker.take_some()
-        except Exception as error:  # noqa: BLE001  # a defect, at whose end the others go on
+        except Exception as error:  # noqa: BLE001  # a defect must not stop other connections
             told = {"message": "taking a request failed", "exception": error}
             self._loop.call_exception_handler(told)
             taker.abort()
