@@ -1,4 +1,4 @@
-"""Log records as users see them, and how one is looked for."""
+"""Log records as users see them, and conditions that find a record."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LogRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
 
 
 class EntryPlace(msgspec.Struct, frozen=True, gc=False):
-    """What the records of one entry have in common: where it is, and when it was written.
+    """The facts that all records of one entry share: its place in the log, and its time.
 
-    `sequence_id` is that of its first record, `segment_sequence_id` that of the segment's.
+    `sequence_id` is that of the entry's first record, `segment_sequence_id` that of the segment's.
     """
 
     lssn: int
@@ -34,15 +34,15 @@ class EntryPlace(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def end(self) -> DLSN:
-        """The position after its last record."""
+        """The position after the entry's last record."""
         return DLSN(self.lssn, self.entry_id + 1, 0)
 
 
 class LogRecordWithDLSN(ShownFields, msgspec.Struct, frozen=True, gc=False):
-    """A record as read: where it is, its number in the log (from 0, no gaps), and when written.
+    """A record as read: its position, its number in the log (from 0, no gaps), and its time.
 
-    What it shares with the other records of its entry is kept once, in `entry`, for a reader makes
-    a million records in a second.
+    `entry` holds the facts that it shares with the other records of its entry.  They are stored
+    once, because a reader makes a million records a second.
     """
 
     txid: int
@@ -52,17 +52,17 @@ class LogRecordWithDLSN(ShownFields, msgspec.Struct, frozen=True, gc=False):
 
     @property
     def dlsn(self) -> DLSN:
-        """Its position."""
+        """The record's position."""
         return DLSN(self.entry.lssn, self.entry.entry_id, self.slot_id)
 
     @property
     def sequence_id(self) -> int:
-        """Its number in the log."""
+        """The record's number in the log, from 0."""
         return self.entry.sequence_id + self.slot_id
 
     @property
     def position_in_segment(self) -> int:
-        """Its number in its segment, from 1."""
+        """The record's number in its segment, from 1."""
         return self.sequence_id - self.entry.segment_sequence_id + 1
 
     @property
@@ -82,9 +82,10 @@ class LogRecordWithDLSN(ShownFields, msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class RecordPlace(ShownFields):
-    """Where a record is, how many records of its log precede it, and when it was written.
+    """A record's position, the number of records before it in its log, and its time.
 
-    After the last record of a snapshot: its end, its number of records, the time of the last one.
+    For the place after the last record of a snapshot, `dlsn` is the snapshot's end, `sequence_id`
+    its number of records, and `timestamp_ms` the time of its last record.
     """
 
     dlsn: DLSN
@@ -93,7 +94,7 @@ class RecordPlace(ShownFields):
 
 
 class RecordField(enum.Enum):
-    """What never decreases from one record of a log to the next, so that it finds a record."""
+    """A field that never decreases along a log, so that a search can find a record by it."""
 
     SEQUENCE_ID = "sequence_id"
     TXID = "txid"
@@ -102,7 +103,7 @@ class RecordField(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NotLessThan:
-    """The first record of which `field` is not below `value`."""
+    """The first record whose `field` is at least `value`."""
 
     field: RecordField
     value: int

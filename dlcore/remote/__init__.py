@@ -1,4 +1,4 @@
-"""Logs read and written through proxies alone: no way to bookies or ZooKeeper is needed.
+"""A client that reads and writes logs through proxies only; it needs no bookies or ZooKeeper.
 
     async with await open_namespace("grpc://10.0.0.1:4190,10.0.0.2:4190") as namespace:
         log = await namespace.open_log("clicks")
@@ -8,9 +8,10 @@
         async with await log.open_writer(producer="meter-7") as writer:
             dlsn = await writer.write(LogRecord(txid, b"hello"))
 
-The names are those of the core; `dlcore.remote.sync` has the same ones, blocking.  A proxy that is
-gone or unreachable is waited for, and the next one tried, for `patience_s`; a reader goes on where
-it was, so that it returns each record once, and what a writer accepts is in the log once.
+The names are those of `dlcore`; `dlcore.remote.sync` is the blocking API with the same names.  If a
+proxy does not answer, the client tries the others, and this one again, for `patience_s`.  A reader
+goes on where it was and returns each record once.  Each record that a writer accepts is in the log
+once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls to whichever of some proxies answers: errors are the core's, outages are waited out."""
+"""Calls to one of several proxies: errors are those of `dlcore`, outages are retried."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
 _NAMED = re.compile(r"(\w+Error): (.*)", re.DOTALL)
 ANSWER_S = 30.0
-"""A call that asks for one answer is given up after so long, and another proxy is asked."""
+"""Timeout of a call with one answer; after it the next proxy is asked."""
 LONG_ANSWER_S = 120.0
-"""Likewise one that may wait for a lock, for what is being written, or for very many logs."""
+"""Timeout of a call that may wait for a lock, for writes in progress, or for very many logs."""
 DRAIN_ANSWER_S = 600.0
-"""Likewise a drain, which waits for all logs of a proxy."""
+"""Timeout of a drain, which waits for all logs of a proxy."""
 LIST_ANSWER_S = 300.0
-"""Likewise the list of logs."""
+"""Timeout of the list of logs."""
 _LONG_ACTIONS = frozenset(
     {
         "abort_append",
@@ -63,23 +63,25 @@ _LONG_ACTIONS = frozenset(
     }
 )
 _IDLE_MAX = 16
-"""Of so many proxies to which it was sent channels without a call are kept."""
+"""Most channels without a call that are kept, to proxies to which calls were redirected."""
 _LOGS_MAX = 10_000
-"""Of so many logs is noted where they are written; for another one the proxies are asked."""
+"""Most logs whose owner is remembered; for the other logs the proxies are asked."""
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
 _LATE = "timed out"
-"""gRPC says so of a connection on which nothing came; TLS is refused with an answer."""
+"""A part of gRPC's message if a connection brought no byte.  Then TLS is not the reason: a server
+answers before it refuses TLS."""
 _TOO_LARGE = "larger than max"
-"""What gRPC says of a message; for nothing else than that would it be of no use to try again."""
+"""A part of gRPC's message if a message exceeds a limit.  Only then is another attempt useless."""
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 def addresses_of(endpoint: str) -> list[str]:
-    """Return what an endpoint like ``grpc://host:port,host:port`` names; or ``grpc+tls://…``.
+    """Return the addresses in an endpoint such as ``grpc://host:port,host:port``.
 
-    Raises: ConfigurationError: it is something else.
+    Raises: ConfigurationError: it begins with neither ``grpc://`` nor ``grpc+tls://``, or an
+        address is invalid.
     """
     if _ENDPOINT.fullmatch(endpoint) is None:
         raise ConfigurationError(
@@ -90,7 +92,7 @@ def addresses_of(endpoint: str) -> list[str]:
 
 
 def answer_s(asked: str) -> float:
-    """Return how long an action, or a method with an end, may take before it is given up."""
+    """Return the timeout of an action, or of a method whose stream of answers has an end."""
     if asked == "ListFlights":
         return LIST_ANSWER_S
     if asked == "drain":
@@ -99,16 +101,16 @@ def answer_s(asked: str) -> float:
 
 
 def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]:
-    """Return a channel to each proxy of an endpoint, which connects when it is used.
+    """Return a channel to each proxy of an endpoint; it connects at its first call.
 
-    Raises: ConfigurationError: there is no such endpoint, or TLS is given on one side only.
+    Raises: ConfigurationError: the endpoint is invalid, or `tls` is given for one without TLS.
     """
     addresses, is_secure = addresses_of(endpoint), endpoint.startswith("grpc+tls:")
     if not is_secure and tls is not None:
         raise ConfigurationError(f"endpoint {endpoint!r} with files of TLS: expected grpc+tls://…")
     if not is_secure:
         return [grpc.aio.insecure_channel(each, options=CLIENT_OPTIONS) for each in addresses]
-    # Without files whom the system trusts is trusted.
+    # Without files the system's own certificate authorities are trusted.
     credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
     return [
         grpc.aio.secure_channel(each, credentials, options=CLIENT_OPTIONS) for each in addresses
@@ -116,13 +118,13 @@ def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]
 
 
 def is_cancelled() -> bool:
-    """Return whether a cancellation is this task's, and not one of the call that it waits for."""
+    """Return whether this task was cancelled, and not only the call that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def error_of(status: grpc.StatusCode, details: str) -> DLError:
-    """Return the error that a proxy told, or that it cannot be reached, or answers no proxy's."""
+    """Return the error in a proxy's status, or the error for a status that no proxy sends."""
     named = _NAMED.fullmatch(details)
     kind = None if named is None else getattr(errors, named[1], None)
     if named is not None and isinstance(kind, type) and issubclass(kind, DLError):
@@ -130,15 +132,15 @@ def error_of(status: grpc.StatusCode, details: str) -> DLError:
     if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return ProxyUnavailableError(f"no proxy answers: {details}")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in details:
-        # gRPC refuses it, before the proxy knows of it.
+        # gRPC itself refuses a call beyond its limit of concurrent calls.
         return ProxyUnavailableError(f"a proxy serves as many calls as it may: {details}")
     return errors.UnexpectedError(f"a proxy answered {status.name}: {details}")
 
 
 class Retries:
-    """When something is tried again that has failed: after a pause, or at once where we are sent.
+    """The time of the next attempt: after a pause, or at once at a location from a redirection.
 
-    Pauses are of no certain length, so that many who have lost one proxy do not come together.
+    Pauses are random, so that clients that lost the same proxy do not all come back together.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -148,7 +150,7 @@ class Retries:
 
     def _forget(self) -> None:
         self._backoff = Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S)
-        self._asked: set[str] = set()  # where we were sent to
+        self._asked: set[str] = set()  # locations from redirections that were tried at once
         self._outage: Wait | None = None
 
     def succeeded(self) -> None:
@@ -159,27 +161,30 @@ class Retries:
     def failed(
         self, error: DLError, location: str | None, *, again: bool, retry_after_s: float = 0.0
     ) -> float:
-        """Return after how long to try again.  Raises: `error`, not `again` or once too late.
+        """Return the seconds until the next attempt.
 
-        Who has waited for a while is told of it, once.
+        A long wait is logged once.
+
+        Raises: `error`, if `again` is False or the patience has ended.
         """
         now = self._clock()
         self._outage = self._outage or Wait(now)
         left_s = self._outage.begun_s + self._patience_s - now
         if not again or left_s <= 0:
-            raise error from None  # what gRPC said is in it
+            raise error from None  # it has gRPC's message
         if self._outage.is_due(now):
             logger.warning("%s; trying for %.0f s more", error, left_s)
+        # Each location once without a pause: two proxies may redirect to each other for a while.
         if location is not None and location not in self._asked:
             self._asked.add(location)
             return 0.0
         pause_s = self._backoff.failed(now)
-        # At the end of the patience once more, to tell why.
+        # The last attempt is at the end of the patience: its error is the latest reason.
         return min(retry_after_s + random.uniform(pause_s / 2, pause_s), left_s)
 
 
 class _Located:
-    """A channel to a proxy to which one was sent, and how many calls it has."""
+    """A channel to a proxy from a redirection, and its number of open calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -187,7 +192,7 @@ class _Located:
 
 
 def _note(known: dict[str, _T], log: str, value: _T) -> None:
-    """Note a value of a log, in place of the log's that was noted first where there are many."""
+    """Note a value of a log; beyond `_LOGS_MAX` the oldest note is forgotten."""
     known.pop(log, None)
     known[log] = value
     if len(known) > _LOGS_MAX:
@@ -195,7 +200,7 @@ def _note(known: dict[str, _T], log: str, value: _T) -> None:
 
 
 class Endpoint(AsyncClosing):
-    """Some proxies, one of which is asked until it fails."""
+    """Several proxies; calls go to one of them until it fails, then to the next."""
 
     def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
         self._channels = open_channels(endpoint, tls)
@@ -204,17 +209,18 @@ class Endpoint(AsyncClosing):
         self._tls = tls
         self._reasons: dict[str, str] = {}
         self.is_reached = False
-        """Whether a proxy has answered: then one that does not is waited for, whatever it says."""
-        self._owners: dict[str, str] = {}  # of logs, the locations of the proxies that write them
+        """Whether a proxy has answered once.  Then a later failure is no error of configuration,
+        and is always retried."""
+        self._owners: dict[str, str] = {}  # log -> location of the proxy that writes it
         self._unreached: dict[str, tuple[str, ...]] = {}
-        self._located: dict[str, _Located] = {}  # the one used last comes last
+        self._located: dict[str, _Located] = {}  # in the order of use, the latest last
         self._closings = BackgroundTasks()
         self.patience_s = patience_s
         self._turn = 0
         self._closed = False
 
     async def ask(self, method: str, request: Message, answer: type[Message]) -> Any:
-        """Return the answer of a method that gives one; each attempt may take `ANSWER_S`."""
+        """Return the answer of a method with one answer; each attempt may take `ANSWER_S`."""
         messages = self._messages("unary_unary", method, lambda: request, ANSWER_S)
         async with aclosing(messages) as answers:
             return answer.FromString(await anext(answers))
@@ -222,10 +228,10 @@ class Endpoint(AsyncClosing):
     def stream(
         self, method: str, request: Callable[[], Message], *, within_s: float | None = None
     ) -> AbstractAsyncContextManager[AsyncGenerator[bytes, None]]:
-        """Return the messages of a method that gives many.
+        """Return the messages of a method with many answers.
 
-        After an outage the call is made again, with what `request` returns then, and goes on.
-        With `within_s` a call that has not come to its end by then counts as one that failed.
+        After an outage the call is made again, with the request that `request` then returns.
+        With `within_s` a call fails if its stream has not ended after this time.
         """
         return aclosing(self._messages("unary_stream", method, request, within_s))
 
@@ -248,14 +254,14 @@ class Endpoint(AsyncClosing):
                 async with aclosing(aiter(call)) as answers:
                     async for data in answers:
                         self.is_reached = True
-                        # A list that is cut off at its deadline begins anew: its first messages
-                        # are no success, or patience would never end.
+                        # A list that is cut off at its deadline starts again from the beginning.
+                        # If its first messages counted as success, the patience would never end.
                         if within_s is None:
                             retries.succeeded()
                         yield data
             except asyncio.CancelledError:
                 if not is_cancelled():
-                    self._require_open()  # which ended the call
+                    self._require_open()  # `aclose` ends calls by a cancellation
                 raise
             except grpc.aio.AioRpcError as failure:
                 told = dict(failure.trailing_metadata() or ())
@@ -275,14 +281,15 @@ class Endpoint(AsyncClosing):
             await asyncio.sleep(pause_s)
 
     def _pass_by(self, turn: int) -> None:
-        """Ask the next proxy from now on, unless another call has found that this one fails."""
+        """Use the next proxy from now on, unless another call has already moved on."""
         if turn == self._turn:
             self._turn = (turn + 1) % len(self._channels)
 
     async def explained(self, error: DLError, turn: int) -> DLError:
-        """Return what to tell of a failure at the proxy whose turn it was.
+        """Return the error to report for a failure at the proxy number `turn`.
 
-        As long as none was reached that is what is wrong with TLS, for good if it is with all.
+        While no proxy has answered, the reason may be TLS.  If TLS is wrong at every proxy, the
+        error is a `ConfigurationError`, which is not retried.
         """
         if self.is_reached or not isinstance(error, ProxyUnavailableError) or _LATE in str(error):
             return error
@@ -299,9 +306,9 @@ class Endpoint(AsyncClosing):
         return kind("; ".join(self._reasons.values()))
 
     def put(self, log: str) -> tuple[Any, int]:
-        """Begin to write to a log, at the proxy that owns it, as far as that is known.
+        """Begin a stream that writes to a log, at the proxy that owns it, if this is known.
 
-        Returns the call, and whose turn it is: what `failed` is told.
+        Returns: the call, and the number of the current proxy, which `failed` takes.
         """
         self._require_open()
         return self._call(self._owners.get(log), "stream_stream", "DoPut"), self._turn
@@ -314,7 +321,7 @@ class Endpoint(AsyncClosing):
         *request: bytes,
         within_s: float | None = None,  # gRPC's own deadline
     ) -> Any:
-        """Begin a call to the proxy at a location, or to the one whose turn it is."""
+        """Begin a call to the proxy at a location, or to the current one."""
         path = f"{METHOD}{method}"
         if location is None:
             return getattr(self._channels[self._turn], kind)(path)(*request, timeout=within_s)
@@ -328,9 +335,9 @@ class Endpoint(AsyncClosing):
         return call
 
     def _call_ended(self, located: _Located, _: object) -> None:
-        """Close the channels that nobody uses, but for the latest few.
+        """Close channels without calls, except the latest few.
 
-        Proxies that are started again may have other addresses, without an end.
+        Restarted proxies may have new addresses, so the number of locations has no bound.
         """
         located.calls -= 1
         idle = [location for location, each in self._located.items() if not each.calls]
@@ -339,13 +346,14 @@ class Endpoint(AsyncClosing):
             self._closings.start(channel.close(), name=f"closing the channel to {location}")
 
     def is_owned_by(self, log: str, location: str) -> None:
-        """Note which proxy writes a log."""
+        """Note the location of the proxy that writes a log."""
         _note(self._owners, log, location)
 
     def failed(self, log: str, turn: int, *, reached: bool) -> None:
-        """Note that the proxy asked at a turn does not write a log: another one is asked next.
+        """Note that a write failed at the log's owner, or at the proxy number `turn` without one.
 
-        It is told which locations were not reached.
+        The next attempt goes to another proxy, and reports to it the locations that were not
+        reached.
         """
         location = self._owners.pop(log, None)
         if location is None:
@@ -356,11 +364,11 @@ class Endpoint(AsyncClosing):
             _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))
 
     def unreached(self, log: str) -> tuple[str, ...]:
-        """Return where a log was to be written that was not reached since a proxy took it."""
+        """Return the locations that were not reached since a proxy last accepted a write to it."""
         return self._unreached.get(log, ())
 
     def is_taken(self, log: str) -> None:
-        """Note that a proxy has taken what is written to a log."""
+        """Note that a proxy has accepted a stream of writes to a log."""
         self.is_reached = True
         self._unreached.pop(log, None)
 
@@ -369,7 +377,7 @@ class Endpoint(AsyncClosing):
             raise AlreadyClosedError("the remote namespace is closed")
 
     async def aclose(self) -> None:
-        """Close the connections; calls that wait end."""
+        """Close the connections; waiting calls end with an error."""
         self._closed = True
         channels = [*self._channels, *(each.channel for each in self._located.values())]
         await asyncio.gather(*(channel.close() for channel in channels))

@@ -1,8 +1,8 @@
-"""A log and its ranges over an endpoint: async."""
+"""The async API of a log and its ranges over an endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence  # noqa: TC003  # for those who ask at run time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence  # noqa: TC003  # for `get_type_hints`
 from contextlib import aclosing
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dlcore.remote.endpoint import Endpoint
 
 _STREAM_PRODUCER = "dlog-byte-stream"
-"""Under this name bytes are written, so that one who begins to write them ends whoever did."""
+"""The producer of all writers of bytes: a new incarnation fences the earlier writer."""
 
 
 class RemoteLog(LogQueries[RemoteRecord]):
@@ -71,17 +71,17 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return self._log.log_id
 
     async def get_info(self) -> LogInfo:
-        """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
+        """Return facts about the log now.  Raises: LogNotFoundError, ProxyUnavailableError."""
         return await planning.get_info(self._calls, self.name, self.log_id)
 
     async def get_schema(self) -> pa.Schema:
-        """Return the columns of its rows.  Raises: as `get_info`."""
+        """Return the columns of the log's rows.  Raises: as `get_info`."""
         asked = planning.asked_by(Ticket(log=self.name, log_id=self.log_id))
         answer = await self._calls.ask("GetSchema", asked, pb.SchemaResult)
         return pa.ipc.read_schema(pa.py_buffer(answer.schema))
 
     async def get_snapshot(self) -> LogSnapshot:
-        """Return what is readable now, with all that scans need.  Raises: as `get_info`."""
+        """Return the log's readable state, with all that scans need.  Raises: as `get_info`."""
         found = (await planning.RemoteSnapshots(self._calls).take([self.name]))[self.name]
         if found is None or found.log_id != self.log_id:
             raise LogNotFoundError(
@@ -90,7 +90,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return found
 
     async def find_place(self, wanted: DLSN | NotLessThan) -> RecordPlace:
-        """Return the place of the first readable record that is wanted, or of the end.
+        """Return the place of the first readable record that is not below `wanted`, or of the end.
 
         Raises: as `get_info`.
         """
@@ -171,9 +171,9 @@ class RemoteLog(LogQueries[RemoteRecord]):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> bool:
-        """Drop records, beside a live writer; arguments, result and errors are the core's.
+        """Drop records; a live writer goes on.  Arguments, result and errors: those of `dlcore`.
 
-        Raises: ProxyUnavailableError: it may be done, or not.
+        Raises: ProxyUnavailableError: the records may be dropped, or not.
         """
         first = None if dlsn is None else str(dlsn)
         request = TruncateRequest(
@@ -183,7 +183,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return bool(answer["truncated"])
 
     async def get_settings(self) -> LogSettings:
-        """Return what is stored with the log for whoever writes it.
+        """Return the settings that are stored with the log for its writers.
 
         Raises: LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
@@ -192,10 +192,10 @@ class RemoteLog(LogQueries[RemoteRecord]):
     async def update_settings(self, /, **changes: object) -> LogSettings:
         """Change settings that are stored with the log, by name (`LogSettings`); return all.
 
-        None unsets one.  Running writers take the change over within moments.
+        None unsets one.  Running writers apply the change within moments.
 
         Raises:
-            ConfigurationError: there is no such setting, or it cannot have that value.
+            ConfigurationError: a setting does not exist, or cannot have this value.
             LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         request = SettingsRequest(log=self.name, log_id=self.log_id, changes=changes)
@@ -204,18 +204,18 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return settings
 
     async def delete(self) -> None:
-        """Delete the log and its data, harmless when it is gone; who writes it lets go of it first.
+        """Delete the log and its data, after its owner has released it; harmless if it is gone.
 
         Raises:
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            LogRenamedError: it has another name since it was opened.
-            MetadataError; ProxyUnavailableError: it may be done, or not.
+            OwnershipAcquireFailedError: a writer that is no proxy owns the log.
+            LogRenamedError: the log was renamed since it was opened.
+            MetadataError; ProxyUnavailableError: the log may be deleted, or not.
         """
         request = ChangeRequest(log=self.name, log_id=self.log_id)
         await planning.act(self._calls, "delete", request, Any)
 
     async def rename(self, name: str) -> None:
-        """Give the log another name, at once for everybody, under which this handle goes on.
+        """Give the log another name, at once for all clients; this object goes on under it.
 
         Raises: LogExistsError: there is a log of that name; LogNotFoundError; else as `delete`.
         """
@@ -225,13 +225,13 @@ class RemoteLog(LogQueries[RemoteRecord]):
         self._log = LogKey(name=name, log_id=self.log_id)
 
     async def mark_end_of_stream(self) -> None:
-        """Seal the log: no record can follow, readers learn that they are done.
+        """Seal the log: no record can follow, and readers get the end of stream.
 
-        The proxy that writes it lets go of it first, with all that was accepted.
+        The proxy that owns the log first makes all accepted records durable, and releases it.
 
         Raises:
-            EndOfStreamError: it is sealed.
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
+            EndOfStreamError: the log is sealed already.
+            OwnershipAcquireFailedError: a writer that is no proxy owns the log.
             LogNotFoundError, MetadataError; ProxyUnavailableError: it may be sealed, or not.
         """
         await planning.seal(self._calls, self._log)
@@ -248,8 +248,8 @@ class RemoteLog(LogQueries[RemoteRecord]):
         Args:
             start: a position, a transaction id (int) or a time (datetime with a time zone); None:
                 the first record that is not truncated.
-            end: likewise; None: the end of what is readable when it is read.
-            columns: which ones, by name.
+            end: as `start`; None: the end of the readable records at the time of the read.
+            columns: names of the wanted columns.
 
         Raises: ConfigurationError: a time has no time zone.
         """
@@ -257,13 +257,13 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return RemoteRange(self._calls, self._log, first, _place_of(end), columns)
 
     async def open_writer(self, *, producer: str | None = None) -> RemoteWriter:
-        """Return a writer, which a proxy has accepted; others may write at the same time.
+        """Return a writer that a proxy has accepted; other writers may write at the same time.
 
         Args:
-            producer: the name under which it numbers its records, which are in the log once each,
-                whatever breaks.  Who has written under it before may write no more, and
-                `next_sequence` of the writer tells how many records there are: so a program that
-                is started again knows where to go on.  Without one a name is made, for this writer.
+            producer: the name under which the writer numbers its records, so that each is in the
+                log once.  An earlier writer of this name is fenced.  `next_sequence` of the writer
+                is the number of records of this name, so that a restarted program knows where to go
+                on.  Without a name the writer makes one for itself.
 
         Raises:
             LogNotFoundError, EndOfStreamError, LogModeError, ConfigurationError: it is refused.
@@ -279,15 +279,16 @@ class RemoteLog(LogQueries[RemoteRecord]):
         """Append records, all or none, if the log's last record is the one at `expected`.
 
         Args:
-            records: a MiB of them at most, which become part of one entry.
-            expected: the position; None: the log holds no record.
+            records: at most 1 MiB of records; they become a part of one entry.
+            expected: the position of the last record; None: the log holds no record.
 
-        Returns: the position of the last of them; None if it is not known any more.
+        Returns: the position of the last appended record; None if it is not known any more.
 
         Raises:
             ConditionFailedError: another record is the last one; nothing is written.
-            ProxyUnavailableError: no proxy answered; they may be in the log or not.
-            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: they are refused.
+            ProxyUnavailableError: no proxy answered; the records may be in the log or not.
+            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: the records are
+                refused.
         """
         if not isinstance(records, pa.RecordBatch):
             txids, payloads = [each.txid for each in records], [each.payload for each in records]
@@ -311,17 +312,17 @@ class RemoteLog(LogQueries[RemoteRecord]):
             dlsn: the position of the first record wanted; one beyond the end waits for its record.
             txid: the first record with this transaction id or a higher one.
             timestamp_ms: the first record written at that time or later, in epoch milliseconds.
-            subscriber: for whom it reads: it starts at the position that is stored for him, unless
-                another is given, and stores one with `commit`.  Another reader over an endpoint
-                that had him before learns by its next `commit` that it has not any more; one of the
-                core is waited for, and a warning tells after a while who that is.
-            columns: which ones, by name.
+            subscriber: the name for which it reads.  It starts at the stored position of the
+                subscriber, unless another is given, and stores positions with `commit`.  An earlier
+                reader of the subscriber over an endpoint gets an error at its next `commit`.  For
+                an earlier reader of `dlcore` this one waits, and a warning soon names that reader.
+            columns: names of the wanted columns.
 
         Raises:
             ConfigurationError: several positions are given.
             AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away.
-            OwnershipAcquireFailedError: the subscriber had a reader of the core for as long as the
-                proxy's `lock_timeout_s`.
+            OwnershipAcquireFailedError: the subscriber had a reader of `dlcore` for the proxy's
+                `lock_timeout_s`.
             OverCapacityError: the log keeps as many positions as it may.
             LogNotFoundError, ProxyUnavailableError.
         """
@@ -335,7 +336,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return reader
 
     async def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the positions that are stored for subscribers: of the next record each reads.
+        """Return the stored positions of subscribers: the next record that each one reads.
 
         Raises: LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
@@ -350,12 +351,12 @@ class RemoteLog(LogQueries[RemoteRecord]):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> DLSN:
-        """Store where a subscriber goes on, forward or back, and return it.
+        """Store the position of a subscriber, forward or back, and return it.
 
-        A reader over an endpoint that he has commits nothing any more.
+        If the subscriber has a reader over an endpoint, this reader's next `commit` fails.
 
         Raises:
-            OwnershipAcquireFailedError: he has a reader of the core.
+            OwnershipAcquireFailedError: the subscriber has a reader of `dlcore`.
             OverCapacityError, LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
@@ -371,24 +372,25 @@ class RemoteLog(LogQueries[RemoteRecord]):
         """Forget a subscriber; return whether there was one.
 
         Raises:
-            OwnershipAcquireFailedError: he has a reader of the core.
-            SubscriptionMovedError: one over an endpoint moved it meanwhile.
+            OwnershipAcquireFailedError: the subscriber has a reader of `dlcore`.
+            SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
             LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         return await subscriptions.forget(self._calls, self._log, subscriber)
 
     async def open_stream_writer(self) -> AsyncAppendOnlyStreamWriter:
-        """Open a writer of the log's bytes, which begins where they end.
+        """Open a writer of the log's bytes, which begins where the log's bytes end.
 
-        It is the only one: who opened one before may write no more.  What others write to the log
-        who are no writers of bytes, nothing holds off.
+        It fences an earlier writer of bytes.  It does not prevent other writers of the log, which
+        write records, from writing at the same time.
 
-        Raises: as `open_writer`; ProducerFencedError, of the writer: another one was opened.
+        Raises: as `open_writer`.  The writer raises ProducerFencedError if another one was opened.
         """
         return AsyncAppendOnlyStreamWriter(*await self.begin_stream())
 
     async def begin_stream(self) -> tuple[RemoteWriter, int]:
-        """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
+        """Return a writer for bytes, and the end of the bytes.  Raises: as `open_stream_writer`."""
+        # The writer first: it fences the earlier one, whose bytes would move the end otherwise.
         writer = await self.open_writer(producer=_STREAM_PRODUCER)
         try:
             return writer, (await self.get_stream_end(flush=True))[0]
@@ -397,7 +399,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             raise
 
     async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
-        """Open a reader of the log's bytes; the position and errors are those of the core.
+        """Open a reader of the log's bytes, at `position` or at the first readable byte.
 
         Raises: as `open_reader`, and as `AsyncAppendOnlyStreamReader.seek`.
         """
@@ -408,9 +410,9 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return await AsyncAppendOnlyStreamReader.open(reader, self.get_stream_end, position)
 
     async def get_stream_end(self, *, flush: bool = False) -> tuple[int, bool]:
-        """Return where the readable bytes of a stream end, and whether none can follow.
+        """Return where the readable bytes of a stream end, and whether the stream is sealed.
 
-        With `flush` its owner first makes readable what it has accepted.
+        With `flush` the log's owner first makes all accepted bytes readable.
 
         Raises: SchemaMismatchError: the log is typed; else as `get_info`.
         """
@@ -419,7 +421,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         return answer["position"], answer["sealed"]
 
     async def aclose(self) -> None:
-        """Nothing is held: readers and writers go on."""
+        """Do nothing: the log holds no resources; readers and writers go on."""
 
 
 class RemoteRange(AsyncFramed):
@@ -441,7 +443,7 @@ class RemoteRange(AsyncFramed):
         return f"<RemoteRange of {self._ticket.log!r}>"
 
     def messages(self) -> AsyncGenerator[Received, None]:
-        """Return what proxies send: first the columns, then rows."""
+        """Yield messages of proxies: the first one has the columns, the others have rows."""
         return received(self._calls, self._ticket)
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
@@ -451,7 +453,7 @@ class RemoteRange(AsyncFramed):
                     yield message.batch
 
     async def to_arrow(self) -> pa.Table:
-        """Return all of it as a table.  Raises: as iterating."""
+        """Return all records as a table.  Raises: as iteration."""
         messages = [message async for message in self.messages()]
         batches = [message.batch for message in messages if message.batch is not None]
         return pa.Table.from_batches(batches, messages[-1].schema)
@@ -463,6 +465,6 @@ def _place_of(bound: Bound | None) -> Place | None:
     if isinstance(bound, DLSN):
         return Place(dlsn=str(bound))
     if isinstance(bound, datetime):
-        timestamp_ms_of(bound)  # refuses one without a time zone
+        timestamp_ms_of(bound)  # raises if it has no time zone
         return Place(time=bound)
     return Place(txid=bound)

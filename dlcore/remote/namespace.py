@@ -1,8 +1,8 @@
-"""A namespace over an endpoint: async."""
+"""The async API of a namespace over an endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence  # noqa: TC003  # for those who ask at run time
+from collections.abc import Mapping, Sequence  # noqa: TC003  # for `get_type_hints`
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +46,13 @@ PATIENCE_S = 60.0
 async def open_namespace(
     endpoint: str, *, patience_s: float = PATIENCE_S, tls: TlsFiles | None = None
 ) -> RemoteNamespace:
-    """Open the logs that the proxies at ``grpc://host:port,host:port`` serve.
+    """Open the namespace that the proxies at ``grpc://host:port,host:port`` serve.
 
-    With ``grpc+tls://`` connections are encrypted, and `tls` says whom to trust, and who we are;
-    without it whom the system trusts.  An outage of them all is an error after `patience_s`.
+    With ``grpc+tls://`` connections are encrypted.  `tls` names the trusted certificate authorities
+    and the client's own certificate; without it the system's authorities are trusted.  If no proxy
+    answers, calls fail after `patience_s`.
 
-    Raises: ConfigurationError: it is no such endpoint, or `tls` does not fit it.
+    Raises: ConfigurationError: the endpoint is invalid, or `tls` does not fit it.
     """
     return RemoteNamespace(endpoint, patience_s=patience_s, tls=tls)
 
@@ -76,7 +77,7 @@ class RemoteNamespace(AsyncClosing):
 
         Raises: ProxyUnavailableError, MetadataError.
         """
-        found: dict[str, None] = {}  # a stream that is made again tells what it told before
+        found: dict[str, None] = {}  # a retried call returns names again
         criteria = pb.Criteria(expression=(prefix or "").encode())
         asked, within_s = "ListFlights", answer_s("ListFlights")
         async with self._calls.stream(asked, lambda: criteria, within_s=within_s) as messages:
@@ -88,9 +89,9 @@ class RemoteNamespace(AsyncClosing):
         self,
         names: Sequence[str],
         *,
-        fresh: bool = True,  # which they always are
+        fresh: bool = True,  # accepted as in `dlcore`: snapshots of proxies are always fresh
     ) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that are not there.
+        """Return a snapshot of each log; None for those that do not exist.
 
         Raises: LedgerReadError, MetadataError, ProxyUnavailableError.
         """
@@ -103,7 +104,7 @@ class RemoteNamespace(AsyncClosing):
     async def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
-        """Return the place of each first record that is wanted, in its snapshot.
+        """Return the place of the first record of each search, in its snapshot.
 
         Raises: LogNotFoundError: a log is gone; and as `get_snapshots`.
         """
@@ -119,38 +120,38 @@ class RemoteNamespace(AsyncClosing):
     async def create_log(
         self, name: str, *, settings: LogSettings | None = None, schema: pa.Schema | None = None
     ) -> None:
-        """Create a log of bytes, or with a schema a typed one; `settings` are stored with it.
+        """Create a byte log, or a typed log if `schema` is given; `settings` are stored with it.
 
-        Raises: LogExistsError; InvalidLogNameError, MetadataError; ProxyUnavailableError: it may be
-            there, or not.
+        Raises: LogExistsError, InvalidLogNameError, MetadataError; ProxyUnavailableError: the log
+            may be created, or not.
         """
         request = CreateRequest(
             log=name,
             schema=None if schema is None else schema.serialize().to_pybytes(),
-            log_id=SystemClock().new_token(),  # the same one where the answer is lost
+            log_id=SystemClock().new_token(),  # so that a retry finds the log that it created
             settings=msgspec.to_builtins(settings or LogSettings()),
         )
         await planning.act(self._calls, "create", request, Any)
 
     async def delete_log(self, name: str) -> None:
-        """Delete a log and its data; the proxy that writes it lets go of it first.
+        """Delete a log and its data, after its owner has released it.
 
         Raises:
             LogNotFoundError: there is no such log.
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            MetadataError; ProxyUnavailableError: it may be done, or not.
+            OwnershipAcquireFailedError: a writer that is no proxy owns the log.
+            MetadataError; ProxyUnavailableError: the log may be deleted, or not.
         """
         await (await self._find(name)).delete()
 
     async def rename_log(self, name: str, new_name: str) -> None:
-        """Give a log another name, at once for everybody.
+        """Give a log another name, at once for all clients.
 
         Raises: LogExistsError: there is a log `new_name`; else as `delete_log`.
         """
         await (await self._find(name)).rename(new_name)
 
     async def _find(self, name: str) -> RemoteLog:
-        """Return a log by its id: a change of it that is asked for again is known by that."""
+        """Return a log with its id, by which a proxy recognizes a change that is retried."""
         asked = LogRequest(validate_log_name(name))
         answer = await planning.act(self._calls, "owner", asked, dict[str, str | None])
         if answer["log_id"] is None:
@@ -162,9 +163,10 @@ class RemoteNamespace(AsyncClosing):
         return name in await self.get_schemas([validate_log_name(name)])
 
     async def merge_schema(self, name: str, schema: pa.Schema) -> None:
-        """Add columns to a typed log, or widen them.
+        """Add columns to a typed log, or widen their types.
 
-        Raises: SchemaMismatchError: it cannot have them; LogNotFoundError; and as `create_log`.
+        Raises: SchemaMismatchError: the log cannot have these columns; LogNotFoundError; and as
+            `create_log`.
         """
         request = SchemaRequest(name, schema.serialize().to_pybytes())
         await planning.act(self._calls, "merge_schema", request, Any)
@@ -177,10 +179,10 @@ class RemoteNamespace(AsyncClosing):
         shared: SharedStaging | None = None,
         run: AppendRun | None = None,
         lock_timeout_s: float | None = None,
-        keep_record: bool = True,  # which proxies always do: a lost answer is asked for again
+        keep_record: bool = True,  # proxies always keep it, because a client may lose the answer
         strict: bool = False,
     ) -> RemoteStagedAppend:
-        """Begin an atomic append to any number of logs; arguments and errors are the core's."""
+        """Begin an atomic append to any number of logs.  Arguments: those of `dlcore`."""
         return RemoteStagedAppend.begin(
             self._calls,
             identity,
@@ -197,12 +199,12 @@ class RemoteNamespace(AsyncClosing):
     ) -> RemoteStagingWriter:
         """Open a writer whose records enter logs when an append commits them.
 
-        With `shared` proxies keep its ledgers open for others of that identity.
+        With `shared` proxies keep its ledgers open for other writers of the same identity.
         """
         return RemoteStagingWriter(self._calls, identity, shared=shared, patience_s=self.patience_s)
 
     async def open_log(self, name: str, *, create_if_missing: bool = False) -> RemoteLog:
-        """Open a log, with `create_if_missing` one of bytes that is made if there is none.
+        """Open a log; with `create_if_missing` a missing log is created as a byte log.
 
         Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError.
         """
@@ -220,7 +222,7 @@ class RemoteNamespace(AsyncClosing):
         timestamp_ms: int | None = None,
         positions: Mapping[str, DLSN] | None = None,
     ) -> AsyncMergedReader[RemoteRecord]:
-        """Open a reader over several logs; arguments and errors are the core's."""
+        """Open a reader over several logs.  Arguments and errors: those of `dlcore`."""
         return await AsyncMergedReader.open(
             self.open_log, names, positions, txid=txid, timestamp_ms=timestamp_ms
         )

@@ -1,13 +1,14 @@
-"""The records that a remote writer accepted and does not know to be durable.  No I/O, no clock.
+"""The accepted records of a remote writer that are not known to be durable.  No I/O, no clock.
 
-Theory of operation.  Records are numbered as they come, and become messages of some size: those
-that were written one by one as soon as something may be sent, batches as they are, cut where they
-are large.  A message stays until it is acknowledged.  When a stream is lost, all that are here are
-sent again, in their order and with their sequences, of which the log takes each once.  Then those
-that the lost stream had sent are in doubt: the log may hold them or not.
+Theory of operation.  Records get sequence numbers in the order of acceptance, and are gathered into
+messages.  Records that were written one by one become a message as soon as one may be sent.  A
+batch becomes one message, or several if it is large.  A message stays until it is acknowledged.
+When a stream is lost, all messages are sent again, in their order and with their sequence numbers,
+by which the log takes each record once.  Messages that the lost stream had sent are then in doubt:
+the log may hold them or not.
 
-Invariants: sequences rise by one from record to record; what is in flight are the first messages,
-and so is what is in doubt.
+Invariants: sequence numbers rise by one from record to record.  The messages in flight are the
+first ones of the queue.  The messages in doubt are the first ones as well.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ if TYPE_CHECKING:
 _Ticket = TypeVar("_Ticket")
 
 MESSAGE_BYTES = 256 * 1024
-"""Records written one by one wait for others up to so much, while other messages are in flight."""
+"""Size of a message of records that were written one by one.  While other messages are in flight,
+records wait for others until this size is reached."""
 _BATCH_BYTES_MAX = 2 * 1024 * 1024
 _RECORD_BYTES = 256
-"""What a record that is written by itself costs in memory beyond its payload."""
+"""Memory that a record written by itself takes beside its payload."""
 
 
 class End(msgspec.Struct, frozen=True, array_like=True):
-    """Where a message ends: its last record is number `records` of the stream, at `dlsn`.
+    """The end of a message: its last record is number `records` of the stream, at `dlsn`.
 
-    The last `together` records of the message are side by side in one entry.
+    The last `together` records of the message are consecutive in one entry.
     """
 
     records: int
@@ -49,7 +51,7 @@ class End(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Message(Generic[_Ticket]):
-    """Records from sequence `first` on; tickets stand for rows whose position is asked for."""
+    """Records from sequence `first` on; `tickets` pairs rows with callers that want a position."""
 
     first: int
     batch: pa.RecordBatch
@@ -58,7 +60,7 @@ class Message(Generic[_Ticket]):
 
     @property
     def last(self) -> int:
-        """The sequence of its last record."""
+        """The sequence of the message's last record."""
         return self.first + int(self.batch.num_rows) - 1
 
 
@@ -71,18 +73,18 @@ class _Run(Generic[_Ticket]):
 
 
 class Outbox(Generic[_Ticket]):
-    """The records of one writer, at most `bytes_max` of them and one more batch."""
+    """The records of one writer: at most `bytes_max` bytes, and one more batch."""
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._run: _Run[_Ticket] = _Run()
         self._messages: deque[Message[_Ticket]] = deque()
-        self._sent = 0  # so many of the messages are in flight
-        self._doubted = 0  # so many of them were sent on streams before
+        self._sent = 0  # number of messages in flight
+        self._doubted = 0  # number of messages that lost streams have sent
         self._next_sequence = 0
         self._bytes = 0
         self.sent_bytes = 0
-        """What is in flight."""
+        """Bytes in flight."""
 
     def __repr__(self) -> str:
         return f"<Outbox {len(self)} records, {self._sent} messages in flight>"
@@ -97,11 +99,11 @@ class Outbox(Generic[_Ticket]):
 
     @property
     def has_room(self) -> bool:
-        """Whether a quarter of the limit or less is taken."""
+        """Whether at most a quarter of the limit is used, so that a woken caller writes a lot."""
         return self._bytes <= self._bytes_max // 4
 
     def begin(self, sequence: int) -> None:
-        """Number records from here on, those that are here first; none of them is in doubt."""
+        """Number the records from `sequence` on, the present ones first; none may be in doubt."""
         assert not self._sent + self._doubted
         for message in self._messages:
             message.first = sequence
@@ -131,7 +133,7 @@ class Outbox(Generic[_Ticket]):
             self.add_barrier(ticket)
 
     def add_barrier(self, ticket: _Ticket) -> bool:
-        """Let a ticket stand for the last record accepted; False if that is acknowledged."""
+        """Attach a ticket to the last accepted record; False if this record is acknowledged."""
         self._end_run()
         if not self._messages:
             return False
@@ -160,22 +162,23 @@ class Outbox(Generic[_Ticket]):
 
     @property
     def has_in_flight(self) -> bool:
-        """Whether something was sent and is not acknowledged."""
+        """Whether a message of this stream is sent and not acknowledged."""
         return self._sent > 0
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether something was sent on a stream before, and is not known to be durable."""
+        """Whether an earlier stream sent a message that is not known to be durable."""
         return self._doubted > 0
 
     def look(self) -> Message[_Ticket] | None:
         """Return the next message to send; None if there is none."""
+        # Records written one by one are sent now only if no other message waits to be sent.
         if self._sent == len(self._messages):
             self._end_run()
         return self._messages[self._sent] if self._sent < len(self._messages) else None
 
     def split(self) -> bool:
-        """Make two messages of the next one, which is too large; False if it has one record."""
+        """Split the next message, which is too large, in two; False if it has one record."""
         message = self._messages[self._sent]
         half = message.batch.num_rows // 2
         if not half:
@@ -190,7 +193,7 @@ class Outbox(Generic[_Ticket]):
         message.size_bytes -= rest.size_bytes
         message.tickets = [each for each in message.tickets if each[0] < half]
         self._messages.insert(self._sent + 1, rest)
-        self._doubted += self._sent < self._doubted
+        self._doubted += self._sent < self._doubted  # both halves of a message in doubt are
         return True
 
     def sent(self) -> None:
@@ -199,25 +202,25 @@ class Outbox(Generic[_Ticket]):
         self._sent += 1
 
     def begin_again(self) -> int:
-        """Note that nothing is in flight any more; return the sequence of what is sent first."""
+        """Note that the stream is lost; return the first sequence that the next one sends."""
         self._doubted = max(self._doubted, self._sent)
         self._sent = self.sent_bytes = 0
         return self._first
 
     def refused(self) -> None:
-        """Note that nothing was taken of what is in flight, so that this stream leaves no doubt."""
+        """Note that the proxy took no message in flight, so this stream adds none in doubt."""
         self._sent = self.sent_bytes = 0
 
     def acknowledged(
         self, last: int, ends: Iterable[tuple[int, End]] = ()
     ) -> list[tuple[_Ticket, DLSN | None]]:
-        """Take out what is durable: all up to the sequence `last`; return who is to be told what.
+        """Remove the durable messages, up to the sequence `last`; return tickets and positions.
 
-        `ends` are those of messages by their last sequence.  What was acknowledged before changes
+        `ends` has the ends of messages by their last sequence.  A repeated acknowledgement changes
         nothing.
 
         Raises:
-            UnexpectedError: that was never sent.
+            UnexpectedError: the record `last` was never sent.
         """
         sent = self._messages[self._sent - 1].last if self._sent else self._first - 1
         if last > sent:
@@ -231,7 +234,7 @@ class Outbox(Generic[_Ticket]):
         return self._messages[0].first if self._messages else self._next_sequence
 
     def durable_before(self, last: int) -> list[tuple[_Ticket, DLSN | None]]:
-        """Take out what a new stream says to be durable, of which positions are not told."""
+        """Remove the messages that a new stream reports as durable; their positions are unknown."""
         assert not self._sent
         return self._take(last, {})
 
@@ -248,7 +251,7 @@ class Outbox(Generic[_Ticket]):
         return told
 
     def drain(self) -> list[_Ticket]:
-        """Give everything up; return who waited."""
+        """Remove all records; return all tickets."""
         tickets = [ticket for message in self._messages for _, ticket in message.tickets]
         tickets += self._run.tickets
         self._messages.clear()
@@ -260,6 +263,8 @@ class Outbox(Generic[_Ticket]):
 def _positions(message: Message[_Ticket], end: End | None) -> list[tuple[_Ticket, DLSN | None]]:
     if end is None or end.dlsn is None:
         return [(ticket, None) for _, ticket in message.tickets]
+    # The proxy reports one position.  Others follow from it only within the same entry, where
+    # slots are consecutive.
     last, count = DLSN.parse(end.dlsn), message.batch.num_rows
     told: list[tuple[_Ticket, DLSN | None]] = []
     for row, ticket in message.tickets:

@@ -1,4 +1,4 @@
-"""Reads planned and performed through proxies, with the values that the core's face has."""
+"""Plans and reads through proxies, with the values of the public API of `dlcore`."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MAX_MS = 253_402_300_799_999
-"""The last one that has a date, in the year 9999; no record is younger."""
+"""The latest time that `datetime` can hold, in the year 9999; no record is younger."""
 KNOWN_LOGS_MAX = 10_000
-"""Logs of which a snapshot is kept, as the core does; the one not asked for longest goes."""
+"""Most snapshots that are kept, as in `dlcore`; the least recently used one is dropped."""
 _PREFIX = struct.Struct("<iI")
-"""Of an Arrow message: a marker, and the length of its header."""
+"""Prefix of an Arrow message: a marker, and the length of its header."""
 _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
 
 
 def arrow_of(message: PutMessage) -> pa.Buffer:
-    """Return the Arrow message in one of Flight."""
+    """Return the Arrow message that a Flight message contains."""
     header = message.told.data_header
     return pa.py_buffer(b"".join((_PREFIX.pack(-1, len(header)), header, message.body)))
 
 
 class Received(NamedTuple):
-    """Rows that a proxy sent, and the position behind them; without rows it told the columns."""
+    """Rows from a proxy, and the position behind them; the first message has columns only."""
 
     schema: pa.Schema
     batch: pa.RecordBatch | None
@@ -68,7 +68,7 @@ class Received(NamedTuple):
 
 
 async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, None]:
-    """Yield what proxies send for a ticket; after an outage what follows.
+    """Yield the messages of proxies for a ticket; after an outage go on behind the last one.
 
     Raises: LogNotFoundError, AlreadyTruncatedError, SchemaMismatchError, ProxyUnavailableError.
     """
@@ -94,10 +94,9 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
 async def act(
     calls: Endpoint, action: str, request: Any, answer: Any, *, extra_s: float = 0.0
 ) -> Any:
-    """Perform an action of a proxy; return its answer, decoded.
+    """Perform an action of a proxy; return its decoded answer.
 
-    An attempt that takes longer than `answer_s` of the action, and `extra_s`, is given up, and made
-    again.
+    An attempt that takes longer than `answer_s` of the action plus `extra_s` is retried.
     """
     message = pb.Action(type=action, body=msgspec.json.encode(request))
     within_s = answer_s(action) + extra_s
@@ -108,7 +107,7 @@ async def act(
 
 
 class LogInfo(ShownFields, msgspec.Struct, frozen=True):
-    """What a proxy tells of a log; see `dlcore.proxy.reading.serving.InfoMetadata`."""
+    """Facts about a log from a proxy; see `dlcore.proxy.reading.serving.InfoMetadata`."""
 
     log_id: str
     end: str
@@ -119,21 +118,21 @@ class LogInfo(ShownFields, msgspec.Struct, frozen=True):
 
 
 def asked_by(ticket: Ticket) -> pb.FlightDescriptor:
-    """Return what asks about the range of a ticket."""
+    """Return the descriptor of a request about the range of a ticket."""
     return pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=ticket.encode())
 
 
 async def get_info(calls: Endpoint, log: str, log_id: str | None = None) -> LogInfo:
-    """Return what a log holds now."""
+    """Return facts about a log now."""
     asked = asked_by(Ticket(log=log, log_id=log_id))
     info = await calls.ask("GetFlightInfo", asked, pb.FlightInfo)
     return msgspec.json.decode(info.app_metadata, type=LogInfo)
 
 
 async def seal(calls: Endpoint, log: LogKey, *, again: bool = False) -> None:
-    """Seal a log that is not; or that may be, since it was to be sealed before: `again`.
+    """Seal a log that is not sealed; with `again` an earlier attempt may have sealed it.
 
-    Asked for again where the answer was lost, it is known by its id.
+    The proxy recognizes a retried request by the log's id, and answers it as the first one.
     """
     if not again and (await get_info(calls, log.name, log.log_id)).sealed:
         raise EndOfStreamError(f"log {log.name!r} is sealed")
@@ -141,14 +140,14 @@ async def seal(calls: Endpoint, log: LogKey, *, again: bool = False) -> None:
 
 
 class RemoteSnapshots:
-    """Takes snapshots; of a log that was looked at before, asks for what came since."""
+    """Takes snapshots; for a log with a kept snapshot it requests only the newer segments."""
 
     def __init__(self, calls: Endpoint) -> None:
         self._calls = calls
         self._known: dict[str, LogSnapshot] = {}
 
     async def take(self, names: Sequence[str]) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that do not exist."""
+        """Return a snapshot of each log; None for those that do not exist."""
         names = list(dict.fromkeys(names))
         known = {name: self._known[name] for name in names if name in self._known}
         request = SnapshotsRequest(
@@ -163,7 +162,7 @@ class RemoteSnapshots:
         found = {each.log: each for each in unpack_snapshots(answer["snapshots"])}
         for name in names:
             before, now = known.get(name), found.get(name)
-            self._known.pop(name, None)  # so that the one asked for last comes last
+            self._known.pop(name, None)  # keeps the least recently used one first
             if now is None:
                 continue
             if before is not None and before.log_id == now.log_id and before.segments:
@@ -176,14 +175,17 @@ class RemoteSnapshots:
 
 
 def _continued(before: LogSnapshot, now: LogSnapshot) -> LogSnapshot:
-    """Return `now`, which begins with the last segment of `before`, with what is left of those."""
+    """Return `now`, which begins at the last segment of `before`, with the segments before it.
+
+    Segments that were truncated meanwhile are left out.
+    """
     last = before.segments[-1].lssn
     kept = (each for each in before.segments if now.first.lssn <= each.lssn < last)
     return replace(now, segments=(*kept, *now.segments))
 
 
 async def get_schemas(calls: Endpoint, names: Sequence[str]) -> dict[str, Any]:
-    """Return each existing log's schema; None if it is one of bytes."""
+    """Return each existing log's schema; None for a byte log."""
     answer = await act(
         calls, "schemas", LogsRequest(list(names)), dict[str, dict[str, bytes | None]]
     )
@@ -196,7 +198,7 @@ async def get_schemas(calls: Endpoint, names: Sequence[str]) -> dict[str, Any]:
 async def find_places(
     calls: Endpoint, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
 ) -> list[RecordPlace]:
-    """Return the place of each first record that is wanted, in its snapshot."""
+    """Return the place of the first record of each search, in its snapshot."""
     searches = [Search(at.log, at.log_id, str(at.end), place_of(what)) for at, what in wanted]
     answer = await act(calls, "places", PlacesRequest(searches), dict[str, list[FoundPlace]])
     return [
@@ -206,7 +208,7 @@ async def find_places(
 
 
 def place_of(what: DLSN | NotLessThan) -> Place:
-    """Return what names a record in a ticket."""
+    """Return the place that names a record in a ticket."""
     if isinstance(what, DLSN):
         return Place(dlsn=str(what))
     if what.field is RecordField.TXID:
@@ -219,15 +221,16 @@ def place_of(what: DLSN | NotLessThan) -> Place:
 async def scan(
     calls: Endpoint, part: ScanRange, *, patience_s: float
 ) -> AsyncGenerator[ScanBatch, None]:
-    """Yield the records of a range, which were readable when it was planned, entry by entry.
+    """Yield the records of a range, entry by entry.
 
-    A proxy that does not know yet that they are is asked again.
+    They were readable when the range was planned.  A proxy that does not know this yet is asked
+    again.
 
     Raises:
         AlreadyTruncatedError: records were truncated after the range was planned.
         LogNotFoundError: the log was deleted meanwhile.
-        LedgerReadError: no proxy came to know of them for `patience_s`.
-        ProxyUnavailableError: none answered for as long as the namespace waits.
+        LedgerReadError: no proxy returned all of them within `patience_s`.
+        ProxyUnavailableError: no proxy answered for as long as the namespace waits.
     """
     position, retries = part.start, Retries(patience_s)
     columns = _columns_of(part)
@@ -258,7 +261,7 @@ async def scan(
 
 
 def _columns_of(part: ScanRange) -> list[str]:
-    """Return what to ask for: where records are, and the columns of the log that are wanted."""
+    """Return the columns to request: the positions of records, and the wanted columns."""
     if part.schema is None:
         wanted = part.columns is None or "value" in part.columns
         return [*_POSITIONS, *(["value"] if wanted else [])]
@@ -268,7 +271,7 @@ def _columns_of(part: ScanRange) -> list[str]:
 
 
 def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
-    """Yield the rows of a message, those of each entry by themselves, none of them copied."""
+    """Yield the rows of a message, one batch for each entry, without copies."""
     dlsns, txids, sequence_ids, timestamps = batch.columns[: len(_POSITIONS)]
     lssns, entries, slots = (numbers_of(each) for each in dlsns.flatten())
     times = timestamps.cast(pa.timestamp("ms", "UTC"))

@@ -1,8 +1,8 @@
-"""The reader of a log over an endpoint, which gives out rows as the core's does.
+"""The reader of a log over an endpoint; it returns rows as the reader of `dlcore` does.
 
-A stream of a proxy is open while it is read from: one that follows the log for those who wait for
-records, and one that ends with what is readable for those who do not.  Whoever changes his mind, or
-comes back to one that has ended, has another one opened at the reader's position.
+The reader has one stream of a proxy at a time.  A call that waits for new records needs a stream
+that follows the log; a call that stops at the end needs a stream that ends there.  If the open
+stream is of the other kind, or has ended, a new one is opened at the reader's position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
 
 
 class RemoteRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
-    """A record as read: where it is, its number in the log (from 0, no gaps), and when written."""
+    """A record as read: its position, its number in the log (from 0, no gaps), and its time."""
 
     dlsn: DLSN
     txid: int
@@ -47,10 +47,10 @@ class RemoteRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
 
 
 def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
-    """Return the rows of a log of bytes as records.
+    """Return the rows of a byte log as records.
 
     Raises:
-        ConfigurationError: they are none, or lack some of their columns.
+        ConfigurationError: the rows are of a typed log, or columns of a record are missing.
     """
     if not set(batch.schema.names) >= _RECORD_COLUMNS:
         needed, found = ", ".join(sorted(_RECORD_COLUMNS)), ", ".join(batch.schema.names)
@@ -73,9 +73,10 @@ def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
 
 
 class RemoteRows(Rows[RemoteRecord]):
-    """What is left of the rows of a message, behind which a reader is at `end`.
+    """The rest of the rows of a message; `end` is the position behind all of them.
 
-    Their own positions are told if they were asked for.  Else all are taken together, at `start`.
+    The position of a row is known if the reader requested the column of positions.  Otherwise the
+    rows count as one unit at `start`, which is taken as a whole.
     """
 
     __slots__ = ("_batch", "_end", "_start")
@@ -86,7 +87,7 @@ class RemoteRows(Rows[RemoteRecord]):
 
     @property
     def position(self) -> DLSN:
-        """The position of the next row; the one behind all of them when none is left."""
+        """The position of the next row; if no row is left, the position behind all of them."""
         left = self.rows_left
         if not left:
             return self._end
@@ -99,14 +100,14 @@ class RemoteRows(Rows[RemoteRecord]):
         return records_of(self._batch.slice(first_row))
 
     def take_batch(self, log: str) -> pa.RecordBatch:
-        """Take all that is left, with the columns that were asked for."""
+        """Take all rows that are left, with the requested columns."""
         first_row = self._row_count - self.rows_left
         self.drop()
         return self._batch.slice(first_row)
 
 
 class _Feed:
-    """A stream of a proxy, of which one message is waited for at a time."""
+    """A stream of a proxy; it receives one message at a time."""
 
     def __init__(self, messages: AsyncGenerator[Received, None], *, follows: bool) -> None:
         self.follows = follows
@@ -115,7 +116,7 @@ class _Feed:
 
     @property
     def is_here(self) -> bool:
-        """Whether a message is here; else it is asked for from now on."""
+        """Whether the next message has arrived; if no receive is in progress, one is started."""
         if self._next is None:
             self._next = asyncio.create_task(self._receive(), name="reading from a proxy")
             self._next.add_done_callback(_leave_to_the_next)
@@ -125,9 +126,10 @@ class _Feed:
         return await anext(self._messages, None)
 
     async def take(self) -> Received | None:
-        """Wait for a message; None at the end.  Who waits no longer leaves it to the next one."""
+        """Wait for a message; None at the end.  A cancelled call leaves the message to the next."""
         if not self.is_here:
             assert self._next is not None
+            # Unlike `await`, this does not cancel the task if the caller is cancelled.
             await asyncio.wait([self._next])
         assert self._next is not None
         done, self._next = self._next, None
@@ -136,7 +138,7 @@ class _Feed:
         return done.result()
 
     async def aclose(self) -> None:
-        """Read no more, also if whoever waits here is cancelled."""
+        """Stop reading; the stream is closed even if the caller is cancelled."""
         try:
             if self._next is not None:
                 self._next.cancel()
@@ -148,10 +150,10 @@ class _Feed:
 class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
     """Reads one log in order, each record once; use `RemoteLog.open_reader`.
 
-    `async for record in reader` yields every record that is readable, and ends there; `records` and
-    `batches` can also follow the log.  Batches have the rows of a message of the proxy.
+    `async for record in reader` yields every readable record, and ends there; `records` and
+    `batches` can also follow the log.  A batch has the rows of one message of the proxy.
 
-    What waits for proxies raises ProxyUnavailableError when none answered for as long as the
+    A method that waits for proxies raises ProxyUnavailableError if none answered for as long as the
     namespace waits; it may be called again.
     """
 
@@ -166,12 +168,12 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         self._hold = hold
         self._calls = calls
         self._columns = None if columns is None else list(columns)
-        self._place: Place | None = None  # what to ask for
+        self._place: Place | None = None  # start of the next stream
         self._feed: _Feed | None = None
         self._has_ended = self._closed = self._is_typed = False
         self._log, self.log_name = log, log.name
         self.schema: pa.Schema | None = None
-        """The columns, once the first answer came."""
+        """The columns; None before the first answer."""
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
@@ -187,12 +189,12 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         if found.first is not None:
             self._position = DLSN.parse(found.first)
             place = None if place is None else Place(dlsn=found.first)
-        else:  # a transaction id or a time is of a record to come
+        else:  # no record yet has this transaction id or time, or a higher one
             self._position = start.dlsn or DLSN.parse(found.end)
         self._place = place
 
     async def _look(self, start: Place | None) -> LogInfo:
-        """Return what is readable from there on, and learn whether that is records."""
+        """Return facts about the log from `start` on, and set whether the log is typed."""
         asked = asked_by(Ticket(log=self._log.name, log_id=self._log.log_id, start=start))
         info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
         names = pa.ipc.read_schema(pa.py_buffer(info.schema)).names
@@ -201,7 +203,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
 
     @property
     def is_typed(self) -> bool:
-        """Whether the log is typed: there are batches of it then, and no records."""
+        """Whether the log is typed: it then has batches, and no records."""
         return self._is_typed
 
     async def _require_usable(self) -> None:
@@ -219,7 +221,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
             try:
                 message = await feed.take()
             except Exception:
-                await self._leave()  # the next call begins where this one did
+                await self._leave()  # the next call opens a stream at the same position
                 raise
             if message is None:
                 await self._leave()
@@ -233,7 +235,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         feed = self._feed
         if feed is None or not (any_will_do or feed.follows == follow):
             await self._leave()
-            await self._require_usable()  # it may have been closed meanwhile
+            await self._require_usable()  # the reader may have been closed during the wait
             messages = received(self._calls, self._ticket(follow=follow))
             feed = self._feed = _Feed(messages, follows=follow)
         return feed
@@ -267,7 +269,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
             await feed.aclose()
 
     async def aclose(self) -> None:
-        """Stop reading; harmless when it is closed.  Who waits for it is told."""
+        """Stop reading; harmless if it is closed already.  Waiting calls raise an error."""
         self._closed = True
         self._position = self.position
         self._drop_rows()
@@ -276,7 +278,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
 
 def _leave_to_the_next(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
-        task.exception()  # else asyncio would log it where nobody reads on
+        task.exception()  # else asyncio would log it if no later call takes it
 
 
 def _place_of(start: ReadStart) -> Place | None:

@@ -1,7 +1,8 @@
-"""Atomic appends through proxies: what is staged, and committed, at whichever of them answers.
+"""Atomic appends through proxies: any proxy stages records, and any proxy commits them.
 
-A proxy that is lost is no harm to what it staged: that is durable, and another one commits it.
-What was sent and not staged yet is sent again, as long as it is little enough to be kept for that.
+Staged records are durable, so they survive the loss of the proxy, and another proxy commits them.
+Records that were sent but not yet staged are sent again, unless they were too many to be kept for
+this.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from dlcore.remote.endpoint import Endpoint
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024
-"""So much is gathered before a proxy is asked to stage it, and sent again if it is lost."""
+"""Most bytes that are kept.  Up to this size records wait in memory for `stage`, and are sent again
+if the proxy is lost; beyond it they are sent at once and not kept."""
 
 
 class _Ready(msgspec.Struct):
@@ -43,14 +45,14 @@ class _Ready(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What a proxy tells: that it is ready; then what it staged, or the status will say why not."""
+    """A message of a proxy: it is ready; or it has staged, None if the status has an error."""
 
     ready: _Ready | None = None
     staged: list[StagedExtent] | None = None
 
 
 class RemoteStagingWriter:
-    """Stages records through proxies, as `dlcore.log.staging.writer.StagingWriter` does."""
+    """Stages records through proxies; the counterpart of `dlcore.log.staging.writer`."""
 
     def __init__(self, calls: Endpoint, identity: str, *, shared: bool, patience_s: float) -> None:
         self._calls = calls
@@ -63,7 +65,7 @@ class RemoteStagingWriter:
 
     def _forget(self) -> None:
         self._call: Any = None
-        self._message_bytes_max = 0  # of the proxy
+        self._message_bytes_max = 0  # limit of the proxy
         self._answer: asyncio.Task[list[StagedExtent]] | None = None
         self._schema: pa.Schema | None = None
         self._kept: list[bytes] = []
@@ -72,9 +74,9 @@ class RemoteStagingWriter:
         self._attempts = Attempts(self._calls, self._target.staging, self._patience_s)
 
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs, all of the same columns until they are staged.
+        """Write rows for several logs; all have the same columns until they are staged.
 
-        What a proxy refuses of them is raised here, or by what is called next.
+        If a proxy refuses them, this call or a later one raises the error.
         Raises: as `StagingWriter.write_batch`; and ProxyUnavailableError.
         """
         for log, batch in parts:
@@ -98,10 +100,10 @@ class RemoteStagingWriter:
 
     @contextlib.asynccontextmanager
     async def _whole(self) -> AsyncIterator[None]:
-        """End the stream if it is left halfway: it would stage a part of what was written.
+        """End the stream if the block fails: otherwise the proxy could stage a part of the records.
 
-        What is kept is then sent again on another one, and what is not is lost, as the next call
-        tells.
+        Kept records are then sent again on another stream.  Records that are not kept are lost, and
+        the next call raises an error.
         """
         try:
             yield
@@ -124,7 +126,7 @@ class RemoteStagingWriter:
             self._kept = []
 
     async def _send_kept(self) -> None:
-        """Open a stream and send what is kept, until one takes it."""
+        """Open streams until one has taken all kept records."""
         while self._call is None:
             self._call = call = self._attempts.begin()
             try:
@@ -147,7 +149,7 @@ class RemoteStagingWriter:
             await write(self._call, part)
 
     def _parts(self, message: bytes) -> Iterator[bytes]:
-        """Yield a message in parts that the proxy takes."""
+        """Yield a message, in parts if it exceeds the proxy's limit."""
         if len(message) <= self._message_bytes_max:
             yield message
             return
@@ -173,13 +175,13 @@ class RemoteStagingWriter:
             await asyncio.gather(answer, return_exceptions=True)
 
     async def begin_round(self, number: int) -> None:
-        """Tell that what is written next is for a round of appends, as the core's writer."""
+        """Use a round number for later writes, as `StagingWriter.begin_round` does."""
         self._target = structs.replace(self._target, round=number)
 
     async def stage(self) -> list[StagedExtent]:
-        """Wait until all that was written is durable; return it, log by log.
+        """Wait until all written records are durable; return their extents, log by log.
 
-        Raises: as `write_batches`; WriteError: the proxy that staged is lost.
+        Raises: as `write_batches`; WriteError: the proxy is lost, with records that were not kept.
         """
         if self._schema is None:
             return []
@@ -209,17 +211,17 @@ class RemoteStagingWriter:
         )
 
     async def discard(self) -> None:
-        """Forget what was written since the last `stage`."""
+        """Forget all records that were written since the last `stage`."""
         await self._end_call()
         self._forget()
 
-    async def aclose(self, *, delete: bool = False) -> None:  # a proxy does
-        """Close it; what was staged stays until it is committed, or is settled."""
+    async def aclose(self, *, delete: bool = False) -> None:  # proxies delete by themselves
+        """Close the writer; staged records stay until they are committed or dropped."""
         await self.discard()
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches that fit a message, as far as a row does."""
+    """Yield the rows in batches that fit into a message; a single large row may not fit."""
     rows = batch.num_rows
     if rows <= 1 or (batch.nbytes <= MESSAGE_BYTES and rows <= ROWS_MAX):
         if rows:
@@ -240,10 +242,10 @@ async def _read(call: Any) -> _Answer:
 
 
 async def _hear(call: Any) -> list[StagedExtent]:
-    """Return what was staged.  Raises: EndedError."""
+    """Return the staged extents.  Raises: EndedError."""
     staged = (await _read(call)).staged
     if staged is None:
-        # It takes nothing more.  While something is sent the status could be lost.
+        # The proxy refuses the records.  If we went on sending, gRPC could lose its status.
         await call.done_writing()
         await _read(call)
         raise AssertionError("a proxy that refuses says why")
@@ -251,9 +253,9 @@ async def _hear(call: Any) -> list[StagedExtent]:
 
 
 class RemoteStagedAppend:
-    """One atomic append to any number of logs, as `dlcore.log.staging.append.StagedAppend`.
+    """One atomic append to any number of logs; the counterpart of `StagedAppend` of `dlcore`.
 
-    Whatever breaks, it is tried again under one token until a proxy tells what has become of it.
+    After a failure the request is retried with the same token, until a proxy reports its result.
     """
 
     def __init__(self, calls: Endpoint, request: AppendRequest, *, patience_s: float) -> None:
@@ -297,23 +299,23 @@ class RemoteStagedAppend:
         return cls(calls, request, patience_s=patience_s)
 
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents takes all of them.
+        """Stage rows for a log; `commit` without extents commits all of them.
 
         Raises: as `RemoteStagingWriter.write_batch`.
         """
         await self._writer.write_batch(log, batch)
 
     async def stage(self) -> list[StagedExtent]:
-        """Make durable what was written here, and return it.  Raises: as the writer's."""
+        """Make all written records durable; return their extents.  Raises: as the writer's."""
         self._staged += await self._writer.stage()
         return list(self._staged)
 
     async def commit(
         self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
-        """Append `extents` to their logs: all or nothing, once; where they are is not told.
+        """Append `extents` to their logs: all or nothing, once.  The result has no positions.
 
-        Raises: as the core's; ProxyUnavailableError: whether it was committed is unknown.
+        Raises: as `StagedAppend.commit`; ProxyUnavailableError: the result is unknown.
         """
         if extents is None:
             extents = await self.stage()
@@ -323,18 +325,18 @@ class RemoteStagedAppend:
         if asked.run is not None:
             run = replace(asked.run, commits_ns=time.monotonic_ns())
             asked = msgspec.structs.replace(asked, run=run)
-        # A proxy may wait for so long for the lock of each log before it answers.
+        # Before it answers, a proxy may wait this long for the locks of the logs.
         wait_s = asked.lock_timeout_s or 0.0
         answer = await act(self._calls, "commit_append", asked, dict[str, bool], extra_s=wait_s)
         is_done = answer["already_committed"]
         return CommitResult(committed=not is_done, already_committed=is_done)
 
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
-        """Drop what was staged.  Raises: MetadataError, ProxyUnavailableError."""
+        """Drop the staged records.  Raises: MetadataError, ProxyUnavailableError."""
         await self.aclose()
         asked = self._request.with_extents(extents or self._staged)
         await act(self._calls, "abort_append", asked, dict[str, Any])
 
     async def aclose(self) -> None:
-        """Forget what was written and not staged."""
+        """Forget the records that were written and not staged."""
         await self._writer.aclose()

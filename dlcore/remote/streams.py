@@ -1,4 +1,4 @@
-"""One DoPut as its client sees it: what it is told, how it ends, where the next one is begun."""
+"""The client's side of a DoPut: messages of the proxy, the end of the stream, and retries."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
-"""Statuses after which the same may succeed, which costs nothing: records are taken once."""
+"""Statuses after which a retry may succeed; it is safe, because a log takes each record once."""
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
-"""What the end of a call raises; a cancellation if its channel was closed."""
+"""Exceptions at the end of a call; a cancellation means that the channel was closed."""
 
 
 class Ready(msgspec.Struct):
-    """A proxy takes the stream: so much may be on its way, and no message larger than that."""
+    """A proxy accepts the stream; it limits the records and bytes in flight, and each message."""
 
     window_records: int
     window_bytes: int
@@ -56,7 +56,7 @@ class _Draining(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """A message of a proxy: one of its fields is there."""
+    """A message of a proxy: one of `ready`, `acked` and `draining` is set."""
 
     ready: Ready | None = None
     acked: int | None = None
@@ -70,9 +70,10 @@ _decode = msgspec.json.Decoder(_Told).decode
 
 @dataclass(eq=False)
 class EndedError(Exception):
-    """A stream has ended: with an error or in order.
+    """A stream has ended, with an error or in order.
 
-    It may have said where the log is served, or when to come again.
+    `location` is the proxy that owns the log, and `retry_after_s` the pause that the proxy asks
+    for, if it sent them.
     """
 
     error: DLError
@@ -82,7 +83,7 @@ class EndedError(Exception):
 
 
 async def ended(call: Any) -> EndedError:
-    """Return why a call ended that has ended.  Raises: CancelledError: it was this task."""
+    """Return the reason why a call has ended.  Raises: CancelledError: this task was cancelled."""
     if is_cancelled():
         raise asyncio.CancelledError
     code, details = await call.code(), await call.details() or ""
@@ -121,7 +122,7 @@ async def write(call: Any, data: bytes) -> None:
 
 
 class Attempts:
-    """When and where a log is written to again, after a stream to it has ended."""
+    """The time and the proxy of the next stream to a log, after one has ended."""
 
     def __init__(self, calls: Endpoint, log: str, patience_s: float) -> None:
         self._calls = calls
@@ -136,7 +137,7 @@ class Attempts:
         return call
 
     async def failed(self, end: EndedError) -> None:
-        """Wait until it is to be tried again.  Raises: what ended it for good."""
+        """Wait until the next attempt.  Raises: the error, if another attempt is useless."""
         error, location, again = end.error, end.location, end.again
         if again:
             error = await self._calls.explained(error, self._turn)
@@ -146,7 +147,7 @@ class Attempts:
         )
         logger.info("log=%s: its stream ended: %s", self._log, error)
         if isinstance(error, OverCapacityError):
-            pass  # it is the one who serves the log
+            pass  # the refusal comes from the owner of the log: ask it again
         elif location is None:
             reached = not isinstance(error, ProxyUnavailableError)
             self._calls.failed(self._log, self._turn, reached=reached)
@@ -156,7 +157,7 @@ class Attempts:
 
 
 def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes:
-    """Return what opens a stream for batches of a schema."""
+    """Return the message that opens a stream for batches of a schema."""
     command = msgspec.json.encode(target)
     descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=command)
     data = pb.FlightData.FromString(framed(schema.serialize(), b""))
@@ -165,7 +166,7 @@ def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes
 
 
 def too_long(message: bytes, bytes_max: int) -> LogRecordTooLongError:
-    """Return the error for a message that a proxy does not take, and that cannot be in parts."""
+    """Return the error for a message that exceeds a proxy's limit and cannot be split."""
     return LogRecordTooLongError(
         f"a message of {len(message)} bytes that cannot be cut: the proxy takes {bytes_max} bytes "
         "at most (message_bytes_max)"

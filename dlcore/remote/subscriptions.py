@@ -1,7 +1,9 @@
-"""A position that a log keeps, held by a client of proxies: by a token, for it has no session.
+"""The stored position of a subscriber, held by a client of proxies.
 
-Each change is a compare-and-set by a mark, which says what was seen before.  So what is asked for
-again, since the answer was lost, is done once, and whoever takes the subscription later ends it.
+Such a client has no ZooKeeper session; a token identifies it instead.  Each change is a
+compare-and-set: it carries the `Mark` (version and token) that the client saw last.  Therefore a
+request that is retried after a lost answer takes effect once, and a client that takes the
+subscription later ends the hold of the earlier one.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class _Moved(msgspec.Struct):
 async def show(
     calls: Endpoint, log: LogKey, subscriber: str | None = None
 ) -> dict[str, SeenPosition]:
-    """Return what is kept, by subscriber; of one alone if he is named."""
+    """Return the stored positions by subscriber; only that of `subscriber` if it is given."""
     request = SubscriptionsRequest(log=log.name, log_id=log.log_id, subscriber=subscriber)
     shown: _Shown = await act(calls, "subscriptions", request, _Shown)
     return shown.subscriptions
@@ -69,7 +71,7 @@ class RemoteHold:
         self._token = ""
         self._mark: Mark | None = None
         self._position = DLSN.INITIAL
-        self._asked: DLSN | None = None  # to be stored, by an attempt whose end is not known
+        self._asked: DLSN | None = None  # position of a request whose result is unknown
         self._turn = asyncio.Lock()
 
     @property
@@ -78,9 +80,12 @@ class RemoteHold:
         return self._position
 
     async def take(self, position: DLSN | None = None, *, waits: bool) -> None:
-        """Make it ours, at a position if one is given, and else where it is.
+        """Take the subscription, at `position` if it is given, otherwise at the stored one.
 
-        One that a reader of the core has is waited for, if that is said; a warning tells who it is.
+        If a reader of `dlcore` has it and `waits` is set, wait, and log a warning that names the
+        reader; otherwise raise.
+
+        Raises: OwnershipAcquireFailedError: a reader of `dlcore` has it.
         """
         while True:
             seen = (await show(self._calls, self._log, self._subscriber)).get(self._subscriber)
@@ -96,7 +101,7 @@ class RemoteHold:
                         raise
                     await self._wait_for(at, held)
             except SubscriptionMovedError:
-                continue  # by somebody else, since it was looked at
+                continue  # another client changed it since we read it
             return
 
     async def _wait_for(self, position: DLSN, held: OwnershipAcquireFailedError) -> None:
@@ -109,13 +114,14 @@ class RemoteHold:
             telling.cancel()
 
     async def commit(self, position: DLSN) -> None:
-        """Store a position, unless somebody else has taken the subscription.
+        """Store a position, unless another client has taken the subscription.
 
         Raises:
-            SubscriptionMovedError: somebody has.
-            ProxyUnavailableError: no proxy answers; it may be tried again.
+            SubscriptionMovedError: another client has taken it.
+            ProxyUnavailableError: no proxy answers; the call may be retried.
         """
         async with self._turn:
+            # Repeat the request whose answer was lost: only its answer has the present mark.
             if self._asked is not None:
                 await self._move(self._asked)
             await self._move(position)

@@ -1,4 +1,4 @@
-"""The blocking face of `dlcore.remote`: the same names, over one background event loop."""
+"""The blocking API of `dlcore.remote`: the same names, over one background event loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 def open_namespace(
     endpoint: str, *, patience_s: float = PATIENCE_S, tls: TlsFiles | None = None
 ) -> RemoteNamespace:
-    """Open the logs that proxies serve.  Arguments and errors: `dlcore.remote.open_namespace`."""
+    """Open the namespace that proxies serve; see `dlcore.remote.open_namespace`."""
     portal = shared_portal()
     opening = async_namespace.open_namespace(endpoint, patience_s=patience_s, tls=tls)
     return RemoteNamespace(portal, portal.call(opening))
@@ -63,7 +63,7 @@ class RemoteNamespace(RemoteNamespaceCalls):
         return repr(self._namespace)
 
     def open_log(self, name: str, *, create_if_missing: bool = False) -> RemoteLog:
-        """Open a log, with `create_if_missing` one of bytes that is made if there is none.
+        """Open a log; with `create_if_missing` a missing log is created as a byte log.
 
         Raises: LogNotFoundError, InvalidLogNameError, ProxyUnavailableError.
         """
@@ -72,7 +72,7 @@ class RemoteNamespace(RemoteNamespaceCalls):
 
 
 class RemoteLog(RemoteLogCalls):
-    """One log.  Each method is that of the async twin, with its errors."""
+    """One log.  Each method behaves as in the async twin, with the same errors."""
 
     def __init__(
         self, portal: Portal, log: async_log.RemoteLog, writers: dict[BufferingWriter, None]
@@ -101,10 +101,10 @@ class RemoteLog(RemoteLogCalls):
     def open_writer(
         self, *, producer: str | None = None, flush_interval_s: float = FLUSH_INTERVAL_S
     ) -> RemoteWriter:
-        """Return a writer, which a proxy has accepted.  Arguments and errors: the async twin's.
+        """Return a writer that a proxy has accepted.  Arguments and errors: the async twin's.
 
-        It hands over in the background what it has held for `flush_interval_s`; 0: not before it
-        is full or flushed.
+        In the background it hands over records that it has held for `flush_interval_s` seconds; 0:
+        it hands records over only when its buffer is full or flushed.
         """
         writer = self._call(self._log.open_writer(producer=producer))
         return RemoteWriter(self._portal, writer, self._writers, flush_interval_s=flush_interval_s)
@@ -118,7 +118,7 @@ class RemoteLog(RemoteLogCalls):
         subscriber: str | None = None,
         columns: Sequence[str] | None = None,
     ) -> RemoteReader:
-        """Open a reader; at the first record that is not truncated, unless one of these is given.
+        """Open a reader at a position; at the first readable record if none is given.
 
         Raises: as the async twin.
         """
@@ -132,7 +132,7 @@ class RemoteLog(RemoteLogCalls):
         return RemoteReader(self._portal, self._call(opening))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
-        """Open a writer of the log's bytes, as a file is; it is the only one.
+        """Open a binary file that appends to the log's bytes; it fences an earlier one.
 
         Raises: as the async twin.
         """
@@ -142,14 +142,14 @@ class RemoteLog(RemoteLogCalls):
 
 
 class RemoteWriter(BufferingWriter):
-    """Appends to one log, together with others; each record is in the log once.  Not thread-safe.
+    """Appends to one log, beside other writers; each record is in the log once.  Not thread-safe.
 
-    `write` buffers in the calling thread; `flush`, `commit`, `close` or a full buffer hand records
-    over, and what has waited for `flush_interval_s` is handed over in the background.  The next
-    call, also a `write`, raises the error of records handed over, and takes nothing then.
+    `write` buffers in the calling thread.  `flush`, `commit`, `close` or a full buffer hand records
+    over; records that have waited for `flush_interval_s` are handed over in the background.  If
+    records that were handed over fail, the next call raises their error and takes no record.
 
-    One that is open when its namespace closes, or at exit, is closed then.  What cannot be written
-    at exit within 10 s is logged as an error, and the exit status is 120.
+    A writer that is open when its namespace closes, or at exit, is closed then.  If records cannot
+    be written at exit within 10 s, this is logged as an error, and the exit status is 120.
     """
 
     _writer: writing.RemoteWriter
@@ -177,12 +177,12 @@ class RemoteWriter(BufferingWriter):
 
     @property
     def producer(self) -> str:
-        """The name under which it numbers its records."""
+        """The name under which the writer numbers its records."""
         return self._writer.producer
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next record, among all that its producer wrote to the log, from 0."""
+        """The sequence number of the producer's next record in this log, from 0."""
         with self._taking:
             return self._writer.next_sequence + self._waiting
 
@@ -203,7 +203,7 @@ class RemoteWriter(BufferingWriter):
             self._look_around()
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of a batch; the async twin says which columns it has."""
+        """Write the rows of a batch; the async twin describes its columns."""
         self._require_usable()
         self._tell_failure()
         self._buffer_to_outbox()
@@ -222,13 +222,13 @@ class RemoteWriter(BufferingWriter):
 class RemoteReader(RowsTwin[RemoteRows, RemoteRecord]):
     """Reads one log in order, each record once.  Not thread-safe.
 
-    `for record in reader` yields every record that is readable, and ends there; `records` and
-    `batches` can also follow the log.
+    `for record in reader` yields every readable record, and ends there; `records` and `batches` can
+    also follow the log.
     """
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns, once the first answer came."""
+        """The columns; None before the first answer."""
         return self._reader.schema
 
 
@@ -246,7 +246,7 @@ class RemoteRange(Framed):
         return iterate(self._portal, self._range.__aiter__())
 
     def to_arrow(self) -> pa.Table:
-        """Return all of it as a table.  Raises: as iterating."""
+        """Return all records as a table.  Raises: as iteration."""
         return self._portal.call(self._range.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

@@ -44,7 +44,7 @@ class RemoteNamespaceCalls(WritersNamespace):
     def get_snapshots(
         self, names: Sequence[str], *, fresh: bool = True
     ) -> dict[str, LogSnapshot | None]:
-        """Return what each log holds now; None for those that are not there.
+        """Return a snapshot of each log; None for those that do not exist.
 
         Raises: LedgerReadError, MetadataError, ProxyUnavailableError.
         """
@@ -57,7 +57,7 @@ class RemoteNamespaceCalls(WritersNamespace):
     def find_places(
         self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
     ) -> list[RecordPlace]:
-        """Return the place of each first record that is wanted, in its snapshot.
+        """Return the place of the first record of each search, in its snapshot.
 
         Raises: LogNotFoundError: a log is gone; and as `get_snapshots`.
         """
@@ -73,25 +73,25 @@ class RemoteNamespaceCalls(WritersNamespace):
     def create_log(
         self, name: str, *, settings: LogSettings | None = None, schema: pa.Schema | None = None
     ) -> None:
-        """Create a log of bytes, or with a schema a typed one; `settings` are stored with it.
+        """Create a byte log, or a typed log if `schema` is given; `settings` are stored with it.
 
-        Raises: LogExistsError; InvalidLogNameError, MetadataError; ProxyUnavailableError: it may be
-            there, or not.
+        Raises: LogExistsError, InvalidLogNameError, MetadataError; ProxyUnavailableError: the log
+            may be created, or not.
         """
         self._call(self._namespace.create_log(name, settings=settings, schema=schema))
 
     def delete_log(self, name: str) -> None:
-        """Delete a log and its data; the proxy that writes it lets go of it first.
+        """Delete a log and its data, after its owner has released it.
 
         Raises:
             LogNotFoundError: there is no such log.
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            MetadataError; ProxyUnavailableError: it may be done, or not.
+            OwnershipAcquireFailedError: a writer that is no proxy owns the log.
+            MetadataError; ProxyUnavailableError: the log may be deleted, or not.
         """
         self._call(self._namespace.delete_log(name))
 
     def rename_log(self, name: str, new_name: str) -> None:
-        """Give a log another name, at once for everybody.
+        """Give a log another name, at once for all clients.
 
         Raises: LogExistsError: there is a log `new_name`; else as `delete_log`.
         """
@@ -102,9 +102,10 @@ class RemoteNamespaceCalls(WritersNamespace):
         return self._call(self._namespace.log_exists(name))
 
     def merge_schema(self, name: str, schema: pa.Schema) -> None:
-        """Add columns to a typed log, or widen them.
+        """Add columns to a typed log, or widen their types.
 
-        Raises: SchemaMismatchError: it cannot have them; LogNotFoundError; and as `create_log`.
+        Raises: SchemaMismatchError: the log cannot have these columns; LogNotFoundError; and as
+            `create_log`.
         """
         self._call(self._namespace.merge_schema(name, schema))
 
@@ -119,7 +120,7 @@ class RemoteNamespaceCalls(WritersNamespace):
         keep_record: bool = True,
         strict: bool = False,
     ) -> StagedAppend:
-        """Begin an atomic append to any number of logs; arguments and errors are the core's."""
+        """Begin an atomic append to any number of logs.  Arguments: those of `dlcore`."""
         return StagedAppend(
             self._portal,
             self._call(
@@ -138,7 +139,7 @@ class RemoteNamespaceCalls(WritersNamespace):
     def open_staging_writer(self, *, identity: str, shared: bool = False) -> StagingWriter:
         """Open a writer whose records enter logs when an append commits them.
 
-        With `shared` proxies keep its ledgers open for others of that identity.
+        With `shared` proxies keep its ledgers open for other writers of the same identity.
         """
         return StagingWriter(
             self._portal,
@@ -153,7 +154,7 @@ class RemoteNamespaceCalls(WritersNamespace):
         timestamp_ms: int | None = None,
         positions: Mapping[str, DLSN] | None = None,
     ) -> MergedReader[RemoteRecord]:
-        """Open a reader over several logs; arguments and errors are the core's."""
+        """Open a reader over several logs.  Arguments and errors: those of `dlcore`."""
         return MergedReader(
             self._portal,
             self._call(
@@ -180,15 +181,15 @@ class RemoteLogCalls(Blocking):
         return self._log.log_id
 
     def get_info(self) -> LogInfo:
-        """Return what the log holds now.  Raises: LogNotFoundError, ProxyUnavailableError."""
+        """Return facts about the log now.  Raises: LogNotFoundError, ProxyUnavailableError."""
         return self._call(self._log.get_info())
 
     def get_schema(self) -> pa.Schema:
-        """Return the columns of its rows.  Raises: as `get_info`."""
+        """Return the columns of the log's rows.  Raises: as `get_info`."""
         return self._call(self._log.get_schema())
 
     def get_snapshot(self) -> LogSnapshot:
-        """Return what is readable now, with all that scans need.  Raises: as `get_info`."""
+        """Return the log's readable state, with all that scans need.  Raises: as `get_info`."""
         return self._call(self._log.get_snapshot())
 
     def get_dlsn_not_less_than_txid(self, txid: int) -> DLSN:
@@ -240,14 +241,14 @@ class RemoteLogCalls(Blocking):
     def truncate(
         self, dlsn: DLSN | None = None, *, txid: int | None = None, timestamp_ms: int | None = None
     ) -> bool:
-        """Drop records, beside a live writer; arguments, result and errors are the core's.
+        """Drop records; a live writer goes on.  Arguments, result and errors: those of `dlcore`.
 
-        Raises: ProxyUnavailableError: it may be done, or not.
+        Raises: ProxyUnavailableError: the records may be dropped, or not.
         """
         return self._call(self._log.truncate(dlsn, txid=txid, timestamp_ms=timestamp_ms))
 
     def get_settings(self) -> LogSettings:
-        """Return what is stored with the log for whoever writes it.
+        """Return the settings that are stored with the log for its writers.
 
         Raises: LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
@@ -256,39 +257,39 @@ class RemoteLogCalls(Blocking):
     def update_settings(self, /, **changes: object) -> LogSettings:
         """Change settings that are stored with the log, by name (`LogSettings`); return all.
 
-        None unsets one.  Running writers take the change over within moments.
+        None unsets one.  Running writers apply the change within moments.
 
         Raises:
-            ConfigurationError: there is no such setting, or it cannot have that value.
+            ConfigurationError: a setting does not exist, or cannot have this value.
             LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         return self._call(self._log.update_settings(**changes))
 
     def delete(self) -> None:
-        """Delete the log and its data, harmless when it is gone; who writes it lets go of it first.
+        """Delete the log and its data, after its owner has released it; harmless if it is gone.
 
         Raises:
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
-            LogRenamedError: it has another name since it was opened.
-            MetadataError; ProxyUnavailableError: it may be done, or not.
+            OwnershipAcquireFailedError: a writer that is no proxy owns the log.
+            LogRenamedError: the log was renamed since it was opened.
+            MetadataError; ProxyUnavailableError: the log may be deleted, or not.
         """
         self._call(self._log.delete())
 
     def rename(self, name: str) -> None:
-        """Give the log another name, at once for everybody, under which this handle goes on.
+        """Give the log another name, at once for all clients; this object goes on under it.
 
         Raises: LogExistsError: there is a log of that name; LogNotFoundError; else as `delete`.
         """
         self._call(self._log.rename(name))
 
     def mark_end_of_stream(self) -> None:
-        """Seal the log: no record can follow, readers learn that they are done.
+        """Seal the log: no record can follow, and readers get the end of stream.
 
-        The proxy that writes it lets go of it first, with all that was accepted.
+        The proxy that owns the log first makes all accepted records durable, and releases it.
 
         Raises:
-            EndOfStreamError: it is sealed.
-            OwnershipAcquireFailedError: a writer beside the proxies owns it.
+            EndOfStreamError: the log is sealed already.
+            OwnershipAcquireFailedError: a writer that is no proxy owns the log.
             LogNotFoundError, MetadataError; ProxyUnavailableError: it may be sealed, or not.
         """
         self._call(self._log.mark_end_of_stream())
@@ -299,20 +300,21 @@ class RemoteLogCalls(Blocking):
         """Append records, all or none, if the log's last record is the one at `expected`.
 
         Args:
-            records: a MiB of them at most, which become part of one entry.
-            expected: the position; None: the log holds no record.
+            records: at most 1 MiB of records; they become a part of one entry.
+            expected: the position of the last record; None: the log holds no record.
 
-        Returns: the position of the last of them; None if it is not known any more.
+        Returns: the position of the last appended record; None if it is not known any more.
 
         Raises:
             ConditionFailedError: another record is the last one; nothing is written.
-            ProxyUnavailableError: no proxy answered; they may be in the log or not.
-            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: they are refused.
+            ProxyUnavailableError: no proxy answered; the records may be in the log or not.
+            ConfigurationError, TransactionIdOutOfOrderError, EndOfStreamError: the records are
+                refused.
         """
         return self._call(self._log.append(records, expected=expected))
 
     def get_subscriptions(self) -> dict[str, DLSN]:
-        """Return the positions that are stored for subscribers: of the next record each reads.
+        """Return the stored positions of subscribers: the next record that each one reads.
 
         Raises: LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
@@ -326,12 +328,12 @@ class RemoteLogCalls(Blocking):
         txid: int | None = None,
         timestamp_ms: int | None = None,
     ) -> DLSN:
-        """Store where a subscriber goes on, forward or back, and return it.
+        """Store the position of a subscriber, forward or back, and return it.
 
-        A reader over an endpoint that he has commits nothing any more.
+        If the subscriber has a reader over an endpoint, this reader's next `commit` fails.
 
         Raises:
-            OwnershipAcquireFailedError: he has a reader of the core.
+            OwnershipAcquireFailedError: the subscriber has a reader of `dlcore`.
             OverCapacityError, LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         return self._call(
@@ -342,14 +344,14 @@ class RemoteLogCalls(Blocking):
         """Forget a subscriber; return whether there was one.
 
         Raises:
-            OwnershipAcquireFailedError: he has a reader of the core.
-            SubscriptionMovedError: one over an endpoint moved it meanwhile.
+            OwnershipAcquireFailedError: the subscriber has a reader of `dlcore`.
+            SubscriptionMovedError: a client of proxies moved the subscription meanwhile.
             LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         return self._call(self._log.delete_subscription(subscriber))
 
     def open_stream_reader(self, position: int | None = None) -> AppendOnlyStreamReader:
-        """Open a reader of the log's bytes; the position and errors are those of the core.
+        """Open a reader of the log's bytes, at `position` or at the first readable byte.
 
         Raises: as `open_reader`, and as `AppendOnlyStreamReader.seek`.
         """

@@ -1,7 +1,7 @@
-"""Reasons of TLS why a proxy does not answer, which gRPC tells in words of its own.
+"""The reason why TLS with a proxy fails, which gRPC does not report clearly.
 
-The connection is made once more without gRPC, and its handshake says what is wrong.  A proxy that
-is gone, or busy, gives no reason here: what is tried again may succeed.
+A second connection is made without gRPC, and its handshake shows the reason.  A proxy that is gone
+or busy yields no reason here, because another attempt may succeed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dlcore.base.tls import TlsFiles
 
 _LOOK_S = 2.0
-"""A proxy that answers begins to within so much."""
+"""A proxy that answers at all sends its first byte within this time."""
 
 
 async def tls_reason(address: str, tls: TlsFiles | None, *, is_secure: bool) -> str | None:
-    """Return what is wrong with TLS between us and a proxy, and what would be right, if anything.
+    """Return why TLS with a proxy fails, and how to mend it; None if TLS is not the reason.
 
-    Raises: ConfigurationError: our files are not what they should be.
+    Raises: ConfigurationError: our own files are invalid.
     """
     if not is_secure:
         found = await _first_byte(address, _trusting_all())
@@ -48,11 +48,11 @@ _EXPECTED = "expected a certificate signed by whom its tls_ca names"
 
 
 _SETTINGS = b"\0"
-"""The first byte of HTTP/2 from a server that has let us in."""
+"""The first byte of HTTP/2 from a server that has accepted our certificate."""
 
 
 def _trusting_all() -> ssl.SSLContext:
-    """Return what a server is only looked at with: nothing is sent to it."""
+    """Return a context that trusts every server: safe, because no data is sent."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -64,7 +64,7 @@ def _is_plain(found: bytes | ssl.SSLError | None) -> bool:
 
 
 async def _first_byte(address: str, context: ssl.SSLContext) -> bytes | ssl.SSLError | None:
-    """Return what a server says first under TLS, or why not; None if that is not known."""
+    """Return the first byte from a server under TLS, or TLS's error; None if neither is known."""
     host, _, port = address.rpartition(":")
     context.set_alpn_protocols(["h2"])
     try:
@@ -79,5 +79,5 @@ async def _first_byte(address: str, context: ssl.SSLContext) -> bytes | ssl.SSLE
         return None
     except ssl.SSLError as error:
         return error
-    except OSError:  # also one that took too long
+    except OSError:  # a timeout is one as well
         return None

@@ -1,11 +1,13 @@
-"""The writer of a log over an endpoint: what it accepts is in the log once, whatever breaks.
+"""The writer of a log over an endpoint: each accepted record is in the log once.
 
-It numbers its records as a producer of the log.  One task keeps a stream to the proxy that owns the
-log, sends what waits in the `Outbox`, and takes out what is acknowledged.  When the stream ends, or
-is silent, it opens the next one, where it is sent to or at another proxy, and sends the rest again.
+The writer numbers its records as a producer of the log.  One task keeps a stream to the proxy that
+owns the log, sends the messages of the `Outbox`, and removes acknowledged ones.  If the stream ends
+or is silent, the task opens the next one, at the location of a redirection or at another proxy, and
+sends the remaining messages again.
 
-Logs forget producers that are silent for long.  A writer without a name of its own then begins anew
-under another one, unless something is in doubt: the log may hold it, and nobody knows any more.
+A log forgets a producer that writes nothing for long.  A writer with a generated name then
+continues under a new name.  If a record is in doubt, it cannot: the log may hold the record, and
+could not recognize it under another name.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 PENDING_BYTES_MAX = 32 * 1024 * 1024
 SILENCE_S = 15.0
-"""A proxy that says nothing for so long, though something is to be acknowledged, is left."""
+"""If a proxy sends nothing for this time while acknowledgements are due, its stream is ended."""
 _VISIBLE_LOOKS_EVERY_S = 0.005
 
 
@@ -74,12 +76,13 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     """Appends to one log through the proxies of an endpoint.  Use `RemoteLog.open_writer`.
 
     Any number of writers may be open to a log; their records share its order.  Positions follow the
-    order of the calls.  The methods that return futures may be called from any coroutine of one
-    loop; a future gives the record's position, or None: it is in the log, and where was not told.
+    order of the calls.  Any coroutine of one loop may call the methods that return futures.  The
+    result of a future is the record's position, or None if the record is in the log at an unknown
+    position.
 
-    The log forgets a producer that writes nothing for long.  A writer whose name was made for it
-    then goes on under a new one.  One with a name of its own ends with a ProducerFencedError, and
-    so does either if something it sent was never acknowledged, which may be in the log or not.
+    The log forgets a producer that writes nothing for long.  A writer with a generated name then
+    goes on under a new one; a writer with a given name ends with a ProducerFencedError.  Both end
+    with it if a record that was sent is still unacknowledged; it may be in the log or not.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     ) -> None:
         self._log, self.log_name = log, log.name
         self.producer = _new_name() if producer is None else producer
-        """The name under which it numbers its records."""
+        """The name under which the writer numbers its records."""
         self._is_named = producer is not None
         self._calls = calls
         self._loop = asyncio.get_running_loop()
@@ -95,13 +98,13 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._claim: Claim | None = None
         self._last_txid = -1
         self.last_dlsn: DLSN | None = None
-        """Position of the last record that it knows to be durable, and where."""
+        """The highest known position of a durable record."""
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._wake = asyncio.Event()
         self._capacity = asyncio.Event()
         self._error: DLError | None = None
         self._is_closing = self._is_sealing = self._is_told = False
-        self._failed_with = 0
+        self._failed_with = 0  # number of records that were unacknowledged at the failure
         self._attempts = Attempts(calls, log.name, patience_s)
         self._heard_at = 0.0
         self._stream_first = 0  # the sequence of the first record of the stream
@@ -126,12 +129,12 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
 
     @property
     def next_sequence(self) -> int:
-        """The number of the next record, among all that its producer wrote to the log, from 0."""
+        """The sequence number of the producer's next record in this log, from 0."""
         return self._outbox.next_sequence
 
     @property
     def lost(self) -> int:
-        """How many records it accepted that are not known to be durable."""
+        """The number of accepted records that are not known to be durable."""
         return self._failed_with + len(self._outbox)
 
     # Accepting
@@ -142,7 +145,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         Raises (nothing is written, the writer stays usable):
             TransactionIdOutOfOrderError: the transaction id is lower than one written before.
             LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
-            OverCapacityError: too much is pending; `wait_for_capacity` first.
+            OverCapacityError: too many bytes are pending; `wait_for_capacity` first.
         Raises (nothing more can be written): WriteError, AlreadyClosedError.
         """
         self._require_open()
@@ -157,11 +160,11 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN | None]:
         """Accept the rows of a batch; return the future of its last position.
 
-        It has the columns of a typed log, or `value`; and `_txid` or `txid` where rows have their
-        own transaction ids, which are the time otherwise.  A proxy tells what does not fit, which
-        ends the writer.
+        The batch has the columns of the typed log, or `value` for a byte log.  A column `_txid` or
+        `txid` gives transaction ids; without it they are the time.  If the columns do not fit the
+        log, a proxy refuses them, and the writer ends with an error.
 
-        Raises: ConfigurationError: it has no rows; else as `write`.
+        Raises: ConfigurationError: the batch has no rows; else as `write`.
         """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
@@ -172,7 +175,10 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         return future
 
     async def wait_for_capacity(self) -> None:
-        """Wait until a quarter or less is pending of what may be, or it failed.  Raises nothing."""
+        """Wait until at most a quarter of the limit is pending, or the writer failed.
+
+        Raises nothing.
+        """
         while not self._outbox.has_room and self._error is None:
             self._capacity.clear()
             await self._capacity.wait()
@@ -190,10 +196,10 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     # Waiting
 
     async def flush(self) -> DLSN | None:
-        """Wait until all that was accepted is durable; return the last position known, if any.
+        """Wait until all accepted records are durable; return the last known position, if any.
 
-        Raises: WriteError, AlreadyClosedError; ProducerFencedError, ProxyUnavailableError and what
-            else ended it.
+        Raises: WriteError, AlreadyClosedError; ProducerFencedError, ProxyUnavailableError or
+            another error that ended the writer.
         """
         self._require_open()
         barrier: asyncio.Future[DLSN | None] = self._loop.create_future()
@@ -207,7 +213,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         return self.last_dlsn
 
     async def commit(self) -> DLSN | None:
-        """Flush, and wait until readers that open the log find all of it.
+        """Flush, and wait until a reader that is opened now returns all these records.
 
         Returns: as `flush`.  Raises: as `flush`; LogNotFoundError.
         """
@@ -219,13 +225,14 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         return last
 
     async def mark_end_of_stream(self) -> None:
-        """Flush, end, and seal the log: no record can follow.
+        """Flush, close the writer, and seal the log: no record can follow.
 
-        If only sealing fails, all that was accepted is durable, and the writer takes nothing more;
-        called again, this seals the log unless an attempt has done so that failed.
+        If only sealing fails, all accepted records are durable, and the writer is closed.  Another
+        call then seals the log, unless the failed attempt has sealed it after all.
 
         Raises: as `flush`; and as `RemoteLog.mark_end_of_stream`.
         """
+        # After a failed attempt a sealed log is no error: the attempt may have sealed it.
         again = self._is_sealing and not self.lost
         if not again:
             await self.flush()
@@ -235,9 +242,9 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._is_sealing = False
 
     async def aclose(self) -> None:
-        """Flush and end; harmless when it is closed.
+        """Flush and close; harmless if the writer is closed already.
 
-        Raises: as `flush`; what was acknowledged is durable.
+        Raises: as `flush`; acknowledged records are durable.
         """
         if self._is_closing:
             return
@@ -247,26 +254,27 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             self._is_closing = True
             self._wake.set()
             if self._error is None:
+                # Let the task end its stream in order: the proxy would see a cancellation.
                 await asyncio.wait([self._task], timeout=SILENCE_S)
         finally:
             await self.abort()
 
     async def abort(self) -> None:
-        """Give up at once: what was not acknowledged may be in the log or not."""
+        """End at once: unacknowledged records may be in the log or not."""
         self._is_closing = True
         left_open.discard(self)
         self._task.cancel()
         try:
             await asyncio.gather(self._task, return_exceptions=True)
-        finally:  # cancelled again, nobody else would
+        finally:  # also if this call is cancelled: no other code would fail the futures
             self._fail(WriteCancelledError(f"log {self.log_name!r}: the writer was aborted"))
 
     def report_unwritten(self, reason: str) -> None:
-        """Log as an error what is not known to be written by one that was not closed."""
+        """Log an error for a writer that was not closed and has unacknowledged records."""
         if self.lost and not self._is_told and self in left_open:
             told = f"{counted(self.lost)}: the writer was not closed, and {reason}"
             logger.error("log %r: not written: %s", self.log_name, told)
-            left_open.discard(self)  # it is told once
+            left_open.discard(self)  # it is reported once
 
     # The stream
 
@@ -288,13 +296,14 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             self._fail(error)
         except DLError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001  # who waits must not wait for ever
+        except Exception as error:  # noqa: BLE001  # a defect must not leave callers waiting
             self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
 
     def _begins_anew(self) -> bool:
-        """Take another name, since the log has forgotten this one; False if something is in doubt.
+        """Take another name, because the log forgot this one; False if a record is in doubt.
 
-        What the last stream sent is not: a proxy first acknowledges what it took, and then refuses.
+        Messages of the last stream are not in doubt: a proxy acknowledges all messages that it took
+        before it refuses the stream.
         """
         if self._outbox.is_in_doubt:
             return False
@@ -310,7 +319,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             await self._wake.wait()
 
     async def _exchange(self) -> None:
-        """Send and hear, until all is acknowledged and nothing follows, or EndedError."""
+        """Run one stream until all messages are acknowledged.  Raises: EndedError."""
+        # The first stream only opens the writer: its records may be of any schema.
         message = self._outbox.look() if self._opened.done() else None
         schema = byte_log_schema() if message is None else message.batch.schema
         self._outbox.begin_again()
@@ -348,7 +358,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             call.cancel()
 
     def _take_up(self, claim: Claim, last: int) -> None:
-        """Go on behind what is durable by what a new stream says."""
+        """Go on behind the last durable record, whose sequence a new stream reports as `last`."""
         if self._claim is None:
             self._claim = claim
             self._outbox.begin(claim.base)
@@ -364,11 +374,15 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._heard_at = self._loop.time()
 
     def _is_forgotten(self, claim: Claim, last: int) -> bool:
-        """Return whether a proxy knows less of the claim than was acknowledged, or may do so."""
+        """Return whether the log may have forgotten acknowledged or doubtful records of the claim.
+
+        It would then take them a second time.
+        """
         first = self._outbox.begin_again()
         if first > claim.base or not self._outbox.is_in_doubt:
             return last < first - 1
-        # Nothing was acknowledged yet: that it knows of nothing tells nothing after so long.
+        # No record was acknowledged yet, so a log that never had one and a log that forgot them
+        # answer the same.  Only the time since the last message shows which of them it can be.
         kept_ms = KEPT_MS if self._is_named else GENERATED_KEPT_MS
         return last < first and 1000 * (self._loop.time() - self._heard_at) > kept_ms
 
@@ -377,12 +391,13 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
     ) -> None:
         outbox = self._outbox
         while not hearing.done():
+            # Before the state is read: a change after this line wakes the wait below.
             self._wake.clear()
             message = None if self._is_drained else outbox.look()
             is_last = message is None and self._is_closing and not len(outbox)
             if message is not None and message.batch.schema != schema:
                 if not outbox.has_in_flight:
-                    return  # the next stream has its columns
+                    return  # a stream has one schema: the next stream gets this one
             elif message is not None and outbox.sent_bytes < ready.window_bytes:
                 beside = msgspec.json.encode(Numbered(message.first))
                 data = framed(message.batch.serialize(), beside)
@@ -402,6 +417,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
 
     async def _wait_for_news(self) -> None:
         if not self._outbox.has_in_flight:
+            # A proxy without unacknowledged messages may be silent: start its time afterwards.
             await self._wake.wait()
             self._heard_at = self._loop.time()
             return
@@ -409,7 +425,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             await self._wake.wait()
 
     async def _hear(self, call: Any) -> None:
-        """Take what the proxy tells until it ends the stream, which is an EndedError."""
+        """Handle the proxy's messages until the stream ends.  Raises: EndedError."""
         while True:
             told = await read(call)
             self._heard_at = self._loop.time()
@@ -420,7 +436,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
                 self._attempts.succeeded()
                 self._wake.set()
             elif told.draining is not None:
-                # It has acknowledged all that it accepted, and takes nothing more.
+                # The proxy has acknowledged all accepted messages, and accepts no more.
                 self._drained_to, self._is_drained = told.draining.location, True
                 await call.done_writing()
 
@@ -453,6 +469,8 @@ async def append_if(
     """Append a batch if the log's last record is at `expected`; return its own last position."""
     attempts = Attempts(calls, log.name, patience_s)
     condition = None if expected is None else str(expected)
+    # A producer of its own: if the answer is lost, the retry is recognized by its claim, although
+    # the batch itself has moved the end of the log.
     producer: str | Claim = _new_name()
     while True:
         call = attempts.begin()
