@@ -36,7 +36,6 @@ LATE_SUBJECT = re.compile(
 )
 A_PERSON = re.compile(r"\b(?:he|him|his|himself)\b.{0,40}", re.I)
 NOT_YET_PLAIN = {
-    "dlcore/flight": 28,
     "dlcore/proxy": 28,
 }
 """Folders and files whose docstrings are not rewritten yet, with the issue that asks for it.  The

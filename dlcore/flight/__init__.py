@@ -1,1 +1,1 @@
-"""Arrow Flight as a proxy speaks it: what clients send, checked, and what they are told."""
+"""Arrow Flight as a proxy speaks it: requests of clients, which are checked, and answers."""

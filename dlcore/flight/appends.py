@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UNPACKED_MAX = 1000
-"""More extents than these are sent packed."""
+"""Above this number extents are sent packed."""
 UNPACKED_BYTES_MAX = 64 * MIB
-"""Of more extents than any transaction of the metadata store takes."""
+"""Most bytes of unpacked extents: more than any transaction of the metadata store holds."""
 
 
 class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An append, as `Namespace.begin_append` takes it, and what was staged for it."""
+    """An append, with the arguments of `Namespace.begin_append`, and its staged extents."""
 
     identity: str
     version: int
     token: str
     extents: list[StagedExtent] = []
     packed: bytes = b""
-    """More of them than a message takes: their list as JSON, by zlib, after `extents`."""
+    """Further extents, as a list in JSON compressed by zlib, if they exceed a message."""
     shared: SharedStaging | None = None
     run: AppendRun | None = None
     lock_timeout_s: float | None = None
@@ -39,13 +39,13 @@ class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     replaces: list[str] = []
 
     def with_extents(self, extents: Sequence[StagedExtent]) -> AppendRequest:
-        """Return the same about these, however many they are."""
+        """Return the request with these extents, of any number."""
         if len(extents) <= _UNPACKED_MAX:
             return msgspec.structs.replace(self, extents=list(extents))
         return msgspec.structs.replace(self, packed=zlib.compress(msgspec.json.encode(extents)))
 
     def all_extents(self) -> list[StagedExtent]:
-        """Return what it is about.  Raises: ConfigurationError: `packed` is no such list."""
+        """Return all extents.  Raises: ConfigurationError: `packed` is invalid."""
         if not self.packed:
             return self.extents
         unpacking = zlib.decompressobj()
@@ -53,10 +53,10 @@ class AppendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             text = unpacking.decompress(self.packed, UNPACKED_BYTES_MAX)
             if not unpacking.eof:
                 raise ConfigurationError(
-                    f"packed: expected all of at most {UNPACKED_BYTES_MAX} bytes, by zlib"
+                    f"packed: expected complete zlib data of at most {UNPACKED_BYTES_MAX} bytes"
                 )
             return self.extents + msgspec.json.decode(text, type=list[StagedExtent])
         except (zlib.error, *MALFORMED) as error:
             raise ConfigurationError(
-                f"packed: expected a list of extents as JSON, by zlib, in base64: {error}"
+                f"packed: expected a list of extents, as JSON by zlib in base64: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""Both ends of a gRPC call, which may end at any moment and be silent for long."""
+"""Functions for both ends of a gRPC call, which may end at any moment and be silent for long."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 METHOD = "/arrow.flight.protocol.FlightService/"
 """The path of a method of Flight, before its name."""
 BROKEN = "Internal error from Core"
-"""What gRPC says of a call that ended while a message was sent."""
+"""gRPC's message if a call ended while a message was sent."""
 _SILENCE_MS, _ANSWER_MS = 2_000, 3_000
 _DROPPED_S, _QUIET_S = 1.0, 0.05
 _DROPPED_BYTES = 16 * MIB
 
 
 def keepalive_options(silence_ms: int, answer_ms: int) -> list[tuple[str, int]]:
-    """Return how an end asks whether the other one, silent for so long, is still there.
+    """Return gRPC options for pings after `silence_ms` of silence.
 
-    One that does not answer within `answer_ms` is gone, and the calls of its connection end.
+    If no answer comes within `answer_ms`, the other end is gone, and the connection's calls end.
     """
     return [
         ("grpc.keepalive_time_ms", silence_ms),
@@ -43,21 +43,22 @@ def keepalive_options(silence_ms: int, answer_ms: int) -> list[tuple[str, int]]:
 
 CLIENT_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
-    # A log that is followed may be silent for long, and so is a proxy that was cut off or stopped.
+    # A followed log may be silent for long.  Only a ping shows whether its proxy is still there.
     *keepalive_options(_SILENCE_MS, _ANSWER_MS),
-    # The system of a proxy that was stopped still takes connections, on which nothing comes.
+    # The kernel of a stopped process still accepts connections, but no byte comes on them.
     ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
-    # Else a proxy that was away is left alone for up to two minutes after it is back.
+    # By default gRPC may wait two minutes before it connects to a restarted proxy.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-"""Options of a channel to a proxy, of a client or of another proxy."""
+"""Options of a channel from a client or a proxy to a proxy."""
 
 
 def client_of(context: Context) -> str:
-    """Return whose a call is: the principal in his certificate, or the host that it comes from.
+    """Return the client of a call: the principal in its certificate, or the host of its connection.
 
-    The principal is the certificate's common name; without one a host's calls are one client's.
+    The principal is the certificate's common name.  Without one, all calls of a host count as one
+    client.
     """
     for name in context.auth_context().get("x509_common_name", ()):
         return f"principal {name.decode('utf-8', 'replace')!r}"
@@ -69,19 +70,19 @@ def client_of(context: Context) -> str:
 def close_connection(context: Context) -> bool:
     """Close the connection of a call's client, with all its calls; False if it is not found.
 
-    A server of gRPC cannot reset a call: what its client does not take is kept for it until it is
-    gone, whatever became of the call.
+    A gRPC server cannot reset a call: it keeps messages that the client does not receive until the
+    client is gone, even after the call has ended.
     """
     peer = unquote(context.peer())
     for descriptor in list(Path("/dev/fd").iterdir()):
-        with suppress(OSError):  # it is no socket, or gone by now
+        with suppress(OSError):  # it is no socket, or closed by now
             connection = socket.socket(fileno=int(descriptor.name))
             try:
                 if peer == _peer_of(connection):
                     connection.shutdown(socket.SHUT_RDWR)
                     return True
             finally:
-                connection.detach()  # it is gRPC's to close
+                connection.detach()  # gRPC owns the descriptor, and closes it
     return False
 
 
@@ -96,12 +97,13 @@ def _peer_of(connection: socket.socket) -> str | None:
 
 
 async def drop_the_rest(context: Context) -> None:
-    """Take what a client still sends before it is refused: for a while, until it sends nothing.
+    """Read and drop messages of a client before a refusal, for a while or until it sends no more.
 
-    A client of grpc.aio that is refused while it sends is told of an internal error, and not why.
+    If a client of grpc.aio is refused while it sends, it gets an internal error instead of the
+    reason.
     """
     left_bytes = _DROPPED_BYTES
-    with suppress(TimeoutError, grpc.aio.InternalError):  # a message is being read already
+    with suppress(TimeoutError, grpc.aio.InternalError):  # another read is in progress
         async with asyncio.timeout(_DROPPED_S):
             while left_bytes > 0:
                 async with asyncio.timeout(_QUIET_S):
@@ -112,9 +114,9 @@ async def drop_the_rest(context: Context) -> None:
 
 
 async def send(context: Context, message: Any) -> None:
-    """Write a message; to a call that has ended it is a cancellation."""
+    """Write a message; raise `CancelledError` if the call has ended."""
     try:
         await context.write(message)
     except grpc.aio.InternalError as error:
-        # The call ended a moment ago, and the news of it is on its way.
+        # The call has just ended; gRPC will cancel this task in a moment.
         raise asyncio.CancelledError from error

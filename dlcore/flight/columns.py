@@ -1,14 +1,14 @@
-"""Columns without nulls as an Arrow message, put together here: no value is copied on the way.
+"""An encoder of columns without nulls as an Arrow message, which copies no value.
 
-Arrow's own way to such a message copies values twice, once into the columns of one batch and once
-into its buffers, and costs more for it than the sending does.  What is written here is the table
-RecordBatch of Arrow's Message.fbs, which is all numbers, so that its flatbuffer has one layout:
+Arrow's own encoder copies values twice, into the columns of a batch and into its buffers, and takes
+longer than the send does.  This module writes the table RecordBatch of Arrow's Message.fbs.  The
+table has only numbers, so its flatbuffer has one fixed layout:
 
-at 0   where the table Message is, and its vtable;
-at 16  Message: where its header is, the body's length, version, kind;
-at 36  the vtable of RecordBatch, then at 48 itself: where its nodes and buffers are, the rows;
-at 68  the nodes, rows and nulls of each column; behind them, likewise 4 bytes before a multiple of
-       8, the buffers, each with its place in the body and its length.
+at 0   the offset of the table Message, and its vtable;
+at 16  Message: the offset of its header, the body's length, version, kind;
+at 36  the vtable of RecordBatch, then at 48 the table: offsets of nodes and buffers, row count;
+at 68  the vector of nodes, with the rows and nulls of each column; behind it, also 4 bytes before a
+       multiple of 8, the vector of buffers, each with its offset in the body and its length.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ _ALIGNMENT = 8
 
 
 class Columns:
-    """The columns of a message, in the order in which they are added, each of `row_count` rows."""
+    """The columns of a message in the order of their addition; each has `row_count` rows."""
 
     def __init__(self, row_count: int) -> None:
         self.row_count = row_count
         self.size_bytes = 0
         self.body: list[BytesLike] = []
         self._node_count = 0
-        self._buffers: list[int] = []  # where each one is, and how long
+        self._buffers: list[int] = []  # offset and length of each one
 
     def add_struct(self) -> None:
         """Add a struct; its fields are the columns that are added next."""
         self._node_count += 1
-        self._add_buffer(())  # which values are null: none is
+        self._add_buffer(())  # the validity bitmap: empty means that no value is null
 
     def add_numbers(self, numbers: Integers) -> None:
-        """Add a column of 64 bits."""
+        """Add a column of 64-bit numbers."""
         self.add_struct()
         self._add_buffer((numbers.data.cast("B"),))
 
     def add_values(self, ends: Ends, values: Iterable[BytesLike]) -> None:
-        """Add a column of bytes or text: where each value ends, behind a zero, and the values."""
+        """Add a column of bytes or text; `ends` has a zero, then the end of each value."""
         self.add_struct()
         self._add_buffer((ends.data.cast("B"),))
         self._add_buffer(values)
@@ -71,7 +71,7 @@ class Columns:
             self.size_bytes += padding
 
     def header(self) -> bytes:
-        """Return the message's metadata, which goes before its body."""
+        """Return the message's header, which comes before its body."""
         nodes_end = _NODES_AT + _COUNT_BYTES + self._node_count * _PAIR_BYTES
         buffer_count = len(self._buffers) // 2
         fixed = _FIXED.pack(

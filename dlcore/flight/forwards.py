@@ -1,10 +1,10 @@
-"""Metadata of calls that one proxy makes at another for a client who asked for it.
+"""Metadata of calls that one proxy makes at another for a client that asked for forwarding.
 
-A client asks with `FORWARD_KEY`.  The proxy that forwards leaves that out, and says instead who it
-is and for whom it calls; a call with `BY_KEY` is never forwarded again, whoever makes it, so that
-two proxies that disagree about an owner send nothing back and forth.
+A client asks with `FORWARD_KEY`.  The forwarding proxy leaves this key out, and sends its own
+identity and the client's instead.  A call with `BY_KEY` is never forwarded again.  Therefore two
+proxies that disagree about an owner do not forward a call back and forth.
 
-Promises: a call that says nothing is forwarded by nobody; a value that is none is refused.
+Promises: a call without these keys is not forwarded; an invalid value is refused.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _WISHES = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """The proxy at `location` that makes a call for `client`; `session` proves that it is live."""
+    """The proxy at `location`, which calls for `client`; `session` proves that it is live."""
 
     location: str
     session: str
     client: str
 
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
-        """Return what its call says of it."""
+        """Return the metadata of its calls."""
         told = self.client.encode()
         return (BY_KEY, self.location), (SESSION_KEY, self.session), (FOR_KEY, told)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How a call wants to be served: whether by another proxy where that one owns the log."""
+    """The wish of a call: to be forwarded if another proxy owns the log, or already forwarded."""
 
     forward: bool = False
     forwarder: Forwarder | None = None
 
 
 def wish_of(metadata: Iterable[tuple[str, str | bytes]]) -> Wish:
-    """Return what the metadata of a call asks for.
+    """Return the wish in the metadata of a call.
 
     Raises:
-        ConfigurationError: it asks for something else.
+        ConfigurationError: the metadata is invalid.
     """
     told = {key: _text(value) for key, value in metadata}
     wanted = told.get(FORWARD_KEY, "false")

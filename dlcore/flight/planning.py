@@ -25,21 +25,21 @@ class LogsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KnownLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A log of which a planner has a snapshot: the segments below `lssn` are as he knows them."""
+    """A log whose segments below `lssn` a planner has already, from an earlier snapshot."""
 
     log_id: str
     lssn: int
 
 
 class SnapshotsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Logs by name; of those in `known` only later segments are asked for."""
+    """Logs by name; for logs in `known`, the answer has only later segments."""
 
     logs: list[str]
     known: dict[str, KnownLog] = {}
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first record of a log that is not below `at`, of those before `end`."""
+    """A search for the first record of a log that is not below `at`, among those before `end`."""
 
     log: str
     log_id: str
@@ -54,14 +54,14 @@ class PlacesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PositionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a log begins and ends, and where some of its records are."""
+    """A request for the ends of a log, and the positions of some of its records."""
 
     log: str
     at: Annotated[list[Place], msgspec.Meta(max_length=_POSITIONS_MAX)] = []
 
 
 class FoundPlace(msgspec.Struct, frozen=True):
-    """Where a record is, how many are before it, and when it was written."""
+    """A record's position, the number of records before it, and its time."""
 
     dlsn: str
     sequence_id: int
@@ -69,7 +69,7 @@ class FoundPlace(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, place: RecordPlace) -> FoundPlace:
-        """Tell of a place."""
+        """Return the place as an answer."""
         return cls(str(place.dlsn), place.sequence_id, place.timestamp_ms)
 
 
@@ -79,5 +79,5 @@ def pack_snapshots(snapshots: Sequence[LogSnapshot]) -> bytes:
 
 
 def unpack_snapshots(packed: bytes) -> list[LogSnapshot]:
-    """Return what `pack_snapshots` packed."""
+    """Return the snapshots in the result of `pack_snapshots`."""
     return msgspec.msgpack.decode(zlib.decompress(packed), type=list[LogSnapshot])

@@ -1,7 +1,7 @@
 """The messages of DoPut: first the target of a client and its schema, then record batches.
 
-Everything is checked before anybody computes with it: what does not parse, does not fit its own
-lengths, or could become much larger than it is on the wire, is a ConfigurationError that says so.
+Every message is checked before it is used.  A message that does not parse, contradicts its own
+lengths, or could become much larger than it is on the wire raises a ConfigurationError.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROWS_MAX = 1 << 20
-"""Rows of one message: columns of some types have them without a byte."""
+"""Most rows of one message.  Columns of some types have rows without any byte, so that the size of
+a message does not bound them."""
 COPIED_BYTES_MAX = 8 * 1024
-"""To copy the body of a message that is no longer costs less than to look for it."""
+"""Up to this size, a copy of the message costs less than the search for its body."""
 UNREACHABLE_MAX = 16
-"""Locations that a client may name; of more it forgets the oldest."""
-_PREFIX = struct.Struct("<Ii")  # of an encapsulated message: a mark, and how long the header is
+"""Most unreachable locations in a request; a client with more of them drops the oldest."""
+_PREFIX = struct.Struct("<Ii")  # of an encapsulated message: a marker, and the header's length
 _MARK = 0xFFFFFFFF
 _ALIGNMENT = 8
-_SEEN_BYTES_MAX = 4096  # of a header that a stream keeps
+_SEEN_BYTES_MAX = 4096  # largest header that a stream keeps
 _BODY_TAG = 1000 << 3 | 2
-_BYTES_KIND = 2  # of a field of protobuf
-_FIELDS_MAX = 4  # that FlightData has
-_NUMBER_BITS = 35  # as many as lengths may have there
-_HEADER_OF_MESSAGE = 2  # in the flatbuffer's table Message
-_COMPRESSION_OF_BATCH = 3  # in its table RecordBatch
+_BYTES_KIND = 2  # wire type of a protobuf field of bytes
+_FIELDS_MAX = 4  # number of fields of FlightData
+_NUMBER_BITS = 35  # most bits of a length in protobuf
+_HEADER_OF_MESSAGE = 2  # number of the field in the flatbuffer's table Message
+_COMPRESSION_OF_BATCH = 3  # number of the field in its table RecordBatch
 
 
 class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a stream writes to, and how.
+    """The log that a stream writes to, and its options.
 
-    With `log_id` it writes to that log alone, and to no other one that was created under its name.
-    `producer` is who numbers its records: a name begins a new incarnation, a claim goes on with one
-    that was begun.  With `expected`, the position of the log's last record (null: it has none), all
-    of the stream is written if that is so, and else nothing; it comes in one message.  `positions`
-    asks to be told where each batch is.  `unreachable` are locations to which the client was
-    sent, and which it did not reach.
+    With `log_id` the stream writes to the log of this id only, and not to another one of the same
+    name.  `producer` numbers the records: a name begins a new incarnation, a claim continues one.
+    With `expected` the write is conditional: the stream has one message, and it is written only if
+    this is the position of the log's last record (null: the log is empty).  With `positions`
+    acknowledgements have the positions of batches.  `unreachable` has locations to which the client
+    was redirected, and which it did not reach.
     """
 
     log: str
@@ -61,9 +62,9 @@ class PutTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class StagingTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """That a stream stages, under which identity, and whether other streams share its ledgers.
+    """The identity under which a stream stages; with `shared` it shares ledgers with other streams.
 
-    With `round` all appends of what streams of lower rounds staged are decided or given up.
+    A client that sends `round` promises that all appends of lower rounds are committed or given up.
     """
 
     staging: str
@@ -72,22 +73,23 @@ class StagingTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes beside a batch that is staged: the log that it is for."""
+    """The metadata of a staged batch: its log."""
 
     log: str
 
 
 class Numbered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes beside a batch of a producer: the sequence of its first record."""
+    """The metadata of a producer's batch: the sequence of its first record."""
 
     sequence: Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 @dataclass(frozen=True, slots=True)
 class PutMessage:
-    """What is sent either way: FlightData of flight.proto without its body, and that beside it.
+    """A message of Flight: FlightData of flight.proto without its body, and the body.
 
-    The protobuf library copies a body three times until it is an Arrow buffer.
+    They are apart because the protobuf library would copy the body three times on its way to an
+    Arrow buffer.
     """
 
     told: pb.FlightData
@@ -95,10 +97,10 @@ class PutMessage:
 
     @classmethod
     def parse(cls, data: bytes) -> PutMessage:
-        """Return a message, whose body is not copied if it is long and comes last.
+        """Parse a message; its body is not copied if it is long and comes last.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: the message is invalid.
         """
         if len(data) > COPIED_BYTES_MAX:
             start, body_at = _find_last_body(data)
@@ -109,10 +111,10 @@ class PutMessage:
 
 
 def _find_last_body(data: bytes) -> tuple[int, int]:
-    """Return where the field begins that is a body and ends with the message, and the body itself.
+    """Return the offsets of the field with the body and of the body, if it is the last field.
 
-    Both are the same where there is none, or what is in front of it is unusual: the protobuf
-    library knows more about that.
+    Both are equal if there is no such body, or unusual fields come before it; the protobuf library
+    then parses the whole message.
     """
     at, size = 0, len(data)
     with contextlib.suppress(IndexError):
@@ -129,7 +131,7 @@ def _find_last_body(data: bytes) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at this place, and where it ends.  Raises: IndexError: none ends there."""
+    """Return the number at offset `at`, and the offset behind it; raise `IndexError` at the end."""
     value = 0
     for shift in range(0, _NUMBER_BITS, 7):
         byte = data[at]
@@ -141,10 +143,10 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def sequence_of(message: PutMessage) -> int | None:
-    """Return the sequence that a message tells, None if it tells none.
+    """Return the sequence in a message's metadata, None if there is none.
 
     Raises:
-        ConfigurationError: what goes beside its batch is something else.
+        ConfigurationError: the metadata is invalid.
     """
     beside = message.told.app_metadata
     if not beside:
@@ -153,7 +155,7 @@ def sequence_of(message: PutMessage) -> int | None:
         return msgspec.json.decode(beside, type=Numbered).sequence
     except MALFORMED as error:
         raise ConfigurationError(
-            f'what goes beside a batch: {error}; expected JSON like {{"sequence": 17}}'
+            f'app_metadata of a batch: {error}; expected JSON like {{"sequence": 17}}'
         ) from error
 
 
@@ -161,23 +163,22 @@ def log_of(message: PutMessage) -> str:
     """Return the log that a batch is staged for.
 
     Raises:
-        ConfigurationError: none is told beside it; InvalidLogNameError: of the log.
+        ConfigurationError: the metadata has no log; InvalidLogNameError.
     """
     try:
         told = msgspec.json.decode(message.told.app_metadata, type=Staged)
     except MALFORMED as error:
         raise ConfigurationError(
-            f'what goes beside a batch that is staged: {error}; expected JSON like {{"log": '
-            '"clicks"}'
+            f'app_metadata of a staged batch: {error}; expected JSON like {{"log": "clicks"}}'
         ) from error
     return validate_log_name(told.log)
 
 
 def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
-    """Return what a descriptor names: a log by its path, or what a command says in JSON.
+    """Return the target in a descriptor, which is the path of a log or a command in JSON.
 
     Raises:
-        ConfigurationError: neither; InvalidLogNameError: of the log.
+        ConfigurationError: the descriptor is neither; InvalidLogNameError.
     """
     if descriptor.type == pb.FlightDescriptor.PATH:
         return PutTarget(validate_log_name("/".join(descriptor.path)))
@@ -192,7 +193,7 @@ def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
                 f'the descriptor\'s command: {error}; expected JSON like {{"log": "clicks"}}'
             ) from error
         if isinstance(target.expected, str):
-            DLSN.parse(target.expected)  # refuses another text
+            DLSN.parse(target.expected)  # raises if it is no position
         return msgspec.structs.replace(target, log=validate_log_name(target.log))
     raise ConfigurationError(
         "the first message has no descriptor, expected the path of a log or a command"
@@ -200,12 +201,12 @@ def parse_target(descriptor: pb.FlightDescriptor) -> PutTarget | StagingTarget:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    # Asked for where something fails: pyarrow takes long to load, and many commands need it never.
+    # A function, because pyarrow takes long to load, and many commands never need it.
     return (pa.ArrowException, OSError, EOFError, ValueError)
 
 
 def parse_schema(message: bytes) -> pa.Schema:
-    """Return the schema of an Arrow message.  Raises: ConfigurationError: it is none."""
+    """Return the schema of an Arrow message.  Raises: ConfigurationError: it is invalid."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(message))
     except _unreadable() as error:
@@ -213,12 +214,13 @@ def parse_schema(message: bytes) -> pa.Schema:
 
 
 class PutDecoder:
-    """Makes record batches of one stream's messages, the first of which has its schema.
+    """Decodes the record batches of one stream, whose first message has the schema.
 
-    Messages with as many rows, as long together, have the same header: it is looked at once.
+    Messages with equal numbers of rows and bytes often have equal headers.  A header is checked
+    once.
 
     Raises:
-        ConfigurationError: the first message has none, or one that a stream cannot have.
+        ConfigurationError: the first message has no schema, or has types that are not supported.
     """
 
     def __init__(self, first: PutMessage) -> None:
@@ -227,20 +229,20 @@ class PutDecoder:
         _check_whole(arrow, first.body, "schema")
         try:
             self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(arrow))
-            names = self.schema.names  # which are bytes until they are asked for
+            names = self.schema.names  # decodes the names, which may fail
         except _unreadable() as error:
             raise ConfigurationError(f"the schema does not parse: {error}") from error
         for name, kind in zip(names, self.schema.types, strict=True):
             for each in _kinds_in(kind):
                 if why := _problem_of(each):
                     raise ConfigurationError(f"column {name!r}: {why}")
-        self._seen: tuple[bytes, int] | None = None  # a header that is good for so long a body
+        self._seen: tuple[bytes, int] | None = None  # the last checked header, and its body's size
 
     def decode(self, message: PutMessage) -> pa.RecordBatch:
         """Return the batch of a message.
 
         Raises:
-            ConfigurationError: it has none that is whole.
+            ConfigurationError: the batch is invalid.
         """
         header, body = message.told.data_header, message.body
         arrow = _encapsulated(header, body, "record batch")
@@ -248,7 +250,7 @@ class PutDecoder:
             _check_whole(arrow, body, "record batch")
             if _is_compressed(header):
                 raise ConfigurationError(
-                    "the batch's buffers are compressed: send them as they are"
+                    "the batch's buffers are compressed: send them uncompressed"
                 )
             self._seen = (header, len(body)) if len(header) <= _SEEN_BYTES_MAX else None
         try:
@@ -263,17 +265,17 @@ class PutDecoder:
 
 
 def _encapsulated(header: bytes, body: memoryview, kind: str) -> bytes:
-    """Return the two parts of an Arrow message that a message of Flight carries as one."""
+    """Return header and body, which a message of Flight has apart, as one Arrow message."""
     if not header:
         raise ConfigurationError(f"a message without an Arrow message, expected a {kind}")
     padding = -(_PREFIX.size + len(header)) % _ALIGNMENT
     prefix = _PREFIX.pack(_MARK, len(header) + padding)
-    # This copy is needed: bodies may be anywhere in messages, and Arrow's are aligned.
+    # Copied, because Arrow needs an aligned body, and the body in a message may be unaligned.
     return b"".join((prefix, header, bytes(padding), body))
 
 
 def _check_whole(data: bytes, body: memoryview, kind: str) -> None:
-    """Raise unless an Arrow message is of this kind, and says of its body what it has."""
+    """Raise unless an Arrow message is of this kind, and its stated body size is right."""
     try:
         arrow = pa.ipc.read_message(data)
     except _unreadable() as error:
@@ -282,7 +284,7 @@ def _check_whole(data: bytes, body: memoryview, kind: str) -> None:
         raise ConfigurationError(f"an Arrow message of kind {arrow.type}, expected a {kind}")
     if (arrow.body.size if arrow.body is not None else 0) != len(body):
         raise ConfigurationError(
-            f"a {kind} says that its body has {arrow.body.size} bytes, it came with {len(body)}"
+            f"a {kind} says that its body has {arrow.body.size} bytes, but {len(body)} were sent"
         )
 
 
@@ -290,7 +292,7 @@ def _is_compressed(header: bytes) -> bool:
     """Return whether the batch of a header, which is a valid flatbuffer, is compressed."""
 
     def field(table: int, number: int) -> int:
-        """Return where a field of the table at this place is, 0 if it is left out."""
+        """Return the offset of a field of the table at offset `table`, 0 if it is left out."""
         fields = table - int(struct.unpack_from("<i", header, table)[0])
         size = struct.unpack_from("<H", header, fields)[0]
         entry = 4 + 2 * number
@@ -305,21 +307,21 @@ def _is_compressed(header: bytes) -> bool:
 
 
 def _kinds_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield a type, and those in it."""
+    """Yield a type, and the types nested in it."""
     yield kind
     for number in range(kind.num_fields):
         yield from _kinds_in(kind.field(number).type)
 
 
 def _problem_of(kind: Any) -> str | None:
-    """Return why batches cannot have values of this type, if so."""
+    """Return why batches cannot have values of this type, None if they can."""
     types = pa.types
     if types.is_dictionary(kind):
-        return "dictionaries are not taken, send the values themselves"
+        return "dictionaries are not supported, send the values themselves"
     if types.is_binary_view(kind) or types.is_string_view(kind) or types.is_list_view(kind):
-        return "views are not taken, send the plain type"
+        return "views are not supported, send the plain type"
     if types.is_large_list_view(kind) or types.is_run_end_encoded(kind):
-        return "views and runs are not taken, send the plain type"
+        return "views and run-end encoding are not supported, send the plain type"
     if types.is_null(kind):
-        return "nulls have no values"
+        return "the type null has no values, leave the column out"
     return None

@@ -12,14 +12,14 @@ from dlcore.base.ids import LogId
 from dlcore.log.metadata.values import Mark
 
 MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What the JSON of a client may raise: it is none, not of the kind, or nested without an end."""
+"""Errors from the JSON of a client: it is invalid, of the wrong type, or nested too deeply."""
 _MessageT = TypeVar("_MessageT", bound=Message)
 
 
 def parsed(kind: type[_MessageT], data: bytes) -> _MessageT:
-    """Return a message of a client.  gRPC itself would take one that is none for a defect.
+    """Parse a message of a client; gRPC itself would report an invalid one as a defect.
 
-    Raises: ConfigurationError: it is none.
+    Raises: ConfigurationError: the message is invalid.
     """
     try:
         return kind.FromString(data)
@@ -39,20 +39,20 @@ class LogRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A log to change; by its id it is done once, and asked for again told that it is done."""
+    """A log to change.  With the log's id a retried request takes effect once, and succeeds."""
 
     log: str
     log_id: LogId | None = None
 
 
 class RenameRequest(ChangeRequest, forbid_unknown_fields=True, kw_only=True):
-    """A log, and what it is to be called."""
+    """A log, and its new name."""
 
     new_name: str
 
 
 class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A log, and what to change of its settings, by name; null unsets one."""
+    """A log, and changes of its settings by name; null unsets one."""
 
     log: str
     log_id: LogId | None = None
@@ -60,9 +60,9 @@ class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A log to create, with an id that it may be given; with a schema, as an Arrow message, typed.
+    """A log to create; with a schema, which is an Arrow message, it is a typed log.
 
-    Who asks again, since an answer was lost, gives the same id.
+    A client that retries the request after a lost answer sends the same `log_id`.
     """
 
     log: str
@@ -72,14 +72,14 @@ class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Columns that a typed log gets, as an Arrow message."""
+    """New columns of a typed log, as an Arrow message."""
 
     log: str
     schema: bytes
 
 
 class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What to keep of a log: one of the three says where it begins."""
+    """The new first position of a log: one of `dlsn`, `txid` and `timestamp_ms`."""
 
     log: str
     log_id: LogId | None = None
@@ -89,7 +89,7 @@ class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StreamRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A log that is a stream of bytes; `flush` first what its owner has accepted."""
+    """A log as a stream of bytes; with `flush` its owner first flushes all accepted records."""
 
     log: str
     log_id: LogId | None = None
@@ -97,18 +97,18 @@ class StreamRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Who is about to write to a log."""
+    """A log, and the name of a producer that will write to it."""
 
     log: str
     producer: str
 
 
 class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """An action that says nothing more; its body may be empty."""
+    """An action without arguments; its body may be empty."""
 
 
 class SubscriptionsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A log, and for whom it keeps a position: one, or all for whom it does."""
+    """A log, and a subscriber with a stored position; without one, all of them."""
 
     log: str
     log_id: LogId | None = None
@@ -116,9 +116,10 @@ class SubscriptionsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 
 class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a subscriber goes on, who is `token` from then on, and was seen at `mark` before.
+    """The new position of a subscriber, stored if its state is still `mark`.
 
-    One that somebody holds by a lock is waited for, if that is said.
+    `token` identifies the client that holds the subscription from then on.  If a reader of
+    `dlcore` holds it by a lock, the request waits if `waits` is set.
     """
 
     log: str
@@ -131,7 +132,7 @@ class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ForgetRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A subscriber to forget, as he was seen."""
+    """A subscriber to forget, if its state is still `mark`."""
 
     log: str
     log_id: LogId | None = None
@@ -140,7 +141,7 @@ class ForgetRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SeenPosition(msgspec.Struct, frozen=True):
-    """A position that is kept, and the mark of its state."""
+    """A stored position, and the mark of its state."""
 
     dlsn: str
     mark: Mark

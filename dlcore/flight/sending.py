@@ -1,7 +1,7 @@
-"""Arrow schemas and batches as the messages that a DoGet sends: framed once, for any number.
+"""Arrow schemas and batches as messages of a DoGet, framed once for any number of readers.
 
 A message is FlightData of flight.proto.  Its bytes are joined here and not by the protobuf library,
-which would copy a batch twice more.
+which would copy a batch two more times.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 _HEADER = b"\x12"
 _APP_METADATA = b"\x1a"
 _BODY = b"\xc2\x3e"
-"""Tags of the fields 2, 3 and 1000, each of bytes."""
+"""Tags of the fields 2, 3 and 1000 of protobuf; each field is of bytes."""
 _PREFIX_BYTES = 8
-"""Of an Arrow message: a marker, and the length of its header."""
+"""Length of the prefix of an Arrow message: a marker, and the length of its header."""
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """What goes beside each batch of a DoGet: the position from which its reader would go on."""
+    """The metadata of each batch of a DoGet: the position behind its rows."""
 
     next: str
 
     def encode(self) -> bytes:
-        """Return it as JSON."""
+        """Return the metadata as JSON."""
         return msgspec.json.encode(self)
 
 
@@ -43,17 +43,17 @@ def schema_message(schema: pa.Schema) -> bytes:
 
 
 def batch_message(batch: pa.RecordBatch, following: DLSN) -> bytes:
-    """Return a message with rows, behind which a reader goes on at `following`."""
+    """Return a message with rows; `following` is the position behind them."""
     return framed(batch.serialize(), Passed(str(following)).encode())
 
 
 def columns_message(columns: Columns, following: DLSN) -> bytes:
-    """Return likewise rows that are columns apart."""
+    """Return a message with rows that are given as columns."""
     return _joined(columns.header(), columns.body, Passed(str(following)).encode())
 
 
 def framed(arrow: pa.Buffer, app_metadata: bytes) -> bytes:
-    """Return an Arrow message, and what goes beside it, as a message of Flight."""
+    """Return an Arrow message and its metadata as a message of Flight."""
     view = memoryview(arrow)
     body_at = _PREFIX_BYTES + int.from_bytes(view[4:8], "little")
     return _joined(view[_PREFIX_BYTES:body_at], [view[body_at:]], app_metadata)

@@ -1,9 +1,9 @@
-"""Errors as gRPC statuses, and how much of an error a client gets to know.
+"""Errors as gRPC statuses with trailing metadata.
 
-A status' message is the error's.  Beside it go, as trailing metadata, the error's number
-(`ERROR_KEY`), where to turn to if another proxy serves the log (`LOCATION_KEY`), which sequence of
-a producer is expected (`EXPECTED_KEY`), where a log's last record is (`LAST_KEY`, or "none"), and
-after how many milliseconds a limit is over (`RETRY_KEY`).
+The message of a status is that of the error.  The trailing metadata has the error's number
+(`ERROR_KEY`).  Depending on the error it also has the location of the proxy that owns the log
+(`LOCATION_KEY`), the expected sequence of a producer (`EXPECTED_KEY`), the position of the log's
+last record or "none" (`LAST_KEY`), or the milliseconds until a retry is useful (`RETRY_KEY`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RETRY_KEY = "dlog-retry-after-ms"
 EXPECTED_KEY = "dlog-expected-sequence"
 LAST_KEY = "dlog-last-dlsn"
 _MESSAGE_LENGTH_MAX = 2000
-"""A status is a header, of which clients take 8 KiB."""
+"""A status is sent as a header; clients accept 8 KiB of headers."""
 
 _CODES: dict[type, str] = {
     ConfigurationError: "INVALID_ARGUMENT",
@@ -85,7 +85,7 @@ _CODES: dict[type, str] = {
 def code_of(error: DLError) -> str:
     """Return the name of the gRPC status for an error.
 
-    UNAVAILABLE says that the same call may succeed later, or elsewhere, without a change.
+    UNAVAILABLE means that the same call may succeed later, or at another proxy.
     """
     for kind in type(error).__mro__:
         code = _CODES.get(kind)
@@ -95,7 +95,7 @@ def code_of(error: DLError) -> str:
 
 
 def message_of(error: DLError) -> str:
-    """Return the message for an error, which fits a header."""
+    """Return the message for an error, cut to the size of a header."""
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= _MESSAGE_LENGTH_MAX else text[: _MESSAGE_LENGTH_MAX - 1] + "…"
 

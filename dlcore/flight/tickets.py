@@ -1,10 +1,10 @@
-"""Tickets: which records of a log a reader wants.  JSON, so that any client can write one by hand.
+"""Tickets of Arrow Flight: the request for a range of a log, as JSON that clients write by hand.
 
-    {"log": "clicks"}                                          all that is readable now
+    {"log": "clicks"}                                          all readable records
     {"log": "clicks", "start": {"latest": true}, "follow": true}
     {"log": "clicks", "start": {"dlsn": "3:17:0"}, "end": {"dlsn": "9:0:0"}, "columns": ["value"]}
 
-Positions are half-open.  One that names a record which there is not means the next one.
+Ranges are half-open.  A position without a record means the next record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlcore.flight.requests import MALFORMED
 
 FORMAT = 1
 TICKET_BYTES_MAX = 64 * 1024
-"""A ticket names columns, of which a log may have many; what is longer is none."""
+"""Longest ticket: it names columns, and a log may have many columns."""
 _SHOWN_BYTES = 200
 _Number = Annotated[int, msgspec.Meta(ge=0, le=TXID_MAX)]
 _Time = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -30,11 +30,11 @@ _Time = Annotated[datetime, msgspec.Meta(tz=True)]
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The end of what is readable when the request comes."""
+    """The end of the readable records at the time of the request."""
 
 
 Wanted: TypeAlias = DLSN | NotLessThan | Latest
-"""A position, as a ticket names it."""
+"""A position in a ticket."""
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -70,17 +70,18 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 class Ticket(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What a reader wants.
+    """A request for records.
 
     Attributes:
-        log: its name.
-        log_id: its identity, by which it is found whatever its name is by now, and told from one
-            that was created again under its name.
-        start: the first record wanted; None: the first one that is not truncated.
-        end: where to stop; None: at what is readable when the request comes, or never.
-        follow: go on with records that come later, up to `end` if there is one.
-        columns: which ones; None: those that the log's rows have.
-        format: of the ticket.
+        log: the log's name.
+        log_id: the log's identity; it finds the log after a rename, and excludes a new log of the
+            same name.
+        start: the first wanted record; None: the first one that is not truncated.
+        end: the end of the range; None: the end of the readable records at the time of the request,
+            or no end with `follow`.
+        follow: whether to go on with records that come later, up to `end` if it is given.
+        columns: the wanted columns; None: those of the log's rows.
+        format: the version of the ticket's format.
     """
 
     log: str
@@ -96,15 +97,15 @@ class Ticket(
             raise ConfigurationError(f"format={self.format}: expected {FORMAT}")
         validate_log_name(self.log)
         if self.follow and self.end is not None and self.end.dlsn is None:
-            raise ConfigurationError("what is followed has no end, or one that is a dlsn")
+            raise ConfigurationError("with follow, expected no end, or an end that is a dlsn")
 
     def encode(self) -> bytes:
-        """Return it as clients send it."""
+        """Return the ticket as clients send it."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Ticket:
-        """Return what a client sent, or raise `ConfigurationError` saying what is wrong."""
+        """Parse a client's ticket.  Raises: ConfigurationError: it is invalid."""
         if len(data) > TICKET_BYTES_MAX:
             raise ConfigurationError(
                 f"a ticket of {len(data):,} bytes: expected at most {TICKET_BYTES_MAX:,}"
@@ -120,6 +121,6 @@ class Ticket(
 
 
 def _ms(time: datetime) -> int:
-    """Return the first millisecond since the epoch that is not before `time`."""
+    """Return `time` in milliseconds since the epoch, rounded up, so that no earlier one matches."""
     seconds, microseconds = int(time.replace(microsecond=0).timestamp()), time.microsecond
     return seconds * 1000 + -(-microseconds // 1000)

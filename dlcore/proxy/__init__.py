@@ -1,1 +1,1 @@
-"""The service tier: a proxy that serves logs to clients which speak Arrow Flight."""
+"""The service tier: a proxy that serves logs to clients over Arrow Flight."""

@@ -96,66 +96,66 @@ class Actions:
         self._balance = balance
         self._actions: dict[str, _Action] = {}
         self._add_those_on_logs()
-        self._add("owner", "Tell which proxy owns a log: {log}.", LogRequest, self._owner)
+        self._add("owner", "Return the proxy that owns a log: {log}.", LogRequest, self._owner)
         self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
-        self._add("release", "Let go of a log: {log}.", LogRequest, self._release)
-        self._add("drain", "Let go of all logs and take none: {}.", NoRequest, self._drain)
-        self._add("undrain", "Take logs again after a drain: {}.", NoRequest, self._undrain)
+        self._add("release", "Release a log: {log}.", LogRequest, self._release)
+        self._add("drain", "Release all logs and acquire none: {}.", NoRequest, self._drain)
+        self._add("undrain", "Acquire logs again after a drain: {}.", NoRequest, self._undrain)
         self._add(
             "producer_init",
-            "Begin an incarnation of a producer, which fences those before: {log, producer}.",
+            "Begin an incarnation of a producer, which fences earlier ones: {log, producer}.",
             ProducerRequest,
             self._producer_init,
         )
         appends = Appends(namespace)
         self._add(
             "commit_append",
-            "Append what was staged, all or nothing, once: {identity, version, token, extents}.",
+            "Append staged extents, all or nothing, once: {identity, version, token, extents}.",
             AppendRequest,
             appends.commit,
         )
-        self._add("abort_append", "Drop what was staged: likewise.", AppendRequest, appends.abort)
+        text = "Drop staged extents: {identity, version, token, extents}."
+        self._add("abort_append", text, AppendRequest, appends.abort)
         self._add_those_of_readers(namespace)
-        self._add("health", "Tell whether this proxy takes logs: {}.", NoRequest, self._health)
-        self._add("proxies", "List where live proxies serve: {}.", NoRequest, self._proxies)
+        text = "Return whether this proxy acquires logs, and its load: {}."
+        self._add("health", text, NoRequest, self._health)
+        self._add("proxies", "List the locations of live proxies: {}.", NoRequest, self._proxies)
 
     def _add_those_of_readers(self, namespace: Namespace) -> None:
         planning = Planning(namespace)
         self._add(
             "positions",
-            "Tell where a log begins and ends, and where records are: {log, at}.",
+            "Return the ends of a log, and the positions of records: {log, at}.",
             PositionsRequest,
             planning.positions,
         )
         self._add(
             "snapshots",
-            "Tell what logs hold, for planners of reads: {logs, known}.",
+            "Return snapshots of logs, for planners of reads: {logs, known}.",
             SnapshotsRequest,
             planning.snapshots,
         )
-        self._add(
-            "schemas", "Tell the columns of logs, likewise: {logs}.", LogsRequest, planning.schemas
-        )
-        self._add(
-            "places", "Find records of logs, likewise: {searches}.", PlacesRequest, planning.places
-        )
+        text = "Return the columns of logs, for planners of reads: {logs}."
+        self._add("schemas", text, LogsRequest, planning.schemas)
+        text = "Find records of logs, for planners of reads: {searches}."
+        self._add("places", text, PlacesRequest, planning.places)
         subscriptions = Subscriptions(namespace)
         self._add(
             "subscriptions",
-            "Tell the positions that a log keeps: {log, log_id, subscriber}.",
+            "Return the stored positions of subscribers: {log, log_id, subscriber}.",
             SubscriptionsRequest,
             subscriptions.show,
         )
         self._add(
             "move_subscription",
-            "Keep a position, compared and set: "
+            "Store a position by compare-and-set: "
             "{log, log_id, subscriber, dlsn, token, mark, waits}.",
             MoveRequest,
             subscriptions.move,
         )
         self._add(
             "delete_subscription",
-            "Forget a position: {log, log_id, subscriber, mark}.",
+            "Forget a stored position: {log, log_id, subscriber, mark}.",
             ForgetRequest,
             subscriptions.forget,
         )
@@ -163,7 +163,7 @@ class Actions:
     def _add_those_on_logs(self) -> None:
         self._add(
             "create",
-            "Create a log: {log, log_id, settings}; a typed one has a schema beside these.",
+            "Create a log: {log, log_id, settings}; with {schema} it is a typed log.",
             CreateRequest,
             self._create,
         )
@@ -171,7 +171,7 @@ class Actions:
         self._add("delete", text, ChangeRequest, self._delete)
         text = "Give a log another name: {log, log_id, new_name}."
         self._add("rename", text, RenameRequest, self._rename)
-        text = "Let no record follow in a log: {log, log_id}."
+        text = "Seal a log, so that no record can follow: {log, log_id}."
         self._add("seal", text, ChangeRequest, self._seal)
         self._add(
             "truncate",
@@ -181,13 +181,13 @@ class Actions:
         )
         self._add(
             "merge_schema",
-            "Add columns to a typed log, or widen them: {log, schema}.",
+            "Add columns to a typed log, or widen their types: {log, schema}.",
             SchemaRequest,
             self._merge_schema,
         )
-        text = "Tell where the bytes of a stream end: {log, log_id, flush}."
+        text = "Return the end of a log's bytes: {log, log_id, flush}."
         self._add("stream_end", text, StreamRequest, self._stream_end)
-        text = "Tell the settings of a log, or change some of them: {log, log_id, changes}."
+        text = "Return the settings of a log, or change some of them: {log, log_id, changes}."
         self._add("settings", text, SettingsRequest, self._settings)
 
     def _add(
@@ -196,7 +196,7 @@ class Actions:
         self._actions[name] = _Action(text, request, perform)  # type: ignore[arg-type]
 
     def described(self) -> list[tuple[str, str]]:
-        """Return the name of each action, and what it does."""
+        """Return the name and the description of each action."""
         return [(name, action.text) for name, action in self._actions.items()]
 
     async def perform(self, name: str, body: bytes) -> bytes:
@@ -204,19 +204,17 @@ class Actions:
 
         Raises:
             UnknownActionError: there is no such action.
-            ConfigurationError: the body is not what it takes.
-            DLError: of the action.
+            ConfigurationError: the body does not fit the action.
+            DLError: an error of the action.
         """
         action = self._actions.get(name)
         if action is None:
-            raise UnknownActionError(
-                f"action {name!r}: there is none of that name, only {', '.join(self._actions)}"
-            )
+            raise UnknownActionError(f"action {name!r}: expected one of {', '.join(self._actions)}")
         try:
             request = msgspec.json.decode(body or b"{}", type=action.request)
         except MALFORMED as error:
             raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
-        if name == "drain":  # it goes on, whoever waits for it
+        if name == "drain":  # not bounded: a timeout would cancel a drain halfway
             return msgspec.json.encode(await action.perform(request))
         async with self._membership.outages.bounded():
             return msgspec.json.encode(await action.perform(request))
@@ -268,20 +266,20 @@ class Actions:
     async def _find(
         self, request: SettingsRequest | TruncateRequest | StreamRequest
     ) -> DistributedLogManager:
-        """Open a log, by its id if that is told, whatever its name is by now."""
+        """Open a log by its id if the request has one, even if the log was renamed since."""
         context = self._namespace.log_context
         found = await context.logs.find(validate_log_name(request.log), request.log_id)
         return DistributedLogManager(context, found, context.config)
 
     @asynccontextmanager
     async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DistributedLogManager, None]:
-        """Open a log to be changed; if it is owned here, let go of it, so that it can be locked."""
+        """Open a log to change it; if this proxy owns it, release it first, so the lock is free."""
         name = validate_log_name(request.log)
         log = await self._owner_of_logs.open(name)
         if request.log_id not in (None, log.log_id):
             raise LogNotFoundError(
-                f"log {name!r} is another one than was asked for: its id is {log.log_id}, and not "
-                f"{request.log_id}"
+                f"log {name!r} has the id {log.log_id}, and the request expects {request.log_id}: "
+                "another log has this name now"
             )
         await self._owner_of_logs.release(name)
         try:
@@ -290,13 +288,13 @@ class Actions:
         except OwnershipAcquireFailedError as error:
             if error.owner != self._membership.location:
                 raise
-            # An earlier attempt has not ended, or somebody began to write here meanwhile.
+            # An earlier attempt has not ended, or a client began to write here meanwhile.
             raise LogNotReadyError(f"log {name!r} is in use here: try again") from error
 
     async def _require_done(
         self, request: ChangeRequest, name: str | None, error: LogNotFoundError
     ) -> None:
-        """Raise unless the log of that id is gone, or has the name that it was to be given."""
+        """Raise unless an earlier attempt succeeded: the log is gone, or has the new name."""
         if request.log_id is None:
             raise error
         key = LogKey(name=request.log, log_id=request.log_id)
@@ -327,7 +325,7 @@ class Actions:
             try:
                 await owned.writer.commit()
             except (WriteError, AlreadyClosedError) as error:
-                told = LogNotReadyError(f"log {name!r} was let go of: try again")
+                told = LogNotReadyError(f"log {name!r} was released: try again")
                 raise owned.ending or told from error
         log = await self._find(request)
         position, is_sealed = await log.get_stream_end()
@@ -356,7 +354,7 @@ class Actions:
     async def _owner(self, request: LogRequest) -> Answer:
         try:
             log = await self._namespace.log_context.logs.find(validate_log_name(request.log))
-        except LogNotFoundError:  # one that is created there is written there
+        except LogNotFoundError:  # a log of this name will be written there when it is created
             return {"location": self._membership.preferred(request.log), "log_id": None}
         return {"location": await self._membership.owner_of(log), "log_id": log.log_id}
 

@@ -22,7 +22,7 @@ _RATES = tuple(
 
 
 def address_of(host: str, port: int) -> str:
-    """Return ``host:port``, with the brackets that an IPv6 address has there."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     bare = host.strip("[]")
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
@@ -30,90 +30,96 @@ def address_of(host: str, port: int) -> str:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
-    """Where a proxy serves, and what bounds it."""
+    """The addresses and limits of a proxy."""
 
     host: str = "127.0.0.1"
     """The address of this machine to listen on."""
     port: int = 0
     """The port to listen on; 0: a free one."""
     advertised_host: str = ""
-    """Where clients and other proxies reach it, if that is not the host."""
+    """Host at which clients and other proxies reach the proxy; empty: `host`."""
     advertised_port: int = 0
-    """The port there; 0: the port it listens on."""
+    """Port at which they reach it; 0: the port to listen on."""
     tls_cert: str = ""
     """PEM file of the proxy's certificate, which names `advertised_host`; empty: no TLS."""
     tls_key: str = ""
-    """PEM file of its private key, without a passphrase."""
+    """PEM file of the proxy's private key, without a passphrase."""
     tls_ca: str = ""
-    """PEM file of the certificates that may sign those of clients."""
+    """PEM file of the authorities that sign the certificates of clients."""
     tls_client_auth: str = "required"
     """Whether clients need a certificate: required or none."""
     session_timeout_s: float = 4.0
-    """After this long without contact the metadata store gives its logs to other proxies."""
+    """Without contact for this time, the proxy loses its logs to other proxies."""
     message_bytes_max: int = 4 * MIB
-    """The largest message that it takes; clients split what is larger."""
+    """Largest message that the proxy accepts; clients split larger ones."""
     ring_bytes_max: int = 64 * MIB
-    """What it keeps of the ends of the logs that it follows, of all together."""
+    """Memory for the latest entries of all followed logs, from which readers are served."""
     sending_bytes_max: int = 64 * MIB
-    """What it is sending to readers, with gRPC's copies; above it who takes nothing is ended."""
+    """Most bytes in transit to readers, with gRPC's copies.  Above it, readers that do not receive
+    are disconnected."""
     catching_up_max: int = 8
-    """How many readers of older records it serves at once; each reads some MiB ahead."""
+    """Most readers of older records at once; each reads some MiB ahead."""
     window_records: int = 65_536
-    """Records of one stream that may be accepted and not durable; it then takes no more."""
+    """Most records of one stream that are accepted and not durable; above it they wait."""
     window_bytes: int = 8 * MIB
-    """Likewise their bytes."""
+    """Most bytes of one stream that are accepted and not durable; above it they wait."""
     stream_records_per_s: float = 0.0
-    """Records that one stream may write in a second; 0: as many as come.  Above it they wait.
-    A client with more streams may write more: `principal_records_per_s` bounds clients."""
+    """Most records a second of one stream; above it they wait.  0: no limit.  A client can open
+    more streams; `principal_records_per_s` limits a client."""
     stream_bytes_per_s: float = 0.0
-    """Likewise bytes."""
+    """Most bytes a second of one stream; above it they wait.  0: no limit."""
     log_records_per_s: float = 0.0
-    """Likewise records of all streams to one log."""
+    """Most records a second of all streams to one log; above it they wait.  0: no limit."""
     log_bytes_per_s: float = 0.0
-    """Likewise their bytes."""
+    """Most bytes a second of all streams to one log; above it they wait.  0: no limit."""
     principal_records_per_s: float = 0.0
-    """Likewise records of all streams of one principal: of clients whose certificates have one
-    common name, or, of those without a certificate, of all on one host."""
+    """Most records a second of all streams of one principal; above it they wait.  0: no limit.  The
+    principal is the common name of the client's certificate, or without one the client's host."""
     principal_bytes_per_s: float = 0.0
-    """Likewise their bytes."""
+    """Most bytes a second of all streams of one principal; above it they wait.  0: no limit."""
     records_per_s: float = 0.0
-    """Likewise records of all streams."""
+    """Most records a second of all streams; above it they wait.  0: no limit."""
     bytes_per_s: float = 0.0
-    """Likewise their bytes."""
+    """Most bytes a second of all streams; above it they wait.  0: no limit."""
     log_streams_max: int = 0
-    """Streams that may write to one log at once; others are refused.  0: as many as come."""
+    """Most streams that write to one log at once; others are refused.  0: no limit."""
     principal_streams_max: int = 0
-    """Likewise those of one principal, to all logs, and those that stage."""
+    """Most streams of one principal that write or stage at once; others are refused.  0: no
+    limit."""
     log_pending_bytes_max: int = 0
-    """Of `pending_bytes_max` at most so much for one log; 0: no limit but a quarter of the rest."""
+    """Most bytes of one log in `pending_bytes_max`.  0: only the limit that always holds, a quarter
+    of the free bytes."""
     principal_pending_bytes_max: int = 0
-    """Likewise for one principal, and as much of `received_bytes_max`; 0: no limit of his own."""
+    """Most bytes of one principal in `pending_bytes_max`, and in `received_bytes_max`; 0: no
+    limit."""
     throttle_max_s: float = 10.0
-    """A batch that would wait longer for these rates is refused, and told when to come again."""
+    """A batch that would wait longer for its rates is refused, with the time when to retry."""
     pending_bytes_max: int = 256 * MIB
-    """Bytes of all streams that are accepted and not durable; those without room wait in turn."""
+    """Most bytes of all streams that are accepted and not durable; above it streams wait in
+    order."""
     received_bytes_max: int = 128 * MIB
-    """Bytes of messages that wait for a rate, or for their log; a stream above it is ended."""
+    """Most bytes of messages that wait for a rate, or for their log; above it a stream is ended."""
     staging_max: int = 8
-    """Streams that stage at once, as of Spark's tasks; each takes 32 MiB at most, others wait."""
+    """Most streams that stage at once, such as Spark's tasks; others wait.  Each takes at most
+    32 MiB."""
     calls_max: int = 10_000
-    """Calls at once, open streams among them; those above are refused."""
+    """Most calls at once, with open streams; others are refused."""
     logs_max: int = 10_000
-    """Logs that it owns at once; others are refused."""
+    """Most logs that the proxy owns at once; others are refused."""
     lock_timeout_s: float = 5.0
-    """How long it waits for a log that is held by a direct writer, or by a proxy that is gone."""
+    """Longest wait for a log that a direct writer holds, or a proxy that is gone."""
     idle_release_s: float = 600.0
-    """A log to which no stream was open for so long is let go of."""
+    """A log without an open stream is released after this time."""
     rebalance: bool = True
-    """Whether it hands over logs to proxies that have fewer, and takes part of what others have."""
+    """Whether the proxy hands over logs to proxies with fewer logs, and accepts logs of others."""
     rebalance_after_s: float = 60.0
-    """It does so once the live proxies have been the same for so long."""
+    """Balancing starts when the set of live proxies has not changed for this time."""
     rebalance_pause_s: float = 5.0
-    """The pause after each step, in which one of 100 logs goes, and one that is written at most."""
+    """Pause after each step; a step hands over one of 100 logs, and at most one that is written."""
     rebalance_tolerance: float = 0.2
-    """What is above the mean of all proxies by less than this share of it stays."""
+    """A proxy hands over logs if it is above the mean of all proxies by more than this share."""
     log_level: str = "info"
-    """What its log tells at least: debug, info, warning or error."""
+    """Lowest level of logged messages: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
         for key in ("port", "advertised_port"):
@@ -124,7 +130,7 @@ class ProxyConfig:
             condition=self.host not in _EVERYWHERE or bool(self.advertised_host),
             key="host",
             value=self.host,
-            rule="clients cannot be sent there: give an advertised_host",
+            rule="clients cannot connect to this address: give an advertised_host",
         )
         require_positive(
             self,
@@ -162,15 +168,15 @@ class ProxyConfig:
 
     @property
     def address(self) -> str:
-        """What it listens on."""
+        """The address that the proxy listens on."""
         return address_of(self.host, self.port)
 
     def location(self, port: int) -> str:
-        """Return where clients connect to, while it listens on this port."""
+        """Return the location that clients connect to if the proxy listens on `port`."""
         host, scheme = self.advertised_host or self.host, "grpc+tls" if self.tls_cert else "grpc"
         return f"{scheme}://{address_of(host, self.advertised_port or port)}"
 
 
 def proxy_options() -> dict[str, Option]:
-    """Return the settings of a proxy by key, with what they mean."""
+    """Return the settings of a proxy by key, with their meaning."""
     return options_of(ProxyConfig)

@@ -1,4 +1,4 @@
-"""gRPC's standard health service: whether a proxy takes logs now."""
+"""gRPC's standard health service; SERVING means that the proxy acquires logs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SERVICES = ("", FLIGHT)
 
 
 class Health:
-    """Tells clients and load balancers; the proxy sets it with `tell`."""
+    """Tells clients and load balancers the proxy's state, which `tell` sets."""
 
     def __init__(self) -> None:
         self._serves = False
         self._changed = asyncio.Event()
 
     def tell(self, *, serves: bool) -> None:
-        """Note whether the proxy takes logs, and tell those who watch."""
+        """Set whether the proxy acquires logs, and tell all watching clients."""
         self._serves = serves
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -60,7 +60,7 @@ class Health:
         request = await _asked(data, context)
         if request.service not in _SERVICES:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
-            await asyncio.Event().wait()  # it never becomes one
+            await asyncio.Event().wait()  # the standard keeps the stream open
         while True:
             changed = self._changed
             yield self._answer()
@@ -68,7 +68,7 @@ class Health:
 
 
 async def _asked(data: bytes, context: Context) -> pb.HealthCheckRequest:
-    """Return what a client asks; a call with something else ends."""
+    """Return the request of a client; a call without a valid one is refused."""
     try:
         return parsed(pb.HealthCheckRequest, data)
     except ConfigurationError as error:

@@ -1,4 +1,4 @@
-"""The load of a proxy, as it tells the others in its node among the live ones."""
+"""The load of a proxy, which other proxies read from its node among the live proxies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dlcore.metadata.stored import LAYOUT, Count
 
 
 class ProxyLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How many logs a proxy owns, how many more it may, and what is written to all of them."""
+    """The number of owned logs, the number of further ones allowed, and the rate of all writes."""
 
     layout: int = LAYOUT
     logs: Count

@@ -1,7 +1,7 @@
-"""Times without the metadata store: what needs it then is refused soon, and does not hang.
+"""Outages of the metadata store: calls that need the store are refused soon, and do not hang.
 
-While the session is suspended a request to the store waits for it to be back, which nobody knows
-when.  A client that is told so may ask another proxy, or come again.
+While the session is suspended, a request to the store waits until the session is back, for an
+unknown time.  A client that gets a refusal can ask another proxy, or retry.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import MetadataStore
 
 PATIENCE_S = 2.0
-"""So long a call waits for a session that was lost; the next ones only for what is left of it."""
+"""A call waits for a suspended session until this time has passed since the suspension."""
 _RETRY_AFTER_S = 1.0
 
 
 class Outages:
-    """Ends what waits for a metadata store that is away."""
+    """Ends calls that wait for a metadata store during an outage."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class Outages:
 
     @property
     def reason(self) -> str | None:
-        """What to tell of an outage; None: there is none."""
+        """The description of the present outage, None if there is none."""
         if self._until_s is None:
             return None
         away_s = self._loop.time() - self._begun_s
@@ -44,9 +44,9 @@ class Outages:
 
     @asynccontextmanager
     async def bounded(self) -> AsyncGenerator[None, None]:
-        """Do what may need the metadata store.
+        """Bound a block that may need the metadata store.
 
-        Raises: LogNotReadyError: it is away.
+        Raises: LogNotReadyError: the store has an outage.
         """
         timeout = asyncio.timeout_at(self._until_s)
         self._timeouts.add(timeout)
@@ -57,8 +57,8 @@ class Outages:
             if not (timeout.expired() or (self.reason and isinstance(error, DLError))):
                 raise
             raise LogNotReadyError(
-                f"{self.reason or 'the metadata store was away'}, and what was asked for needs "
-                "it; it may have been done: try again, here or at another proxy",
+                f"{self.reason or 'the metadata store was not reachable'}, and the request needs "
+                "it.  The request may have taken effect: try again, here or at another proxy",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
         finally:
@@ -77,5 +77,5 @@ class Outages:
                 timeout.reschedule(self._until_s)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching the session."""
         self._unsubscribe()

@@ -1,4 +1,4 @@
-"""Whether a proxy that somebody did not reach is gone: asked by a connection to where it served."""
+"""A probe by which a proxy checks whether another one, unreachable for a client, is dead."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 from contextlib import suppress
 
 _PROBE_S = 0.5
-"""A host refuses a connection at once; one that says nothing for so long proves nothing."""
+"""Timeout of a probe.  A host without the process refuses at once; silence proves nothing."""
 
 
 async def refuses_connections(location: str) -> bool:
-    """Return whether nobody listens at a proxy's location, so that no process serves there.
+    """Return whether the host of a proxy's location refuses connections: no process serves there.
 
-    A host that does not answer, or whose name leads nowhere, may be cut off from here alone.
+    A host that does not answer, or has no address, does not count: only we may be cut off from it.
     """
     host, _, port = location.partition("://")[2].rpartition(":")
     loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""The choice of a log's owner among the live proxies: the same answer wherever it is asked.
+"""The choice of a log's owner among the live proxies; every proxy makes the same choice.
 
-Rendezvous hashing: each proxy has a weight for each log, the highest wins.  A proxy that comes or
-goes moves its own logs only.
+This is rendezvous hashing: each proxy has a weight for each log, and the highest weight wins.  If a
+proxy comes or goes, only its own logs move.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def preferred_owner(log: str, proxies: Iterable[str]) -> str | None:
-    """Return which of these addresses should own a log; None if there is none."""
+    """Return the address that should own a log; None if `proxies` is empty."""
     return max(proxies, key=lambda proxy: _weight(log, proxy), default=None)
 
 

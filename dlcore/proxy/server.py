@@ -1,4 +1,4 @@
-"""The life of a proxy: it opens its namespace, listens, appears among the live ones, and leaves."""
+"""The life cycle of a proxy: it opens its namespace, listens, joins the live proxies, and stops."""
 
 from __future__ import annotations
 
@@ -35,53 +35,53 @@ logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 1.0
 _READ_ON_S = 0.5
-"""Readers may come to their ends for so long; then they are told to go on elsewhere."""
+"""Time in which readers may finish at a stop; the others are then sent to another proxy."""
 _PING_MIN_MS = 1_000
 _SILENCE_MS = 20_000
 _HANDSHAKE_MS = 10_000
 _IDLE_MS = 600_000
-"""A connection without a call for so long is ended; the client's next call opens another one."""
+"""A connection without a call is closed after this time; the client's next call opens another."""
 
 
 class ProxyServer(AsyncClosing):
-    """One proxy, which serves from `start` to `aclose`."""
+    """One proxy; it serves from `start` to `aclose`."""
 
     def __init__(self, location: str, reads: ReadPath, steps: AsyncExitStack) -> None:
         self.location = location
-        """Where Flight clients connect to."""
+        """The location that Flight clients connect to."""
         self.reads = reads
         self._steps = steps
 
     @property
     def address(self) -> str:
-        """Where that is: ``host:port``."""
+        """The location's ``host:port``."""
         return self.location.partition("://")[2]
 
     @classmethod
     async def start(
         cls, open_as: Callable[[str], Awaitable[Namespace]], config: ProxyConfig
     ) -> ProxyServer:
-        """Serve the namespace that `open_as` opens under the name which it is given.
+        """Serve a namespace; `open_as` opens it under the proxy's location as its client name.
 
         Raises:
-            ConfigurationError: the port is taken, or the host is none of this machine.
-            DLError: of the namespace.
+            ConfigurationError: the port is taken, or the host is no address of this machine.
+            DLError: an error of the namespace.
         """
         async with AsyncExitStack() as steps:
             server = grpc.aio.server(
                 maximum_concurrent_rpcs=config.calls_max,
                 options=[
-                    # Two processes on one port would share its clients between them.
+                    # Otherwise two processes on one port would share the clients between them.
                     ("grpc.so_reuseport", 0),
                     ("grpc.max_receive_message_length", config.message_bytes_max),
-                    # Else it reads some MiB ahead of a stream from which nothing is taken.
+                    # Otherwise gRPC buffers some MiB of a stream that we do not read.
                     ("grpc.http2.bdp_probe", 0),
-                    # Clients whose machine is gone hold nothing for long.
+                    # Free the resources of clients whose machine is gone.
                     *keepalive_options(_SILENCE_MS, _SILENCE_MS),
-                    # Those who say nothing at all, or nothing any more, hold no connection.
+                    # Close connections without a handshake, and idle ones.
                     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
                     ("grpc.max_connection_idle_ms", _IDLE_MS),
-                    # Those who wait for records look likewise whether the proxy is there.
+                    # Allow pings of clients that wait for records.
                     ("grpc.http2.min_ping_interval_without_data_ms", _PING_MIN_MS),
                     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MIN_MS),
                 ],
@@ -102,6 +102,7 @@ class ProxyServer(AsyncClosing):
             changing = asyncio.Lock()
 
             async def drain() -> None:
+                # First, so that load balancers send no more clients while logs are released.
                 health.tell(serves=False)
                 async with changing:
                     await owner.drain()
@@ -123,6 +124,7 @@ class ProxyServer(AsyncClosing):
             server.add_generic_rpc_handlers((service.handler(), health.handler()))
             await server.start()
             steps.push_async_callback(_stop, server, service)
+            # Only now: other proxies send clients here as soon as they see us.
             await membership.join()
             balancing.start()
             health.tell(serves=True)
@@ -130,12 +132,12 @@ class ProxyServer(AsyncClosing):
             return cls(location, reads, steps.pop_all())
 
     async def aclose(self) -> None:
-        """Drain: let go of all logs; then end what is served, and close the namespace."""
+        """Release all logs, end all calls, and close the namespace."""
         await self._steps.aclose()
 
 
 async def _stop(server: grpc.aio.Server, service: FlightService) -> None:
-    """Take no call any more, and end those that there are."""
+    """Accept no more calls, and end the present ones."""
     stopping = asyncio.create_task(server.stop(_STOP_GRACE_S), name="stopping the server")
     await service.end_streams(after_s=_READ_ON_S)
     await stopping

@@ -1,8 +1,8 @@
 """The methods of Arrow Flight that a proxy serves, by name, on gRPC's generic handlers.
 
-Each method says itself how its messages become bytes, so that what was framed before is sent as it
-is, and reads its request itself, so that one which is none is refused and no defect.  gRPC answers
-UNIMPLEMENTED for those that are not in the table.
+Each method serializes its own messages, so that messages which are framed already are sent without
+a copy.  Each method parses its own request, so that an invalid one is refused and not reported as a
+defect.  For a method that is not in the table gRPC answers UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 
 FLIGHT = "arrow.flight.protocol.FlightService"
 _TOKENS = frozenset({"authorization", "auth-token-bin"})
-"""Metadata in which clients of Flight send passwords and tokens."""
+"""Metadata keys in which clients of Flight send passwords and tokens."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -58,7 +58,10 @@ async def refuse(context: Context, error: DLError) -> NoReturn:
 def streaming(
     kind: type[_MessageT], answer: Callable[[_MessageT], AsyncIterator[Any]]
 ) -> Callable[[bytes, Context], AsyncIterator[Any]]:
-    """Make a gRPC method of one that turns a request into messages, or raises a DLError."""
+    """Return a gRPC method for a function that answers a request with several messages.
+
+    A `DLError` of the function becomes the status of the call.
+    """
 
     async def method(request: bytes, context: Context) -> AsyncIterator[Any]:
         try:
@@ -73,7 +76,10 @@ def streaming(
 def answering(
     kind: type[_MessageT], answer: Callable[[_MessageT], Awaitable[Any]]
 ) -> Callable[[bytes, Context], Awaitable[Any]]:
-    """Make a gRPC method of one that turns a request into one message, or raises a DLError."""
+    """Return a gRPC method for a function that answers a request with one message.
+
+    A `DLError` of the function becomes the status of the call.
+    """
 
     async def method(request: bytes, context: Context) -> Any:
         try:
@@ -85,18 +91,21 @@ def answering(
 
 
 def _bytes_of(result: pb.PutResult | bytes) -> bytes:
-    """Return what DoPut answers; what another proxy answered comes as it is sent."""
+    """Serialize an answer of DoPut; an answer forwarded from another proxy is bytes already."""
     return result if isinstance(result, bytes) else result.SerializeToString()
 
 
 class _WithoutTokens(grpc.GenericRpcHandler):
-    """Methods of Flight that refuse a call with a token, which nobody here would check."""
+    """The methods of Flight, without calls that carry a token: the proxy would not check it.
+
+    A client that sends a token expects access control, and must not believe that there is any.
+    """
 
     def __init__(self, methods: grpc.GenericRpcHandler) -> None:
         self._methods = methods
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return what answers a call; None: nothing here does."""
+        """Return the handler of a call, None if this service has no such method."""
         if not details.method.startswith(f"/{FLIGHT}/"):
             return None
         for key, _ in details.invocation_metadata or ():
@@ -108,9 +117,9 @@ class _WithoutTokens(grpc.GenericRpcHandler):
 async def _refuse_token(key: str, _: object, context: Context) -> None:
     await drop_the_rest(context)
     error = UncheckedTokenError(
-        f"a token in the metadata {key!r}: a proxy checks none, and lets in whoever reaches it, or "
-        "with TLS whoever has a certificate that its tls_ca signed: expected such a certificate "
-        "(docs/tls.md), or no token"
+        f"metadata {key!r} has a token, and a proxy checks no tokens: send none.  A proxy serves "
+        "every client that can connect; with TLS, every client with a certificate that its tls_ca "
+        "signed (docs/tls.md)"
     )
     await refuse(context, error)
 
@@ -129,10 +138,10 @@ class FlightService:
         self._is_stopping = False
 
     async def end_streams(self, *, after_s: float) -> None:
-        """End those who still read after a while, so that they go on at another proxy.
+        """End readers that still read after `after_s`, so that they go on at another proxy.
 
-        Streams that are forwarded end at once, as those of a log that is let go of.  A server of
-        gRPC that stops would tell all that they were cancelled, as if by themselves.
+        Forwarded streams end at once, as the streams of a released log do.  The calls are ended
+        here, because gRPC's own stop would report them as cancelled by their clients.
         """
         self._forwarding.end()
         if self._readers:
@@ -177,10 +186,12 @@ class FlightService:
         except asyncio.CancelledError:
             if not self._is_stopping or context.cancelled():
                 raise
+            # The cancellation is from `end_streams`: it must not prevent the answer.
             task.uncancel()
             await refuse(context, LogNotReadyError("this proxy stops: read on at another one"))
         except ReaderStalledError as error:
             logger.info("%s: %s", context.peer(), error)
+            # Closed, because gRPC keeps the messages of a refused call until the client is gone.
             if close_connection(context):
                 raise asyncio.CancelledError from error
             await refuse(context, error)
@@ -197,7 +208,8 @@ class FlightService:
                 await drop_the_rest(context)
             await context.abort(ended.code, ended.details, trailing_metadata=ended.metadata)
         except DLError as error:
-            if code_of(error) != "UNAVAILABLE":  # else why matters little, and when does
+            # After UNAVAILABLE the client tries again anyway, and soon: do not delay it.
+            if code_of(error) != "UNAVAILABLE":
                 await drop_the_rest(context)
             await refuse(context, error)
 
@@ -211,7 +223,7 @@ class FlightService:
             await refuse(context, error)
 
     async def _perform(self, request: bytes, context: Context, wish: Wish) -> list[bytes]:
-        """Perform an action here, or where the log's owner is, if the client asks for that."""
+        """Perform an action here, or at the log's owner if the client asks for forwarding."""
         action = parsed(pb.Action, request)
         route = Route(self._forwarding.location)
         answers: list[bytes] = []
@@ -222,7 +234,9 @@ class FlightService:
             left_s = context.time_remaining()
             answers, refusal = await self._forwarding.act(location, request, client, left_s)
             if refusal is not None and refusal.is_unreached:
-                raise refusal.error()  # it may have been done, and is done once by who asks again
+                # The action may have taken effect there.  Only the client may retry: the id or the
+                # token in its request makes the action count once.
+                raise refusal.error()
             return refusal
 
         while True:

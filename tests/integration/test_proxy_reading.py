@@ -360,11 +360,11 @@ def test_truncation_under_a_reader(client: flight.FlightClient, log: Distributed
     [
         ({"log": "read/none"}, "LogNotFoundError"),
         ({"log_id": "0"}, "LogNotFoundError.*it is another one"),
-        ({"columns": ["speed"]}, "'speed' is none of its columns"),
-        ({"columns": ["txid", "txid"]}, "there twice"),
+        ({"columns": ["speed"]}, "'speed' is not one of its columns"),
+        ({"columns": ["txid", "txid"]}, "or named twice"),
         ({"format": 7}, "format=7: expected 1"),
         ({"start": {"dlsn": "x"}}, "expected a DLSN"),
-        ({"follow": True, "end": {"txid": 5}}, "what is followed has no end"),
+        ({"follow": True, "end": {"txid": 5}}, "with follow, expected no end"),
     ],
 )
 def test_a_wrong_ticket(

@@ -176,7 +176,7 @@ def test_what_waits_for_a_log_without_a_quorum_is_bounded(
             for code, message, metadata in refused:
                 assert (code, metadata["dlog-retry-after-ms"]) == ("UNAVAILABLE", "1000")
                 assert "LogNotReadyError: log 'still': " in message
-            assert sum("too much waits already" in message for _, message, _ in refused) >= 30
+            assert sum("too many bytes wait already" in message for _, message, _ in refused) >= 30
             await lively.told_all()
 
     with serving_process([LOADED_PYTHON, "-c", PATIENT_PROXY, cluster.uri]) as proxy:

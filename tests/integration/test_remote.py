@@ -192,7 +192,7 @@ def test_what_is_wrong_is_told_by_the_cores_errors(
         found.open_reader(txid=1, dlsn=DLSN.INITIAL)
     with pytest.raises(ConfigurationError, match="no time zone"):
         found.read(datetime.now())  # noqa: DTZ005
-    with pytest.raises(SchemaMismatchError, match="'speed' is none of its columns"):
+    with pytest.raises(SchemaMismatchError, match="'speed' is not one of its columns"):
         found.read(columns=["speed"]).to_arrow()
     with pytest.raises(ConfigurationError, match="read batches"):
         list(found.open_reader(columns=["txid"]).records())

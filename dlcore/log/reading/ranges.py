@@ -111,8 +111,8 @@ class RangeView:
         for name in names:
             if known.get_field_index(name) < 0 or names.count(name) > 1:
                 raise SchemaMismatchError(
-                    f"log {log!r}: columns={names}: {name!r} is none of its columns, or there "
-                    f"twice; there are {', '.join(available.names)}"
+                    f"log {log!r}: columns={names}: {name!r} is not one of its columns, or named "
+                    f"twice; expected some of {', '.join(available.names)}"
                 )
         self.schema = pa.schema([known.field(name) for name in names])
         self.old_names = set(names) & OLD_NAMES.keys() if not is_typed else set()

@@ -1,1 +1,1 @@
-"""The read path of a proxy: logs followed once for all their readers, and ranges of logs."""
+"""The read path of a proxy: one follower of a log for all its readers, and ranges of logs."""

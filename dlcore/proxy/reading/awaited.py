@@ -1,7 +1,7 @@
-"""Records of a followed log that are yet to come, told by what they will hold: a pure machine.
+"""Waits for future records of a followed log, by transaction id, sequence id or time: pure.
 
-Whoever waits for one is in order of the value it waits for, so that an entry costs what it finds
-and not what is waited for.
+Waiters are sorted by the value that they wait for.  Therefore the cost of a new entry depends on
+the waiters that it serves, and not on the number of all waiters.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _W = TypeVar("_W")
 
 
 def first_not_less(rows: StoredRows, wanted: NotLessThan) -> DLSN | None:
-    """Return the position of the first of an entry's rows that is not below; None: there is none.
+    """Return the position of an entry's first row that is not below `wanted`, None without one.
 
-    What `wanted` names never decreases from one row to the next.
+    The field of `wanted` never decreases from one row to the next.
     """
     count_ = rows.batch.num_rows
     match wanted.field:
@@ -36,34 +36,34 @@ def first_not_less(rows: StoredRows, wanted: NotLessThan) -> DLSN | None:
             row = int(np.searchsorted(numbers_of(rows.batch.column(0)), wanted.value))
         case RecordField.SEQUENCE_ID:
             row = max(0, wanted.value - rows.place.sequence_id - rows.first_slot)
-        case _:  # a time is the entry's, of all its records
+        case _:  # all records of an entry have the entry's time
             row = 0 if wanted.value <= rows.place.timestamp_ms else count_
     return rows.slice(row, 0).position if row < count_ else None
 
 
 class Awaited(Generic[_W]):
-    """Who waits for which records."""
+    """The waiters of one log, each for one record."""
 
     def __init__(self) -> None:
         self._waiting: dict[RecordField, list[tuple[int, int, NotLessThan, _W]]] = {
             field: [] for field in RecordField
         }
-        self._numbers = count()
+        self._numbers = count()  # makes tuples differ before `insort` compares their waiters
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def wait(self, wanted: NotLessThan, waiter: _W) -> None:
-        """Let a waiter wait for the first record that is not below."""
+        """Add a waiter for the first record that is not below `wanted`."""
         insort(self._waiting[wanted.field], (wanted.value, next(self._numbers), wanted, waiter))
 
     def leave(self, waiter: _W) -> None:
-        """Let one wait no more, if it still does."""
+        """Remove a waiter, if it still waits."""
         for waiting in self._waiting.values():
             waiting[:] = [each for each in waiting if each[-1] is not waiter]
 
     def came(self, rows: StoredRows) -> Iterator[tuple[_W, DLSN]]:
-        """Take the log's next rows; yield who waits for one of them, and where that is."""
+        """Take the log's next rows; yield each waiter of one of them, with the row's position."""
         for waiting in self._waiting.values():
             while waiting:
                 *_, wanted, waiter = waiting[0]
@@ -74,7 +74,7 @@ class Awaited(Generic[_W]):
                 yield waiter, position
 
     def give_up(self) -> Iterator[_W]:
-        """Yield all who wait: nothing more comes."""
+        """Yield and remove all waiters, because no record can follow."""
         for waiting in self._waiting.values():
             while waiting:
                 yield waiting.pop()[-1]

@@ -1,9 +1,9 @@
-"""Serving one reader: what lies behind it from the bookies, what comes from the ring of its log.
+"""The delivery of records to one reader: older ones from bookies, the latest from the log's ring.
 
-A reader is somewhere in its log, and holds no more than that and the message that it is being sent.
-Behind the ring it is caught up by a core reader of its own, of which there are so many at most; one
-whose client takes nothing for a while, a short one if others wait, gives its up, and gets another
-once the client goes on.
+The state of a reader is its position, and the message that is being sent.  If the position is
+before the ring, a reader of `dlcore` catches up with it.  The number of such readers is bounded.
+If a client receives nothing for a while, or for a shorter while if others wait, it gives its reader
+up, and gets another one when it receives again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 _LOOK_S = 1.0
 _FIRST_BYTES = (64 * 1024, 256 * 1024, MIB)
-"""A reader's first messages are small, and soon larger: one that takes none holds little."""
+"""Sizes of a reader's first messages: small ones, because a client may never receive any."""
 TURN_BYTES = 64 * 1024 * 1024
-"""After so much a reader that is caught up makes room for one that waits."""
+"""After this many bytes, a client that catches up makes room for a waiting one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a client gets: the records in [start, end), all of them readable unless it follows.
+    """The request of a client: the records in [start, end); they are readable unless it follows.
 
-    Of one who follows, `awaited` is yet to come: it begins with that record, behind `start`.
+    If it follows, `awaited` may name a future record, behind `start`: delivery begins with it.
     """
 
     log: DistributedLogManager
@@ -58,9 +58,9 @@ class Deliveries:
     """Serves the readers of a proxy.
 
     Args:
-        followed: the logs that are followed.
-        outgoing: what is being sent to them.
-        catching_up_max: how many are caught up at once; each reads some way ahead.
+        followed: the logs that the proxy follows.
+        outgoing: the messages in transit to readers.
+        catching_up_max: most readers of older records at once; each reads ahead.
     """
 
     def __init__(self, followed: FollowedLogs, outgoing: Outgoing, *, catching_up_max: int) -> None:
@@ -69,7 +69,7 @@ class Deliveries:
         self._turns = asyncio.Semaphore(catching_up_max)
 
     async def deliver(self, reading: Reading, send: Send) -> None:
-        """Send a client the records that it asked for; return when it has them all.
+        """Send a client the requested records; return when it has received all of them.
 
         Raises: AlreadyTruncatedError, ReaderStalledError, and as `AsyncLogReader.read_next`.
         """
@@ -86,10 +86,11 @@ class Deliveries:
             await self._follow(replace(reading, start=start), followed, ring, send)
 
     async def _found(self, reading: Reading, wanted: NotLessThan, followed: FollowedLog) -> DLSN:
-        """Return where a record is, once it is there; at the end of a sealed log that is its end.
+        """Wait for a record, and return its position; if the log is sealed, return its end.
 
-        What came before the log was followed here is looked at apart; it is little.
+        Records between `reading.start` and the begin of our following are few, and are read here.
         """
+        # First wait, then read: a record that comes in between is found by one of the two.
         with followed.awaiting(wanted) as found:
             begun = followed.end
             if reading.start < begun:
@@ -124,11 +125,12 @@ class Deliveries:
     async def _send_runs(
         self, followed: FollowedLog, reader: RingReader, end: DLSN, send: Send
     ) -> DLSN | None:
-        """Send whole runs, until the reader is behind, or at `end`, or the log is sealed.
+        """Send whole runs until the reader is behind, or at `end`, or the log is sealed.
 
-        Returns: where the part of the next run ends that is wanted, if that is not all of it.
+        Returns: the end of the wanted part of the next run, if only a part of it is wanted.
         """
         while reader.position < end and not reader.is_behind:
+            # The event before the ring: a run that comes after `peek` then sets this event.
             news, found = followed.news, reader.peek()
             if found is None:
                 followed.require_unbroken()
@@ -146,19 +148,19 @@ class Deliveries:
 
     @property
     def _others_wait(self) -> bool:
-        """Whether another client waits to be caught up."""
+        """Whether another client waits to catch up."""
         return self._turns.locked() or self._outgoing.readers_waiting > 0
 
     async def _catch_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
-        """Send what lies in [position, end), which is readable.
+        """Send the records in [position, end), which are readable.
 
-        While memory is short a client that has taken nothing yet is sent one entry, and nothing is
-        read ahead for it: most of those that fill memory never take anything.
+        While memory is short, a client that has received nothing yet gets one entry, without
+        read-ahead: most clients that fill memory never receive anything.
         """
         has_taken = is_empty = False
         while position < end:
             until = end
-            # Behind the last entry of a segment there is none to send: the next one is elsewhere.
+            # Without an entry at this position, as behind a segment's last one, look further.
             if self._outgoing.is_short and not has_taken and not is_empty:
                 until = min(end, DLSN(position.lssn, position.entry_id + 1, 0))
             is_empty = True
@@ -184,6 +186,7 @@ class Deliveries:
                     else:
                         position = max(position, until)
                         continue
+                # Outside of the block above: the memory of the read-ahead is free during this wait.
                 await sending
                 has_taken = True
             finally:
@@ -195,7 +198,7 @@ class Deliveries:
 async def _messages(
     reading: Reading, position: DLSN, end: DLSN
 ) -> AsyncGenerator[tuple[bytes, DLSN], None]:
-    """Yield the messages with [position, end), and where each ends."""
+    """Yield the messages with the records in [position, end), and the end of each."""
     async with aclosing(_parts(reading, position, end)) as parts:
         async for part in parts:
             message = part.part(reading.view, end)
@@ -204,10 +207,10 @@ async def _messages(
 
 
 async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[Fetched, None]:
-    """Yield what [position, end) holds, the last of it perhaps with more.
+    """Yield the records in [position, end); the last part may have records behind `end`.
 
-    All of it was readable when its end was learned.  Bookies that are asked later may know of less
-    for a moment; that is waited for, and nothing is left out, nor given twice.
+    All of them were readable when `end` was found.  A bookie that is asked later may not know this
+    yet; then we wait.  No record is left out or yielded twice.
     """
     async with await reading.log.open_part(position, end) as reader:
         sizes = chain(_FIRST_BYTES, repeat(PART_BYTES))

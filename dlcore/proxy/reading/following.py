@@ -1,4 +1,4 @@
-"""Logs that a proxy follows: each once, however many read its end."""
+"""The logs that a proxy follows: each one once, for any number of readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ViewRing:
-    """A ring whose runs have the columns of one view."""
+    """A ring whose runs have the columns of one view, and the number of its readers."""
 
     def __init__(self, view: RowView, ring: Ring) -> None:
         self.view = view
@@ -36,7 +36,7 @@ class _ViewRing:
         self._last: Fetched | None = None
 
     def append(self, more: Fetched) -> None:
-        """Put entries into the ring: to those of the last run, if they are few and it may grow."""
+        """Put entries into the ring; few of them join the last run, if it may grow."""
         last = self._last
         if (
             last is not None
@@ -51,15 +51,15 @@ class _ViewRing:
 
 
 def _found(found: asyncio.Future[DLSN], position: DLSN) -> None:
-    if not found.done():  # else who waits is being cancelled
+    if not found.done():  # else the waiter is being cancelled
         found.set_result(position)
 
 
 class FollowedLog:
     """One log, followed from its end on.  Readers with the same columns share a ring.
 
-    What its core reader gives is put into each ring at once; `news` is set then, and another event
-    takes its place.  After an error, or the end of a sealed log, nothing more comes.
+    A reader of `dlcore` reads the log, and its rows go into each ring at once.  Then `news` is set
+    and replaced by a new event.  After an error, or the end of a sealed log, no rows follow.
     """
 
     def __init__(
@@ -80,15 +80,16 @@ class FollowedLog:
         return f"<FollowedLog {self._log.name!r} at {self._end}, {self.users} readers>"
 
     def require_unbroken(self) -> None:
-        """Raise the error that ended it, if one did."""
+        """Raise the error that ended the following, if there is one."""
         if self.error is not None:
-            raise self.error.with_traceback(None)  # else it grows with each reader
+            raise self.error.with_traceback(None)  # else each reader would extend the traceback
 
     async def _run(self) -> None:
-        """Follow, until the end or an error."""
+        """Follow the log until its end or an error."""
         try:
             snapshot = await self._log.get_snapshot()
             async with await self._log.open_reader(dlsn=snapshot.end) as reader:
+                # Now rings can be opened: they begin at this position.
                 self._end = snapshot.end
                 self._tell()
                 while True:
@@ -116,13 +117,16 @@ class FollowedLog:
 
     @property
     def end(self) -> DLSN:
-        """Up to where it is followed, for those who hold a ring."""
+        """The position up to which the log is followed; known once a ring is open."""
         assert self._end is not None
         return self._end
 
     @contextmanager
     def awaiting(self, wanted: NotLessThan) -> Iterator[asyncio.Future[DLSN]]:
-        """Wait for the first record to come that is not below: where it is, or where all ends."""
+        """Yield a future of the position of the first new record that is not below `wanted`.
+
+        If no record can follow, the result is the log's end.
+        """
         found: asyncio.Future[DLSN] = asyncio.get_running_loop().create_future()
         if self.has_ended or self.error is not None:
             found.set_result(self.end)
@@ -139,7 +143,7 @@ class FollowedLog:
 
     @asynccontextmanager
     async def ring(self, view: RowView) -> AsyncIterator[Ring]:
-        """Hold the ring of a view, which begins where the log is followed now if nobody has it."""
+        """Yield the ring of a view; a new ring begins at the position up to which we followed."""
         while self._end is None:
             self.require_unbroken()
             await self.news.wait()
@@ -158,7 +162,7 @@ class FollowedLog:
 
 
 class FollowedLogs:
-    """The logs that a proxy follows, by their ids: as long as somebody reads their end."""
+    """The logs that a proxy follows, by their ids; each is followed while it has readers."""
 
     def __init__(self, budget: RingBudget) -> None:
         self.budget = budget
@@ -176,7 +180,7 @@ class FollowedLogs:
 
     @asynccontextmanager
     async def follow(self, log: DistributedLogManager) -> AsyncIterator[FollowedLog]:
-        """Hold a log that is followed."""
+        """Yield a followed log; it is followed until its last user leaves the block."""
         followed = self._logs.get(log.log_id)
         if followed is None or followed.error is not None:
             followed = self._logs[log.log_id] = FollowedLog(log, self.budget, self._tasks)
@@ -191,5 +195,5 @@ class FollowedLogs:
                     del self._logs[log.log_id]
 
     async def aclose(self) -> None:
-        """Follow nothing more."""
+        """Stop following all logs."""
         await self._tasks.aclose()

@@ -1,11 +1,11 @@
-"""The memory of all sends to readers: bounded, at the expense of those that take nothing.
+"""The bound on the memory of all sends to readers; stalled clients lose their place in it.
 
-A message leaves memory when its client takes it; until then gRPC has a copy of it.  Who has taken
-nothing for `STALL_S` is ended when another one needs the room: it has its position, and goes on
-from there when it comes again.  Its message counts until gRPC has let go of it.
+gRPC keeps a copy of a message until its client receives it.  If another client needs memory, a
+client that has received nothing for `STALL_S` is disconnected.  It knows its position, and can go
+on from there.  Its message counts until gRPC has freed it.
 
-Who reads older records for a client has memory as well, for what it reads ahead.  Two always may;
-more of them only while messages leave room for that.
+A reader of older records needs memory as well, for its read-ahead.  Two such readers are always
+allowed; more of them only while messages leave enough memory.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
 STALL_S = 1.0
-"""A client that takes nothing for so long has no use for what is held for it."""
+"""A client that receives nothing for this time may be disconnected if others need memory."""
 _READERS_MIN = 2
 _READER_BYTES = 12 * MIB
-"""What a reader has of what it reads ahead: two chunks on their way from a bookie, and entries."""
+"""Memory of a reader's read-ahead: two chunks in transit from a bookie, and decoded entries."""
 _COPIES = 3
-"""Of a message to one reader: it, gRPC's, and as much again of the heap around them, which messages
-of other sizes leave unused."""
+"""Factor for the memory of a message to one reader: the message, gRPC's copy, and as much again for
+gaps in the heap that messages of other sizes leave."""
 
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """A message on its way: until when its client may stand still, and who waits for its end."""
+    """A message in transit, the time until which its client may stall, and a future of its end."""
 
     size_bytes: int
     until_s: float
@@ -43,12 +43,13 @@ class _Sending:
 
 
 class Outgoing:
-    """The messages on their way to readers, `bytes_max` at once; one message has room if alone.
+    """The messages in transit to readers, at most `bytes_max`; a single message always has room.
 
     Args:
-        bytes_max: what they may take, with the copies of them.
-        on_use: called when a message begins to be sent, and when it is not any more.
-        on_full: called when half of that is taken, and when a client is ended for want of room.
+        bytes_max: most bytes of messages, with their copies.
+        on_use: called when a send begins, and when it ends.
+        on_full: called when more than half of the bytes are used, and when a client is ended
+            because others need memory.
     """
 
     def __init__(
@@ -61,25 +62,27 @@ class Outgoing:
         self.size_bytes = 0
         self._on_use = on_use
         self._on_full = on_full
-        self._sending: dict[_Sending, None] = {}  # the longest under way first
-        self._leaving: dict[_Sending, None] = {}  # ended, and gRPC has them still
+        self._sending: dict[_Sending, None] = {}  # in the order of their start
+        self._leaving: dict[_Sending, None] = {}  # ended, but gRPC has not freed them yet
         self._readers = 0
         self.readers_waiting = 0
-        """How many wait for memory to read ahead."""
+        """Number of readers that wait for memory to read ahead."""
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
 
     async def send(self, send: Send, message: bytes) -> None:
-        """Send a message that is kept in any case, so that its copy counts, once there is room.
+        """Wait for memory, and send a message of a ring.
 
-        Raises: ReaderStalledError: its client took nothing, while others waited for room.
+        Only gRPC's copy counts here, because the ring keeps the message anyway.
+
+        Raises: ReaderStalledError: the client received nothing, and others waited for memory.
         """
         await (await self._begin(send, message, len(message)))
 
     async def begin(self, send: Send, message: bytes) -> asyncio.Future[None]:
-        """Return the sending of a message for one reader, which goes on, once there is room.
+        """Wait for memory, and begin to send a message for one reader; return a future of its end.
 
-        It raises what `send` does.
+        The future raises as `send`; cancelling it cancels the send.
         """
         return await self._begin(send, message, _COPIES * len(message))
 
@@ -99,7 +102,7 @@ class Outgoing:
         return answer
 
     def _written(self, sending: _Sending, writing: asyncio.Future[None]) -> None:
-        """Note that a message is taken, or that its call has ended."""
+        """Note that a message was received, or that its call has ended."""
         self._sending.pop(sending, None)
         self._leaving.pop(sending, None)
         self.size_bytes -= sending.size_bytes
@@ -117,12 +120,12 @@ class Outgoing:
 
     @property
     def is_short(self) -> bool:
-        """Whether more than half is taken: then who has taken nothing yet gets little."""
+        """Whether more than half is used; clients that received nothing yet then get little."""
         return self.size_bytes > self.bytes_max // 2
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[None, None]:
-        """Read ahead for a client meanwhile, once there is memory for it."""
+        """Wait for the memory of a reader's read-ahead, and hold it during the block."""
         self.readers_waiting += 1
         try:
             while self._readers >= _READERS_MIN and not self._may_read():
@@ -141,7 +144,7 @@ class Outgoing:
         return self.size_bytes + (self._readers + 1) * _READER_BYTES <= self.bytes_max
 
     async def _room(self, size_bytes: int) -> None:
-        """Wait for room, in turn; end whoever has stood still in it for too long."""
+        """Wait for memory, in order; end clients that have stalled for too long."""
         if self._has_room(size_bytes) and not self._turn.locked():
             return
         async with self._turn:
@@ -160,13 +163,16 @@ class Outgoing:
         return self._fits(self.size_bytes, size_bytes)
 
     def _fits(self, taken_bytes: int, size_bytes: int) -> bool:
+        # A message larger than the bound must be sent as well: then it is alone.
         return not taken_bytes or taken_bytes + size_bytes <= self.bytes_max
 
     def _make_room(self, size_bytes: int) -> float:
-        """End the client that has stood still for longest; return how long to wait before another.
+        """End the client that has stalled for longest, if its time is over.
 
-        None is ended while those that were ended leave enough; for these gRPC is waited for as long
-        as for a client.
+        Returns: the seconds to wait for memory before the next call; 0: call again at once.
+
+        While the clients ended so far free enough memory, no other one is ended.  gRPC gets as much
+        time to free their messages as a client has; afterwards they do not count any more.
         """
         now_s = asyncio.get_running_loop().time()
         leaving_bytes = sum(each.size_bytes for each in self._leaving)
@@ -187,8 +193,8 @@ class Outgoing:
         if not oldest.answer.done():
             oldest.answer.set_exception(
                 ReaderStalledError(
-                    f"the client took nothing for {STALL_S:g} s, and others need the room: it can "
-                    "go on from the position beside the last batch that it has"
+                    f"the client received nothing for {STALL_S:g} s, and other clients need the "
+                    "memory: it can go on from the position in the metadata of its last batch"
                 )
             )
         return 0.0

@@ -1,4 +1,4 @@
-"""Cutting a range of a log into parts that are read apart, however many segments it has."""
+"""The division of a range of a log into parts for separate reads, of any number of segments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
 
 PARTS_MAX = 64
-"""Of a range: enough for any client, and an answer of some KB."""
+"""Most parts of a range: enough for any client, in an answer of some KB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Records in [start, end), about how many; of a tail more may come."""
+    """The records in [start, end), with estimates of their number and bytes; a tail may grow."""
 
     start: DLSN
     end: DLSN
@@ -27,10 +27,10 @@ class Part:
 
 
 def parts_of(snapshot: LogSnapshot, start: DLSN, end: DLSN) -> list[Part]:
-    """Return the readable records in [start, end), in order.
+    """Return the parts of the readable records in [start, end), in order.
 
-    The tail, which is of the log's last segment if it is not sealed, is a part of its own; of the
-    segments before it neighbours go together, to about the same number of bytes.
+    The tail, the last segment of a log that is not sealed, is a part of its own.  Segments before
+    it are grouped with their neighbours into parts of about equal bytes.
     """
     segments = [
         Part(

@@ -1,6 +1,6 @@
 """Answers for a remote planner of reads: snapshots of logs, their schemas, and places.
 
-Whoever plans with these reads by tickets: of the ledgers that a snapshot names he needs nothing.
+The planner's readers use tickets, and never access the ledgers that a snapshot names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
 
 _LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""After so long each a proxy looks again for records that another one knew to be readable."""
+"""Delays of a proxy's attempts to see records that another proxy knew to be readable."""
 
 
 class Planning:
@@ -40,9 +40,10 @@ class Planning:
         self._namespace = namespace
 
     async def snapshots(self, request: SnapshotsRequest) -> dict[str, object]:
-        """Return what the logs hold now, without those that do not exist.
+        """Return snapshots of the logs that exist.
 
-        So what a planner asks for again and again does not grow with what a log holds.
+        For logs that the planner knows, only later segments are sent.  The cost of repeated
+        requests therefore does not grow with a log.
 
         Raises: InvalidLogNameError, LedgerReadError, MetadataError.
         """
@@ -58,7 +59,7 @@ class Planning:
         return {"snapshots": pack_snapshots(told)}
 
     async def schemas(self, request: LogsRequest) -> dict[str, object]:
-        """Return by name the schema of each log that exists; None if it is one of bytes.
+        """Return by name the schema of each log that exists; None for a byte log.
 
         Raises: InvalidLogNameError, MetadataError.
         """
@@ -71,11 +72,11 @@ class Planning:
         }
 
     async def places(self, request: PlacesRequest) -> dict[str, object]:
-        """Return the place of each record that is searched for.
+        """Return the place of the first record of each search.
 
         Raises:
-            LogNotFoundError: a log is gone, or is another one.
-            LogNotReadyError: some of its records are not known here to be readable yet.
+            LogNotFoundError: a log is gone, or another log has its name.
+            LogNotReadyError: this proxy does not see all records before `end` yet.
         """
         ends = [DLSN.parse(search.end) for search in request.searches]
         snapshots = await self._reached(request.searches, ends)
@@ -83,8 +84,7 @@ class Planning:
         places = await self._namespace.find_places(
             [(at, at.end if isinstance(what, Latest) else what) for at, what in wanted]
         )
-        # What is found in records that the client does not know yet is the end of those that it
-        # knows.
+        # A record behind the client's snapshot is not part of its search: its place is the end.
         beyond = [index for index, place in enumerate(places) if place.dlsn > ends[index]]
         found = await self._namespace.find_places(
             [(wanted[index][0], ends[index]) for index in beyond]
@@ -94,9 +94,9 @@ class Planning:
         return {"places": [FoundPlace.of(place) for place in places]}
 
     async def positions(self, request: PositionsRequest) -> dict[str, object]:
-        """Return where the log's first and last record are, its end, and what is asked for.
+        """Return the places of the log's first and last record, of its end, and of each request.
 
-        Of what is behind the last record that is the end.
+        The place of a record behind the last one is the end.
 
         Raises: LogNotFoundError, InvalidLogNameError, LedgerReadError, MetadataError.
         """
@@ -142,6 +142,6 @@ class Planning:
             if not late:
                 return known
         raise LogNotReadyError(
-            f"log {late[0]!r}: records that another proxy told of are not known here to be "
+            f"log {late[0]!r}: this proxy does not see yet all records that another proxy found "
             "readable: try again"
         )

@@ -1,7 +1,7 @@
-"""Giving memory back that sends to readers have freed, once they have taken much of it.
+"""The return of freed memory to the system, after sends to readers have used much of it.
 
-The C library keeps what is freed for what comes next, and of its heaps only the ends are ever given
-back by themselves.  After many clients that took nothing that would be hundreds of megabytes.
+The C library keeps freed memory for later use, and by itself returns only the ends of its heaps.
+After many clients that received nothing, it would keep hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOOK_S = 0.5
-"""What was freed is given back so often while memory is short."""
+"""Interval of returning freed memory while memory is short."""
 CALM_S = 30.0
-"""So long after it was used what is free is given back, and what is kept for later as well."""
+"""Time after a use of memory at which all free memory is returned, with buffers kept for reuse."""
 
 
 class Relief:
-    """Gives memory back for one proxy.
+    """Returns the memory of one proxy to the system.
 
     Args:
-        forget: lets go of memory that is kept and that nothing uses.
+        forget: frees buffers that are kept for reuse and not in use.
     """
 
     def __init__(self, forget: Callable[[], None]) -> None:
@@ -53,14 +53,14 @@ class Relief:
 
     def _give_all_back(self) -> None:
         self._calm = None
-        if self._was_short:  # else the pause is not worth it
+        if self._was_short:  # else the pause of a collection is not worth it
             gc.collect()
         self._was_short = False
         self._forget()
         _give_back_aside()
 
     def close(self) -> None:
-        """Give nothing back any more."""
+        """Stop returning memory."""
         for timer in (self._look, self._calm):
             if timer is not None:
                 timer.cancel()
@@ -68,6 +68,6 @@ class Relief:
 
 
 def _give_back_aside() -> None:
-    # It takes up to some ten milliseconds, and tells the event loop nothing.
+    # In a thread, since it takes up to some ten milliseconds.  Nobody waits for its end.
     name = "giving memory back"
     threading.Thread(target=give_back_what_is_free, name=name, daemon=True).start()

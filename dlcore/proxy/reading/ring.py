@@ -1,18 +1,18 @@
-"""The ring of entries of a followed log, for the readers of its end: pure machines.
+"""The ring buffer of a followed log's latest entries, for its readers: pure machines.
 
-Each followed log has a ring of runs: entries in order, framed once for the wire, the same object
-for every reader.  A reader holds the index of its next run, and no data.  All rings share one
-budget of bytes.  What is above it leaves in the order in which it came, whichever log it is of; a
-run that a reader of its ring has not passed yet is put back behind all others, five times at most.
-A ring loses its first runs only, so that it never has a gap.  A reader whose next run has left is
-`behind`: its records come from elsewhere, until it joins again.  One that stands still costs others
-nothing but that their readers turn to the bookies sooner.
+Each followed log has a ring of runs.  A run has consecutive entries, framed once for the wire; all
+readers share the same object.  A reader holds only the index of its next run.  All rings share one
+budget of bytes.  Beyond the budget the oldest run of all rings is dropped.  A run that some reader
+of its ring has not passed yet is first moved behind all others, at most five times.  A ring drops
+only its first runs, so that it never has a gap.  A reader whose next run was dropped is `behind`:
+it reads from bookies until it joins the ring again.  Therefore a stalled reader costs other readers
+no more than an earlier turn to the bookies.
 
-The last run may grow as long as no reader is past it: so readers that are slower than their log
-find fewer and larger runs, instead of being ever later.
+The last run may grow while no reader is past it.  Readers that are slower than their log therefore
+find fewer and larger runs, and do not fall behind further.
 
-A ring says nothing that its log does not: it hands out what was appended to it, in that order, from
-the position asked for, and only as long as nothing between is missing.
+Promise: a ring returns the appended records in their order, from the requested position on, and
+never skips one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
 
 SKIPS_MAX = 5
-"""How often a run is spared for readers that have not passed it."""
+"""How often a run is kept for readers that have not passed it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Records in [start, end), which follow each other, as they are sent.
+    """The consecutive records in [start, end), as they are sent.
 
-    `firsts` are the position of the first record of each entry and how many of its records follow.
+    `firsts` has for each entry the position of its first record here, and the number of records.
     """
 
     start: DLSN
@@ -46,11 +46,11 @@ class Run:
 
     @property
     def row_count(self) -> int:
-        """How many records it holds."""
+        """The number of records."""
         return sum(count for _, count in self.firsts)
 
     def rows_before(self, position: DLSN) -> int:
-        """Return how many of its records lie before a position."""
+        """Return how many of the run's records lie before a position."""
         rows = 0
         for first, count in self.firsts:
             if (first.lssn, first.entry_id) < (position.lssn, position.entry_id):
@@ -70,7 +70,7 @@ class RingBudget:
         self.bytes_max = bytes_max
         self.size_bytes = 0
         self._kept: OrderedDict[tuple[Ring, int], int] = OrderedDict()
-        """Each run kept, in the order in which they leave, and how often it was spared."""
+        """Each run in the order of removal, and how often it was kept for a reader."""
 
     def open_ring(self, position: DLSN) -> Ring:
         """Return the ring of a log that is followed from `position` on."""
@@ -93,9 +93,9 @@ class RingBudget:
 
 
 class Ring:
-    """The last runs of one followed log.  Use `RingBudget.open_ring`.
+    """The latest runs of one followed log.  Use `RingBudget.open_ring`.
 
-    It keeps every record in [begin, end).
+    The ring has every record in [begin, end).
     """
 
     def __init__(self, budget: RingBudget, position: DLSN) -> None:
@@ -103,15 +103,15 @@ class Ring:
         self.begin = self.end = position
         self._runs: dict[int, Run] = {}
         self._first = self._next = 0
-        self._lowest = 0  # no reader's index is below it, but of those that are behind
-        self._waiting: dict[int, int] = {}  # how many readers have that index, which is not behind
+        self._lowest = 0  # lower bound of the indexes of all readers that are not behind
+        self._waiting: dict[int, int] = {}  # index -> number of its readers that are not behind
         self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def append(self, run: Run) -> None:
-        """Take the next run of the log."""
+        """Append the next run of the log."""
         if self._is_closed or not self.end <= run.start < run.end:
             raise UnexpectedError(
                 f"a ring that ends at {self.end} got a run from {run.start} to {run.end}"
@@ -141,9 +141,9 @@ class Ring:
         self._budget._keep(self, index, run.size_bytes)
 
     def join(self, position: DLSN) -> RingReader | None:
-        """Return a reader from `position` on; None if the ring does not reach back to it.
+        """Return a reader from `position` on; None if the ring begins behind it.
 
-        One from beyond the end waits for its record.
+        If the position is beyond the end, the reader waits for its record.
         """
         if position < self.begin:
             return None
@@ -157,17 +157,18 @@ class Ring:
         return RingReader(self, low, position)
 
     def close(self) -> None:
-        """Let go of all runs: the log is not followed any more."""
+        """Drop all runs: the log is not followed any more."""
         self._is_closed = True
         self._drop_through(self._next - 1)
 
     def _is_wanted(self, index: int) -> bool:
+        # `_lowest` is only a lower bound; it is made exact here, where it matters.
         while self._lowest < self._next and self._lowest not in self._waiting:
             self._lowest += 1
         return self._lowest <= index
 
     def _drop_through(self, index: int) -> None:
-        """Drop the runs up to and with one."""
+        """Drop all runs up to index `index`, inclusive."""
         while self._first <= index:
             run = self._runs.pop(self._first)
             self._budget._forget(self, self._first, run.size_bytes)
@@ -188,7 +189,7 @@ class Ring:
 
 
 class RingReader:
-    """One reader of a ring: where it is.  Use `Ring.join`."""
+    """The position of one reader in a ring.  Use `Ring.join`."""
 
     __slots__ = ("_index", "_ring", "position")
 
@@ -196,16 +197,16 @@ class RingReader:
         self._ring = ring
         self._index = index
         self.position = position
-        """It has all records before it, or does not want them."""
+        """The next wanted record: the reader has all records before it, or does not want them."""
         ring._enter(index)
 
     @property
     def is_behind(self) -> bool:
-        """Whether its next run has left the ring: it has to leave, and to join again later."""
+        """Whether the next run was dropped: the reader must leave, and join again later."""
         return self._index < self._ring._first
 
     def peek(self) -> tuple[Run, int] | None:
-        """Return the next run, and how many of its records are not wanted; None if none is here.
+        """Return the next run, and how many of its first records to skip; None without a run.
 
         Raises: UnexpectedError: the reader is behind.
         """
@@ -217,7 +218,7 @@ class RingReader:
         return None
 
     def advance(self) -> None:
-        """Go past the run that was looked at last, with nothing awaited between."""
+        """Pass the run that `peek` returned; the caller must not await between the two calls."""
         run = self._ring._runs[self._index]
         self._ring._leave(self._index)
         self._index += 1
@@ -225,5 +226,5 @@ class RingReader:
         self.position = max(self.position, run.end)
 
     def leave(self) -> None:
-        """Stop reading; once."""
+        """Stop reading; call this once."""
         self._ring._leave(self._index)

@@ -1,4 +1,4 @@
-"""A log's rows as a proxy sends them: those of the Spark source, of which one may want some."""
+"""A log's rows as a proxy sends them: the columns of the Spark source, or some of them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class RowView:
-    """Which columns of a log's rows are wanted.
+    """The wanted columns of a log's rows.
 
     Args:
-        log: its name.
-        schema: of a typed log, whose rows have its own columns, and, if they are named, `_log`,
-            `_dlsn`, `_txid`, `_sequence_id` and `_timestamp`.
-        columns: by name; None: all of a log of bytes, a typed log's own.
+        log: the log's name.
+        schema: schema of a typed log, None for a byte log.  Rows of a typed log have its columns,
+            and `_log`, `_dlsn`, `_txid`, `_sequence_id` and `_timestamp` if they are named.
+        columns: names of the columns; None: all columns of a byte log, or a typed log's own.
 
     Raises:
-        SchemaMismatchError: the log has no such column.
+        SchemaMismatchError: the log does not have one of the columns.
     """
 
     def __init__(self, log: str, schema: LogSchema | None, columns: Sequence[str] | None) -> None:
@@ -48,13 +48,13 @@ class RowView:
         for name in names:
             if name not in rows.names or names.count(name) > 1:
                 raise SchemaMismatchError(
-                    f"log {self._log!r}: columns={names}: {name!r} is none of its columns, or "
-                    f"there twice; there are {', '.join(rows.names)}"
+                    f"log {self._log!r}: columns={names}: {name!r} is not one of its columns, or "
+                    f"named twice; expected some of {', '.join(rows.names)}"
                 )
         return pa.schema([rows.field(name) for name in names])
 
     def message(self, entries: Sequence[StoredRows], following: DLSN) -> bytes:
-        """Return the rows of entries, behind which a reader goes on at `following`."""
+        """Return a message with the rows of entries; `following` is the position behind them."""
         if self._typed is None:
             return columns_message(self._columns_of(entries), following)
         parts = [
@@ -98,12 +98,12 @@ class RowView:
 
 
 def _repeated(numbers: Iterable[int], counts: Sequence[int]) -> Integers:
-    """Return one number for all rows of an entry, entry after entry."""
+    """Return the number of each entry, repeated for all its rows."""
     return np.repeat(np.fromiter(numbers, np.int64, len(counts)), counts)
 
 
 def _counted(firsts: Iterable[int], counts: Sequence[int]) -> Integers:
-    """Return numbers that go up from row to row, from another one in each entry."""
+    """Return numbers that count up by one in each entry, from the entry's first number."""
     return np.concatenate(
         [
             np.arange(first, first + count, dtype=np.int64)
@@ -113,7 +113,10 @@ def _counted(firsts: Iterable[int], counts: Sequence[int]) -> Integers:
 
 
 def _values_of(arrays: Sequence[pa.Array]) -> tuple[Ends, list[BytesLike]]:
-    """Return where each value of arrays ends in what holds all of them, and that, in parts."""
+    """Return the values of arrays as one column: the offsets of their ends, and the bytes in parts.
+
+    The offsets begin with a zero.
+    """
     parts: list[BytesLike] = []
     ends = [np.zeros(1, np.int32)]
     size_bytes = 0

@@ -1,4 +1,4 @@
-"""From a reader's entries to runs: small ones go together, and each run becomes one message."""
+"""The division of entries into runs: small entries are joined, and each run is one message."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.rows import RowView
 
 RUN_BYTES = 256 * 1024
-"""Entries that are kept are put together up to so much."""
+"""Size up to which entries are joined for a ring."""
 PART_BYTES = 1792 * 1024
-"""Likewise those that are sent to one reader: three entries of the size that writers give them, as
-half of a chunk is, and little more.  A message costs some tenth of a millisecond beside its bytes.
-"""
+"""Size up to which entries are joined for one reader: a little more than three entries of a writer,
+or half of a chunk.  Each message costs some tenth of a millisecond beside its bytes."""
 CUT_FACTOR = 2
-"""An entry that would make a message so many times larger is cut.  Most clients take 4 MiB, by
-gRPC's default."""
+"""An entry is cut if it would make a message larger than its size by this factor.  By gRPC's
+default clients accept 4 MiB."""
 _ROW_BYTES = 64
-"""What a row takes in a message beside its own columns and the log's name."""
+"""Bytes that a row takes in a message, beside its own columns and the log's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Records of a log that follow each other, in order: entries, or a part of one."""
+    """Consecutive records of a log: entries, or a part of an entry."""
 
     start: DLSN
     end: DLSN
@@ -39,12 +38,12 @@ class Fetched:
 
     @classmethod
     def of(cls, rows: Sequence[StoredRows], end: DLSN, size_bytes: int) -> Fetched:
-        """Take what entries hold, up to `end`."""
+        """Return the rows of entries; `end` is the position behind them."""
         firsts = tuple((each.position, int(each.batch.num_rows)) for each in rows)
         return cls(firsts[0][0], end, firsts, rows, size_bytes)
 
     def followed_by(self, later: Fetched) -> Fetched:
-        """Return both together."""
+        """Return the records of both, joined."""
         return Fetched(
             self.start,
             later.end,
@@ -54,12 +53,12 @@ class Fetched:
         )
 
     def run(self, view: RowView) -> Run:
-        """Return it with the columns of a view."""
+        """Return a run with the columns of a view."""
         data = view.message(self.rows, self.end)
         return Run(self.start, self.end, self.firsts, data, len(data))
 
     def part(self, view: RowView, end: DLSN) -> bytes | None:
-        """Return a message with what lies before `end`; None if that is nothing."""
+        """Return a message with the records before `end`; None if there are none."""
         if end >= self.end:
             return view.message(self.rows, self.end)
         left = Run(self.start, self.end, self.firsts, None, 0).rows_before(end)
@@ -72,10 +71,10 @@ class Fetched:
 
 
 def fetched(taken: Iterable[EntryRows], *, log: str, sizes: Iterator[int]) -> Iterator[Fetched]:
-    """Yield entries that were taken from a reader of a log, those that are small together.
+    """Yield the entries of a reader's rows, with small entries joined and large ones cut.
 
-    `sizes` says how many bytes each message shall have.  Its rows count as they are in memory:
-    entries may be compressed, which messages are not.
+    `sizes` has the wanted bytes of each message.  Rows count with their bytes in memory, because
+    entries may be compressed and messages are not.
     """
     together: list[StoredRows] = []
     end, size_bytes, bytes_max = DLSN.INITIAL, 0, 0
@@ -87,6 +86,7 @@ def fetched(taken: Iterable[EntryRows], *, log: str, sizes: Iterator[int]) -> It
         while count:
             if not together:
                 bytes_max = next(sizes)
+            # Computed anew for each part, since the wanted size changes from message to message.
             part_count = min(-(-rest_bytes // (CUT_FACTOR * bytes_max)), count)
             part_bytes = rest_bytes // part_count
             if together and size_bytes + part_bytes > bytes_max:

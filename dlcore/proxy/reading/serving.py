@@ -1,4 +1,4 @@
-"""Requests of readers: lists of logs, what a range of one holds, and its records."""
+"""Requests of readers: lists of logs, facts about a range of a log, and its records."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.outgoing import Send
 
 READ_AHEAD_BYTES = 3 * MIB
-"""Of a reader that is caught up; of one that follows a log likewise."""
+"""Read-ahead of each reader of `dlcore` that the proxy opens."""
 _ENDLESS = DLSN(2**63 - 1, 0, 0)
 
 
 class InfoMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a FlightInfo says of a range of a log, as JSON beside it.
+    """The metadata of a FlightInfo about a range of a log, as JSON.
 
     Attributes:
         log_id: the log's identity.
-        first: the position of the first record; None when there is none.
-        last: likewise of the last one.
-        end: the position after it, where what comes later begins.
-        records: how many there are.
-        size_bytes: about how many bytes they take in their entries.
+        first: the position of the first record; None if there is none.
+        last: the position of the last record; None if there is none.
+        end: the position behind the last record.
+        records: the number of records.
+        size_bytes: an estimate of their bytes in entries.
         sealed: whether no record can follow in the log.
-        owner: the location of the proxy that owns the log, or, if none does, should.
+        owner: the location of the proxy that owns the log; if none does, of the one that should.
     """
 
     log_id: str
@@ -67,7 +67,7 @@ class InfoMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class PartMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a FlightEndpoint says of its part; the numbers are estimates.  `tail`: it may grow."""
+    """The metadata of a FlightEndpoint; the numbers are estimates.  With `tail` it may grow."""
 
     start: str
     end: str
@@ -78,7 +78,7 @@ class PartMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A ticket, and what it means now."""
+    """A ticket, and its meaning now."""
 
     ticket: Ticket
     snapshot: LogSnapshot
@@ -102,7 +102,7 @@ class ReadPath:
         )
 
     async def aclose(self) -> None:
-        """Follow no log any more."""
+        """Stop following all logs."""
         self._relief.close()
         await self.followed.aclose()
 
@@ -110,25 +110,25 @@ class ReadPath:
         """Send the records that a ticket names.
 
         Raises:
-            ConfigurationError: it is no ticket.
-            LogNotFoundError: it is of a log that is not there, whatever there is of that name.
+            ConfigurationError: the ticket is invalid.
+            LogNotFoundError: there is no log of this name, or none of the ticket's id.
             SchemaMismatchError: the log has no such column.
-            AlreadyTruncatedError: its position was truncated away.
-            ReaderStalledError: the client took nothing for long, and others needed the room.
+            AlreadyTruncatedError: the ticket's position was truncated away.
+            ReaderStalledError: the client received nothing for long, and others needed the memory.
         """
         await self._deliveries.deliver(await self._begin(data, send), send)
 
     async def _begin(self, data: bytes, send: Send) -> Reading:
-        # A call of its own: this snapshot is not kept for as long as its log is followed.
+        # A function of its own, so that the snapshot is freed before the log is followed for long.
         asked = await self._asked(Ticket.decode(data))
         reading = asked.reading
-        await send(schema_message(reading.view.schema))  # clients wait for it
+        await send(schema_message(reading.view.schema))  # clients wait for it, even without rows
         if reading.follow:
             return reading
         return replace(reading, end=lowest(asked.snapshot, reading.end))
 
     async def get_flight_info(self, descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
-        """Return what a range holds, and the tickets of its parts.  Raises: as `do_get`."""
+        """Return facts about a range, and the tickets of its parts.  Raises: as `do_get`."""
         asked = await self._asked(_ticket_of(descriptor))
         snapshot, reading = asked.snapshot, asked.reading
         start, end = reading.start, min(reading.end, snapshot.end)
@@ -155,15 +155,15 @@ class ReadPath:
         return pb.SchemaResult(schema=asked.reading.view.schema.serialize().to_pybytes())
 
     async def list_flights(self, criteria: pb.Criteria) -> AsyncIterator[pb.FlightInfo]:
-        """Yield the logs whose names begin with what the criteria say, in no order.
+        """Yield the logs whose names begin with the expression of the criteria, in no order.
 
-        Raises: ConfigurationError: that is no text; MetadataError.
+        Raises: ConfigurationError: the expression is not UTF-8; MetadataError.
         """
         try:
             prefix = criteria.expression.decode()
         except UnicodeDecodeError as error:
             raise ConfigurationError(
-                f"criteria {criteria.expression!r}: expected the beginning of names, in UTF-8"
+                f"criteria {criteria.expression!r}: expected a prefix of names in UTF-8"
             ) from error
         listing = aiter(self._namespace.list_logs(prefix or None))
         while (schemas := await self._next_schemas(listing)) is not None:
@@ -173,7 +173,7 @@ class ReadPath:
     async def _next_schemas(
         self, listing: AsyncIterator[list[str]]
     ) -> list[tuple[str, pa.Schema | None]] | None:
-        """Return some logs with their schemas; None: there are no more."""
+        """Return the next logs with their schemas; None at the end."""
         async with self._membership.outages.bounded():
             names = await anext(listing, None)
             if names is None:
@@ -194,7 +194,8 @@ class ReadPath:
         if ticket.start is not None:
             wanted = ticket.start.wanted
             start = await self._position_of(snapshot, wanted)
-            # By hand the very first position means the beginning; in a planned part, itself.
+            # In a ticket by hand the initial position means the first readable record.  In a part
+            # of a plan it is exact: its records were readable, and must not be skipped silently.
             is_part = ticket.log_id is not None and not ticket.follow
             if start < snapshot.first and (is_part or start > DLSN.INITIAL):
                 raise AlreadyTruncatedError(
@@ -258,9 +259,11 @@ class ReadPath:
         if follows:
             end = ticket.end
             if part.start == asked.snapshot.end and ticket.start is not None:
-                start = ticket.start  # which may name a record to come
+                start = ticket.start  # it may name a record to come
         locations: Collection[str] = self._membership.live
-        if part.is_tail:  # whoever follows it does so at one proxy, this one if it does already
+        if part.is_tail:
+            # All followers of a log should use one proxy, which reads it once: this one if it
+            # follows the log already.
             here = self._membership.location
             is_here = here in locations and asked.snapshot.log_id in self.followed
             locations = [here] if is_here else [owner] if owner is not None else []
@@ -287,7 +290,7 @@ class ReadPath:
 
 
 def _ticket_of(descriptor: pb.FlightDescriptor) -> Ticket:
-    """Return what a descriptor means: a path is the name of a log, a command is a ticket."""
+    """Return the ticket of a descriptor: a path is the name of a log, a command is a ticket."""
     if descriptor.type == pb.FlightDescriptor.CMD:
         return Ticket.decode(descriptor.cmd)
     if descriptor.type == pb.FlightDescriptor.PATH:
@@ -299,9 +302,10 @@ def _ticket_of(descriptor: pb.FlightDescriptor) -> Ticket:
 
 
 def lowest(snapshot: LogSnapshot, end: DLSN) -> DLSN:
-    """Return the lowest position that has the same records before it.
+    """Return the lowest position that has the same records before it as `end`.
 
-    Who has read up to it has all of them, and asks for nothing that may be truncated by then.
+    A reader that stops there has all these records, and does not need later entries, which may be
+    truncated by then.
     """
     found = snapshot.first
     for segment in snapshot.segments:

@@ -1,4 +1,7 @@
-"""Positions that logs keep for clients, who are known by tokens, for they have no sessions."""
+"""Stored positions of subscribers that read through proxies.
+
+These clients have no ZooKeeper sessions, so tokens identify them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Subscriptions:
-    """Keeps positions, for one proxy."""
+    """The stored positions, for the clients of one proxy."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._context = namespace.log_context
@@ -32,7 +35,7 @@ class Subscriptions:
         }
 
     async def _key_of(self, request: SubscriptionsRequest | MoveRequest | ForgetRequest) -> LogKey:
-        """Return which log is meant, by its id whatever its name is by now."""
+        """Return the log of a request; its id, if given, finds the log under a new name as well."""
         if request.log_id is None:
             return await self._context.logs.find(request.log)
         return LogKey(name=request.log, log_id=request.log_id)
@@ -41,8 +44,8 @@ class Subscriptions:
         """Store a position by compare-and-set; return the new mark.
 
         Raises:
-            SubscriptionMovedError: it is not as it was seen.
-            OwnershipAcquireFailedError: somebody reads by it who has the lock.
+            SubscriptionMovedError: the stored state differs from the request's mark.
+            OwnershipAcquireFailedError: a reader of `dlcore` holds the subscriber's lock.
             OverCapacityError: the log keeps as many positions as it may.
             LogNotFoundError, ConfigurationError, MetadataError.
         """
@@ -58,7 +61,7 @@ class Subscriptions:
         return {"mark": mark}
 
     async def forget(self, request: ForgetRequest) -> dict[str, object]:
-        """Remove a subscription that nobody reads by.  Raises: as `move`."""
+        """Remove a subscription that has no reader.  Raises: as `move`."""
         hold = SubscriptionHold(self._context, await self._key_of(request), request.subscriber)
         try:
             await hold.forget(request.mark)

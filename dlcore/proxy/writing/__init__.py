@@ -1,1 +1,1 @@
-"""The write path: the logs that a proxy owns, and the streams that write to them."""
+"""The write path of a proxy: the logs that it owns, and the streams that write to them."""

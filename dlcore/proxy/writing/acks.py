@@ -1,13 +1,12 @@
-"""Acknowledgements of one stream: what it sent, what is durable, what its client knows.  No I/O.
+"""Acknowledgements of one stream: its accepted, durable and acknowledged records.  No I/O.
 
-Theory of operation.  Batches are accepted in the order in which they came, and become durable in
-that order.  An acknowledgement says how many records of the stream are durable, in all, and where
-the last of them is: so several that are due are one, and a client that reads none of them makes
-nobody keep anything.  The window is what may be accepted and not durable; a batch is taken while
-there is any room, so that one larger than the window passes by itself.
+Theory of operation.  Batches are accepted in the order of their arrival, and become durable in that
+order.  An acknowledgement is cumulative: it has the number of durable records of the stream, and
+the position of the last one.  Therefore several due acknowledgements become one, and nothing piles
+up for a client that reads none.  The window bounds the records that are accepted and not durable.
+A batch is accepted while the window has any room, so that one larger than the window passes alone.
 
-Invariants: what was told never falls, and is never above what is durable; that is never above what
-was accepted.
+Invariants: the acknowledged number never falls; acknowledged <= durable <= accepted.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
-    """A batch that ends with this record of the stream, which is at this position.
+    """The end of a batch: its last record is number `records` of the stream, at `dlsn`.
 
-    The last `together` records of it are side by side in one entry; None: the position is not known
-    any more, for the batch was durable when it came again.
+    The last `together` records of the batch are consecutive in one entry.  `dlsn` is None if the
+    position is not known any more, because the batch was durable already when it came again.
     """
 
     records: int
@@ -35,9 +34,9 @@ class BatchEnd:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """So many records of the stream are durable, the last one at this position, if it is known.
+    """The first `records` records of the stream are durable; `dlsn` is the last position, if known.
 
-    `ends` has each batch since the last acknowledgement, if the client wants it.
+    `ends` has the batches since the last acknowledgement, if the client wants positions.
     """
 
     records: int
@@ -46,14 +45,14 @@ class Ack:
 
 
 class StreamAcks:
-    """The books of one stream."""
+    """The counts of one stream."""
 
     def __init__(self, *, window_records: int, window_bytes: int, positions: bool = False) -> None:
         self._window_records = window_records
         self._window_bytes = window_bytes
-        # Of each batch its records, how many of them are written anew, and its bytes.
+        # For each batch: its records, the number of new ones among them, and its bytes.
         self._pending: deque[tuple[int, int, int]] = deque()
-        self._ends: list[BatchEnd] | None = [] if positions else None  # not told
+        self._ends: list[BatchEnd] | None = [] if positions else None  # since the last ack
         self._pending_records = 0
         self._pending_bytes = 0
         self._durable: Ack | None = None
@@ -65,7 +64,7 @@ class StreamAcks:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next batch may be taken."""
+        """Whether the next batch may be accepted."""
         return (
             self._pending_records < self._window_records
             and self._pending_bytes < self._window_bytes
@@ -73,29 +72,31 @@ class StreamAcks:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that was accepted is durable, and told."""
+        """Whether all accepted records are durable and acknowledged."""
         return not self._pending and (self._durable is None or self._durable.records == self._told)
 
     def accepted(self, records: int, size_bytes: int, *, fresh: int | None = None) -> None:
-        """Note a batch that was handed over to be written, of which the last `fresh` are new."""
+        """Note a batch that was handed to the writer; only its last `fresh` records are new."""
         assert records > 0
         self._pending.append((records, records if fresh is None else fresh, size_bytes))
         self._pending_records += records
         self._pending_bytes += size_bytes
 
     def durable(self, dlsn: DLSN | None) -> None:
-        """Note that the oldest batch is durable, its last record at this position."""
+        """Note that the oldest batch is durable; its last record is at `dlsn`, if known."""
         records, fresh, size_bytes = self._pending.popleft()
         self._pending_records -= records
         self._pending_bytes -= size_bytes
         before = 0 if self._durable is None else self._durable.records
         self._durable = Ack(before + records, dlsn)
         if self._ends is not None:
+            # The last entry has `slot_id + 1` records up to this one.  Fewer are new ones of this
+            # batch if the entry begins with records of other batches.
             together = 0 if dlsn is None else min(fresh, dlsn.slot_id + 1)
             self._ends.append(BatchEnd(before + records, dlsn, together))
 
     def next_ack(self) -> Ack | None:
-        """Return what to tell the client now; None if it knows all there is."""
+        """Return the acknowledgement to send now; None if the client knows all durable records."""
         ack = self._durable
         if ack is None or ack.records == self._told:
             return None

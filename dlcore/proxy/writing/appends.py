@@ -1,7 +1,8 @@
-"""Atomic appends that a proxy performs for who has no way to the metadata.
+"""Atomic appends that a proxy performs for clients without access to the metadata store.
 
-An append is performed as the core's `StagedAppend`, at whichever proxy is asked.  Its token is the
-client's, over all its attempts: one whose answer was lost is known by it at any other proxy.
+Any proxy can perform an append, as a `StagedAppend` of `dlcore`.  The client chooses the append's
+token and keeps it for all attempts.  By the token any proxy recognizes an append whose answer was
+lost.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Appends:
-    """Performs appends, for one proxy."""
+    """Performs appends for the clients of one proxy."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
     async def commit(self, request: AppendRequest) -> dict[str, object]:
-        """Append what was staged to its logs: all or nothing, once.
+        """Append staged extents to their logs: all or nothing, once.
 
         Raises: as `StagedAppend.commit`.
         """
@@ -32,14 +33,14 @@ class Appends:
         return {"already_committed": result.already_committed}
 
     async def abort(self, request: AppendRequest) -> dict[str, object]:
-        """Drop what was staged, unless it was committed.  Raises: MetadataError."""
+        """Drop staged extents, unless they are committed.  Raises: MetadataError."""
         async with await self._begin(request) as append:
             await append.abort(request.all_extents())
         return {}
 
     async def _begin(self, request: AppendRequest) -> StagedAppend:
         if not request.token:
-            raise ConfigurationError("token='': expected a text that is unique to the append")
+            raise ConfigurationError("token='': expected a string that is unique to the append")
         return await self._namespace.begin_append(
             request.identity,
             request.version,

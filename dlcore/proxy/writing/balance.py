@@ -1,27 +1,29 @@
 """Balance of logs over proxies: events in, effects out, no I/O and no clock of its own.
 
-Theory of operation.  A proxy keeps the logs that it owns when others join, so that after a rolling
-restart the first ones own nearly all.  Each proxy tells the others its load, and hands over by
-itself: when the live proxies have been the same for `after_s` it looks at those of its logs whose
-home, the proxy that hashing names for them, is another live one.  It hands some of them over as
-long as it has too much itself, in a step that is followed by a pause.
+Theory of operation.  A proxy keeps the logs that it owns when others join.  Therefore, after a
+rolling restart, the first proxies own nearly all logs.  The balance corrects this.  Each proxy
+publishes its load, and decides by itself what it hands over.  The home of a log is the proxy that
+rendezvous hashing chooses for it.  When the live proxies have been the same for `after_s`, a proxy
+looks at its logs whose home is another live proxy.  While it has too much, it hands some of them
+over in a step, and pauses after each step.
 
-Too much is more than the mean of all proxies and `tolerance` of it, either of logs or of bytes
-written a second.  For the count of logs those go first that nobody writes.  For the bytes the
-largest log goes that fits into what is too much.  A log goes only where it does not make the larger
-of the two loads larger, and where it brings neither count nor bytes above the limit for the sake of
-the other.  A proxy that then has too much hands over in its turn.  A step takes one hundredth of
-the logs, at least one, and among them at most one that is being written.
+A proxy has too much if it is above the mean of all proxies by more than the share `tolerance`,
+either in logs or in bytes written a second.  To reduce its logs, it first hands over logs without
+writes.  To reduce its bytes, it hands over the largest log that is not larger than the excess.  A
+log goes to its home only if the larger of the two loads does not grow, and if neither logs nor
+bytes exceed their limit there because of the other.  A step takes one hundredth of the logs, at
+least one, and at most one of them has writes.
 
     no other proxy: ALONE    others: SETTLING --the same for after_s--> EVEN <--> MOVING
     any state --the live proxies change--> SETTLING or ALONE
 
-Invariants: a log goes to its home only, so that it moves at most once while the live proxies stay
-the same, whatever several owners believe of each other's load; nothing goes to a proxy that is not
-live, tells no load, or has no room.  A log that a client could not write at its home stays.
+Invariants: a log goes to its home only.  Therefore it moves at most once while the live proxies
+stay the same, even if proxies have wrong views of each other's load.  No log goes to a proxy that
+is not live, publishes no load, or has no room.  A log that a client could not write at its home
+stays.
 
-What others told is old.  A log that was handed over counts for its new owner beside what this one
-told last, for as long as it may not have told of it: so nothing is handed over for want of news.
+Published loads are old.  Until its new owner may have published a handed-over log, the log is added
+to the load that this owner published last.  Therefore no log is handed over because of old news.
 """
 
 from __future__ import annotations
@@ -37,23 +39,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 LOOK_PAUSES = 3
-"""A look that finds nothing to hand over is followed by so many pauses; loads are told as often."""
+"""Pauses after a look without a hand-over; also the shortest time between two published loads."""
 RATE_HALF_LIFE_S = 15.0
 RATE_FLOOR = 1024 * 1024
-"""Bytes a second above the mean that are left alone, whatever share of it they are."""
+"""An excess of fewer bytes a second is ignored, even if it is a large share of the mean."""
 _STEPS = 100
-"""A step takes one of so many logs."""
+"""A step takes one log of this number."""
 _TOLD_LOOKS = 2
-"""After so many looks its new owner has told of a log to which a stream was open."""
+"""Looks after which the new owner has published a log that had an open stream."""
 _UNUSED_S = 600.0
-"""For so long another one counts for its new owner, though nobody may write it, so that it is
-nobody's by then."""
+"""Time for which a log without a stream counts for its new owner.  No client may ever write it, so
+that the new owner never acquires it."""
 _TELLING_SHARE = 10
-"""A rate is told anew when it has changed by one of so many parts, and by that of the floor."""
+"""A rate is published again if it has changed by one part of this number, at least of the floor."""
 
 
 class BalanceState(enum.Enum):
-    """How far the balance is, for people."""
+    """The state of the balance, for operators."""
 
     ALONE = "alone"
     SETTLING = "settling"
@@ -63,9 +65,10 @@ class BalanceState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedState:
-    """A log that the proxy owns: `home` is who should own it, `accepted_bytes` only grows.
+    """A log that the proxy owns; `home` is the proxy that should own it.
 
-    `is_open`: a stream is open to it.  `stays`: it is here because its home was not reached.
+    `accepted_bytes` only grows.  `is_open`: the log has an open stream.  `stays`: the log is here
+    because a client did not reach its home.
     """
 
     name: str
@@ -84,12 +87,12 @@ class Looked:
     logs: Sequence[OwnedState]
     room: int
     changes: int = 0
-    """How often the live proxies have changed: one that restarted may be among them as before."""
+    """Number of changes of the live proxies: after a restart the set may be the same as before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadsTold:
-    """Event: what the other proxies tell; None: nothing, as an older release does."""
+    """Event: the published loads of other proxies; None if one has none (an older release)."""
 
     now_s: float
     loads: Mapping[str, ProxyLoad | None]
@@ -100,21 +103,21 @@ Event: TypeAlias = Looked | LoadsTold
 
 @dataclass(frozen=True, slots=True)
 class TellLoad:
-    """Effect: let the others know this load."""
+    """Effect: publish this load for the other proxies."""
 
     load: ProxyLoad
 
 
 @dataclass(frozen=True, slots=True)
 class AskLoads:
-    """Effect: find out what these proxies tell, for a `LoadsTold`."""
+    """Effect: read the published loads of these proxies, for a `LoadsTold`."""
 
     locations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Effect: let go of a log, if this is still its home."""
+    """Effect: release a log, if `home` is still its home."""
 
     name: str
     home: str
@@ -125,7 +128,7 @@ Effect: TypeAlias = TellLoad | AskLoads | HandOver
 
 @dataclass(slots=True)
 class _Load:
-    """A load while a step is put together."""
+    """A load during the planning of a step."""
 
     logs: int
     room: int
@@ -134,7 +137,7 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A log that was handed over, and until when its new owner may not have told of it."""
+    """A log that was handed over; until `until_s` its new owner may not have published it."""
 
     home: str
     until_s: float
@@ -150,7 +153,7 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Meter:
-    """The bytes a second of one log, as a mean in which old times count less and less."""
+    """The bytes a second of one log, as an exponentially weighted mean."""
 
     accepted_bytes: int = 0
     bytes_per_s: float = 0.0
@@ -158,7 +161,7 @@ class _Meter:
 
     def read(self, accepted_bytes: int, passed_s: float) -> _Meter:
         grown = accepted_bytes - self.accepted_bytes
-        if grown < 0:  # it was let go of and acquired again
+        if grown < 0:  # the log was released and acquired again
             grown = accepted_bytes
         weight = 1.0 - 0.5 ** (passed_s / RATE_HALF_LIFE_S)
         rate = self.bytes_per_s + (grown / passed_s - self.bytes_per_s) * weight
@@ -167,7 +170,7 @@ class _Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What is too much."""
+    """The means of all proxies, and the limits above which a proxy has too much."""
 
     logs_mean: float
     logs_max: float
@@ -184,7 +187,7 @@ class _Limits:
 
 
 class Balancer:
-    """Decides for the proxy at `location` what it hands over, and when."""
+    """Decides for the proxy at `location` which logs it hands over, and when."""
 
     def __init__(self, location: str, *, after_s: float, pause_s: float, tolerance: float) -> None:
         assert pause_s > 0
@@ -202,23 +205,23 @@ class Balancer:
         self._told: ProxyLoad | None = None
         self._tells_at_s = 0.0
         self._sent: list[_Sent] = []
-        self._seen: dict[str, int] = {}  # how many logs each told last
+        self._seen: dict[str, int] = {}  # location -> number of logs in its last load
         self.state = BalanceState.ALONE
         self.handed_over = 0
-        """How many logs it has decided to hand over, ever."""
+        """Number of all logs that it decided to hand over so far."""
 
     @property
     def misplaced(self) -> int:
-        """How many of the logs would be handed over, if there were too many, at the last look."""
+        """Number of logs at the last look whose home is another live proxy."""
         return len(self._candidates)
 
     @property
     def wait_s(self) -> float:
-        """How long to wait until the next look."""
+        """Seconds to wait until the next look."""
         return self._pause_s * (1 if self.state is BalanceState.MOVING else LOOK_PAUSES)
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take one event; return what is to be done."""
+        """Take one event; return the effects to perform."""
         match event:
             case Looked():
                 return self._looked(event)
@@ -240,7 +243,7 @@ class Balancer:
             for meter in [self._meters[log.name]]
         ]
         others = sorted(event.live - {self._location})
-        if self._location not in event.live:  # it has left, and has no node to tell anything
+        if self._location not in event.live:  # it has left, and has no node for a load
             self.state, self._told = BalanceState.ALONE, None
             return []
         if not others:
@@ -260,7 +263,7 @@ class Balancer:
         for log in event.logs:
             meter = self._meters.get(log.name)
             if meter is None or before_s is None:
-                meter = _Meter(log.accepted_bytes)  # for how long it came is not known
+                meter = _Meter(log.accepted_bytes)  # the bytes so far have no known duration
             elif event.now_s > before_s:
                 meter = meter.read(log.accepted_bytes, event.now_s - before_s)
             meters[log.name] = meter
@@ -269,7 +272,7 @@ class Balancer:
         self._own = _Load(len(event.logs), event.room, rate)
 
     def _tell(self, now_s: float) -> list[Effect]:
-        """Tell the own load if it has changed, seldom."""
+        """Publish the own load if it has changed, but not often."""
         own, told = self._own, self._told
         rate = round(own.bytes_per_s)
         if told is not None:
@@ -282,7 +285,7 @@ class Balancer:
         return [TellLoad(self._told)]
 
     def forget_told(self) -> None:
-        """Tell the load again: the others may not know it."""
+        """Publish the load again: the last attempt may have failed."""
         self._told = None
 
     def _loads_told(self, event: LoadsTold) -> list[Effect]:
@@ -303,9 +306,11 @@ class Balancer:
         return [HandOver(each.log.name, each.log.home) for each in chosen]
 
     def _forget_told_of(self, told: Mapping[str, ProxyLoad], now_s: float) -> None:
-        """Forget what was handed over to those who own more since, the oldest first, and old ones.
+        """Forget logs that were handed over and that their new owner has published since.
 
-        Who let go of others meanwhile owns no more: of what he got some counts twice for a while.
+        A growth of the new owner's published number accounts for its oldest logs; notes that are
+        too old go as well.  If the new owner released other logs meanwhile, its number does not
+        grow, and a log counts twice for a while.
         """
         more = {
             location: load.logs - self._seen.get(location, load.logs)
@@ -321,12 +326,12 @@ class Balancer:
         self._sent = left
 
     def _counted(self, location: str, told: ProxyLoad) -> _Load:
-        """Return what a proxy told with what it may not have told yet."""
+        """Return the published load of a proxy plus the logs that it may not have published yet."""
         sent = [each.bytes_per_s for each in self._sent if each.home == location]
         return _Load(told.logs + len(sent), told.room - len(sent), told.bytes_per_s + sum(sent))
 
     def _step(self, loads: Mapping[str, _Load]) -> list[_Candidate]:
-        """Return what is handed over now."""
+        """Return the logs to hand over now."""
         own = replace(self._own)
         limits = _Limits.of([own, *loads.values()], self._tolerance)
         most = max(1, own.logs // _STEPS)
@@ -352,7 +357,7 @@ class Balancer:
 def _quietest_first(
     candidates: Iterable[_Candidate], loads: Mapping[str, _Load]
 ) -> list[_Candidate]:
-    """Return those first whose move nobody notices, of them those whose homes have the fewest."""
+    """Return candidates, those without writes and streams first, then by their home's logs."""
     return sorted(
         candidates,
         key=lambda each: (
@@ -365,7 +370,7 @@ def _quietest_first(
 
 
 def _fitting_first(candidates: Iterable[_Candidate], excess: float) -> list[_Candidate]:
-    """Return the largest first of those that are no more than what is too much, then the others."""
+    """Return candidates within the excess, the largest first, then others, the smallest first."""
     return sorted(
         candidates,
         key=lambda each: (
@@ -376,7 +381,7 @@ def _fitting_first(candidates: Iterable[_Candidate], excess: float) -> list[_Can
 
 
 def _helps(own: _Load, target: _Load, rate: float, limits: _Limits, *, for_bytes: bool) -> bool:
-    """Return whether a log of this rate should go, for the sake of the bytes or of the count."""
+    """Return whether a log of this rate should go, to reduce bytes or the number of logs."""
     if target.room < 1:
         return False
     if for_bytes:
@@ -385,6 +390,7 @@ def _helps(own: _Load, target: _Load, rate: float, limits: _Limits, *, for_bytes
             and target.bytes_per_s + rate < own.bytes_per_s
             and target.logs + 1 <= max(limits.logs_max, limits.logs_mean + 1, own.logs - 1)
         )
+    # Near the mean, a move that only swaps the numbers of the two proxies would be useless.
     return (
         own.logs > limits.logs_max
         and target.logs + 1 <= own.logs - (own.logs < limits.logs_mean + 1)

@@ -1,4 +1,4 @@
-"""Hands over logs of one proxy to others, slowly: performs what `balance` decides."""
+"""The driver of `balance`: it hands over logs of one proxy to others, slowly."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STAYS_S = 600.0
-"""For so long a log stays whose first client did not reach its home, which may be cut off."""
+"""Time for which a log stays if its first client did not reach its home, which may be cut off."""
 _FOUND_AT_ONCE = 500
-"""After so many logs whose homes were found others have a turn."""
+"""Number of logs whose homes are computed before the event loop runs other tasks."""
 _MOVED_AT_ONCE = 8
-"""Many at once would hold each other up, as in a drain."""
+"""Most logs that are handed over at once: more of them would delay each other, as in a drain."""
 
 
 class Balancing:
     """The balance of one proxy, from `start` to `aclose`.
 
-    Where it is off, the proxy hands over nothing, and gets nothing, for it tells no load.
+    If it is off, the proxy hands over no logs.  It gets none either, because it publishes no load.
     """
 
     def __init__(self, owner: LogOwner, membership: Membership, config: ProxyConfig) -> None:
@@ -52,12 +52,12 @@ class Balancing:
             pause_s=config.rebalance_pause_s,
             tolerance=config.rebalance_tolerance,
         )
-        self._homes: dict[str, str] = {}  # of logs, among these live proxies
+        self._homes: dict[str, str] = {}  # log -> its home among `_homes_among`
         self._homes_among: frozenset[str] = frozenset()
         self._tasks = BackgroundTasks()
 
     def told(self) -> dict[str, object]:
-        """Return what the health of a proxy tells of its balance."""
+        """Return the facts about the balance for the action `health`."""
         if not self._is_on:
             return {"state": "off"}
         machine = self._machine
@@ -68,12 +68,12 @@ class Balancing:
         }
 
     def start(self) -> None:
-        """Begin, once the proxy is among the live ones."""
+        """Begin; the proxy must have joined the live ones."""
         if self._is_on:
             self._tasks.start(self._run(), name="balancing logs over proxies")
 
     async def aclose(self) -> None:
-        """Hand over nothing more.  Idempotent."""
+        """Stop handing over logs.  Idempotent."""
         await self._tasks.aclose()
 
     async def _run(self) -> None:
@@ -83,15 +83,15 @@ class Balancing:
             except AlreadyClosedError:
                 return  # the namespace was closed before
             except DLError as error:
-                # The next look comes: loads are told, and logs go, a little later.
-                logger.info("the balance of proxies is not known now: %s", error)
+                # The next round repeats all of this.
+                logger.info("cannot balance logs over proxies now: %s", error)
                 self._machine.forget_told()
             await asyncio.sleep(self._machine.wait_s)
 
     async def _look(self) -> None:
         membership = self._membership
         if membership.outages.reason is not None:
-            return  # which proxies are alive, and what they have, is not known
+            return  # the live proxies and their loads are unknown during an outage
         live = membership.live
         logs = await self._states(live)
         looked = Looked(
@@ -139,7 +139,7 @@ class Balancing:
                     told = LoadsTold(now_s=self._loop.time(), loads=loads)
                     await self._perform(self._machine.handle(told))
                 case HandOver():
-                    logger.info("log=%s goes to %s, which has less", effect.name, effect.home)
+                    logger.info("log=%s goes to %s, its load is lower", effect.name, effect.home)
                     going.append(effect)
                 case _:
                     assert_never(effect)

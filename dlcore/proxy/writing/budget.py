@@ -1,10 +1,11 @@
-"""The memory that the streams of a proxy may take together: who finds it full waits in turn.
+"""The bound on the memory of all streams of a proxy; streams beyond it wait in order.
 
-Theory of operation.  A log may hold a quarter of what is free: so one that stands still leaves four
-fifths to the others, and each further one four fifths of the rest.  Who waits for the share of his
-log, or for what he may hold himself, holds up nobody else here; who waits for memory itself does,
-or others would always pass him.  What somebody waits for may become another thing meanwhile: when
-it becomes what he may hold himself, he is woken, and waits anew.
+Theory of operation.  A log may hold a quarter of the free bytes.  Therefore one log that stalls
+leaves four fifths to the others, and each further one leaves four fifths of the rest.  Waiters that
+are blocked by the share of their log, or by the limit of their principal, do not block others.
+Waiters for total memory are served in order, because others would always pass a large request.  The
+reason of a wait may change.  If it becomes the limit of the principal, the waiter is woken, and
+waits again for the new reason.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ RETRY_AFTER_S = 1.0
 
 
 class Holder(NamedTuple):
-    """Whose bytes they are: the log that they are for, and the principal, if he is known."""
+    """The owner of bytes: their log, and the principal of the client, if it is known."""
 
     log: str
     principal: str | None = None
 
 
 class _Turn(NamedTuple):
-    """One who waits.  It is answered with whether he has what he wants, or is to wait anew."""
+    """A waiter; the answer is True if it has its bytes, False if it must wait again."""
 
     size_bytes: int
     is_due_to_principal: bool
@@ -40,9 +41,9 @@ class _Turn(NamedTuple):
 
 
 class ByteBudget:
-    """Bytes that streams hold, at most `bytes_max`; of one log or principal likewise, unless 0.
+    """Bytes that streams hold: at most `bytes_max`, and limits for a log and a principal.
 
-    What is larger than that passes when nothing else is there.
+    A limit of 0 is none.  A request above a limit passes if nothing else is held.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class ByteBudget:
         self._log_bytes_max = log_bytes_max or bytes_max
         self._principal_bytes_max = principal_bytes_max or bytes_max
         self._taken = 0
-        self._taken_by: Counter[str] = Counter()  # by log, of those that hold something
+        self._taken_by: Counter[str] = Counter()  # by log; without zeros
         self._taken_by_principal: Counter[str] = Counter()
         self._waiting: dict[Holder, deque[_Turn]] = {}
 
     def take_now(self, holder: Holder, size_bytes: int) -> bool:
-        """Take so much, if nobody waits and it is free; return whether it is taken."""
+        """Take bytes if they are free and nobody waits; return whether they are taken."""
         if self._waiting or not self._fits(size_bytes) or not self._may(holder, size_bytes):
             return False
         self._add(holder, size_bytes)
@@ -69,16 +70,16 @@ class ByteBudget:
         size_bytes: int,
         holding_up: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        """Take so much; wait until one may, behind those of the same who waited before.
+        """Take bytes; if need be wait, behind earlier waiters of the same holder.
 
-        `holding_up` is open while others who write to the log would have to wait likewise: not
-        while it is what the principal holds himself that is too much.
+        The context `holding_up` is open while other writers of the log would have to wait as well.
+        It is not open while only the limit of the principal is the reason of the wait.
         """
         is_taken = self.take_now(holder, size_bytes)
         while not is_taken:
             queue = self._waiting.setdefault(holder, deque())
             is_alone = self.is_due_to_principal(holder, size_bytes) or (
-                bool(queue) and queue[0].is_due_to_principal  # who is behind him waits for that too
+                bool(queue) and queue[0].is_due_to_principal  # the queue waits for its first one
             )
             turn = _Turn(size_bytes, is_alone, asyncio.get_running_loop().create_future())
             queue.append(turn)
@@ -93,17 +94,17 @@ class ByteBudget:
             if turn.answer.cancelled():
                 self._let_in()
             elif turn.answer.result():
-                self.give(holder, turn.size_bytes)  # it was our turn already
+                self.give(holder, turn.size_bytes)  # granted just before the cancellation
             raise
 
     def give(self, holder: Holder, size_bytes: int) -> None:
-        """Give back what was taken."""
+        """Give bytes back."""
         self._add(holder, -size_bytes)
         if self._waiting:
             self._let_in()
 
     def is_due_to_principal(self, holder: Holder, size_bytes: int) -> bool:
-        """Return whether the principal, of those who have one, holds too much to take so much."""
+        """Return whether the principal, if known, holds too many bytes to take more."""
         held = self._taken_by_principal[holder.principal] if holder.principal is not None else 0
         return bool(held) and held + size_bytes > self._principal_bytes_max
 
@@ -125,7 +126,7 @@ class ByteBudget:
         return not self._taken or self._taken + size_bytes <= self._bytes_max
 
     def _may(self, holder: Holder, size_bytes: int) -> bool:
-        """Return whether log and principal would hold their shares; who has nothing may begin."""
+        """Return whether log and principal stay in their limits; a log without bytes may begin."""
         if self.is_due_to_principal(holder, size_bytes):
             return False
         held = self._taken_by[holder.log]
@@ -137,6 +138,7 @@ class ByteBudget:
             while queue:
                 size_bytes, was_alone, answer = queue[0]
                 if not answer.cancelled():
+                    # Total memory blocks all waiters behind; the other limits only this queue.
                     if not self._fits(size_bytes):
                         return
                     may = self._may(holder, size_bytes)
@@ -151,25 +153,25 @@ class ByteBudget:
 
 
 class StreamCounts:
-    """How many streams are open, of those whose number is limited."""
+    """The numbers of open streams, where they are limited."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def join(self, whose: str, count_max: int) -> Iterator[None]:
-        """Count a stream meanwhile, unless any number may be open (0).
+        """Count a stream during the block; at most `count_max` may be open (0: any number).
 
         Raises:
-            OverCapacityError: there are as many as may be.
+            OverCapacityError: the limit is reached.
         """
         if not count_max:
             yield
             return
         if self._counts[whose] >= count_max:
             raise OverCapacityError(
-                f"{whose} has {count_max} streams open at this proxy, as many as it may have: "
-                "write through these, or come again",
+                f"{whose} has {count_max} streams open at this proxy, the limit: write through "
+                "these streams, or try again later",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._counts[whose] += 1
@@ -182,18 +184,18 @@ class StreamCounts:
 
 
 class ReceivedBytes:
-    """What is read of streams and has to wait: never more than there may be, who is above fails."""
+    """The bytes of received messages that wait; a stream beyond the bound fails at once."""
 
     def __init__(self, bytes_max: int, *, principal_bytes_max: int = 0) -> None:
         self._budget = ByteBudget(bytes_max, principal_bytes_max=principal_bytes_max)
 
     @contextlib.contextmanager
     def hold(self, holder: Holder, size_bytes: int) -> Iterator[None]:
-        """Hold so much for somebody.  Raises: LogNotReadyError."""
+        """Hold bytes for a holder during the block.  Raises: LogNotReadyError."""
         if size_bytes and not self._budget.take_now(holder, size_bytes):
             raise LogNotReadyError(
-                f"log {holder.log!r}: too much waits already for it to have room, or for "
-                "rates: write again later",
+                f"log {holder.log!r}: too many bytes wait already for this log, or for rates: "
+                "write again later",
                 retry_after_s=RETRY_AFTER_S,
             )
         try:

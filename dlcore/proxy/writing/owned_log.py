@@ -1,6 +1,6 @@
-"""A log that this proxy owns: one writer of the core, and the streams that write through it.
+"""A log that this proxy owns: one writer of `dlcore`, and the streams that write through it.
 
-What waits goes into the next entry, whoever sent it: that is the writer's own way.
+The writer joins waiting records of all streams into its next entry.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
 READING_MAX = 8
-"""So many streams read at once when the log takes records more slowly than they come."""
+"""Streams that receive messages at once while the log is slower than its clients."""
 _VALUE_NAMES = ("value", "payload")
-"""The second is the old name, which clients of other languages may go on sending."""
+"""Names of the column of bytes; the second is an old name that other clients may still use."""
 _TXID = "txid"
 _VALUE_KINDS = (
     pa.types.is_binary,
@@ -54,11 +54,12 @@ _VALUE_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A batch: the future of its last position, and how many of its last rows are written anew.
+    """An accepted batch: the future of its last position, and the number of its new last rows.
 
-    The position is None if they were all durable before, and it is not known any more; and not
-    `is_placed`, it is that of a later batch.  Futures of batches are done in their order, and call
-    back in it: one that has to wait for another one has that one's.
+    The position is None if all rows were durable before and the position is not known any more.  If
+    `is_placed` is False, it is the position of a later batch.  Futures complete in the order of the
+    batches, and run their callbacks in this order.  Therefore a repeated batch that is still in
+    flight gets the future of the batch that has its rows.
     """
 
     future: asyncio.Future[DLSN] | asyncio.Future[DLSN | None]
@@ -69,9 +70,11 @@ class Accepted:
 def _while_owned(
     method: Callable[Concatenate[OwnedLog, _Params], Awaitable[_Result]],
 ) -> Callable[Concatenate[OwnedLog, _Params], Coroutine[Any, Any, _Result]]:
-    """Let a method tell what is refused by what is known here only while the log is ours.
+    """Let a method refuse by local state only while this proxy still owns the log.
 
-    Whoever took it since may have written what is missed here.  A log that is ours was so before.
+    After a takeover the local state may be stale: the next owner may have written the records that
+    are missing here.  Ownership is verified after the decision, which proves it for the time of the
+    decision, because a proxy that still has its first lock never lost it.
     """
 
     @wraps(method)
@@ -86,10 +89,10 @@ def _while_owned(
 
 
 class OwnedLog:
-    """One log, from its acquisition until it is let go of.
+    """One log from its acquisition to its release.
 
-    Each stream gives a call to be woken by.  `ending` says why nothing more is accepted, once that
-    is so; with `is_lost` nothing more is acknowledged either.
+    Each stream registers a callback that wakes it.  `ending` is the reason why no more records are
+    accepted, None while they are.  With `is_lost` no more records are acknowledged either.
     """
 
     def __init__(
@@ -107,15 +110,15 @@ class OwnedLog:
         self._none_waits.set()
         self._conditional = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[Callable[[], None], None] = {}  # a set that keeps its order
+        self._streams: dict[Callable[[], None], None] = {}  # an ordered set
         self._empty = asyncio.Event()
         self._empty.set()
         self.idle_since_s = self._loop.time()
         self.accepted_bytes = 0
-        """How much was sent to it since it was acquired; it only grows."""
+        """Bytes accepted since the acquisition; the number only grows."""
         self.acquired_at_s = self._loop.time()
         self.unreached: frozenset[str] = frozenset()
-        """The proxies that its first client did not reach, which may be why it is here."""
+        """Proxies that the first client did not reach, which may be why the log is here."""
         self.ending: DLError | None = None
         self.is_lost = False
 
@@ -129,23 +132,23 @@ class OwnedLog:
 
     @property
     def log_id(self) -> str:
-        """Its identity."""
+        """The log's identity."""
         return self.writer.log_id
 
     @property
     def has_room(self) -> bool:
-        """Whether it has room for what is not read yet: nothing that was read waits for it."""
+        """Whether streams may receive more: the writer has capacity, and no message waits."""
         return self.writer.has_capacity and not self._waiting
 
     async def wait_for_room(self) -> None:
-        """Wait for that."""
+        """Wait until `has_room`."""
         while not self.has_room:
             await self._none_waits.wait()
             await self.writer.wait_for_capacity()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Note that a message waits meanwhile."""
+        """Count a message that waits for the log during the block."""
         self._waiting += 1
         self._none_waits.clear()
         try:
@@ -157,29 +160,30 @@ class OwnedLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether a stream is open to it."""
+        """Whether a stream to the log is open."""
         return bool(self._streams)
 
     def idle_s(self) -> float:
-        """Return for how long no stream has written to it."""
+        """Return the seconds for which no stream was open."""
         return 0.0 if self._streams else self._loop.time() - self.idle_since_s
 
     def join(self, wake: Callable[[], None]) -> None:
-        """Let a stream write, which is woken when the log is let go of."""
+        """Add a stream; `wake` is called when the log is being released."""
         self._streams[wake] = None
         self._empty.clear()
 
     def leave(self, wake: Callable[[], None]) -> None:
-        """Forget a stream that has ended."""
+        """Remove a stream that has ended."""
         self._streams.pop(wake, None)
         self.idle_since_s = self._loop.time()
         if not self._streams:
             self._empty.set()
 
     def end(self, error: DLError, *, is_lost: bool = False) -> None:
-        """Accept nothing more, and say why; the first reason stays, unless the log is lost then.
+        """Accept no more records, for the reason `error`.
 
-        For a client that is sent elsewhere takes what was not acknowledged for not written.
+        The first reason stays, unless the log is lost later: after a redirection a client believes
+        that unacknowledged records were not written, which is then no longer certain.
         """
         if self.ending is None or (is_lost and not self.is_lost):
             self.ending = error
@@ -192,12 +196,12 @@ class OwnedLog:
         await self._empty.wait()
 
     def check(self, schema: pa.Schema) -> None:
-        """Raise if batches of this schema cannot be written here.
+        """Raise if batches of this schema cannot be written to a byte log.
 
-        A typed log's writer tells with each batch, for its schema may be a later one by then.
+        The writer of a typed log checks each batch instead, because the log's schema may change.
 
         Raises:
-            ConfigurationError: it says what is missing, or too much.
+            ConfigurationError: columns are missing, unknown, or of a wrong type.
         """
         if isinstance(self.writer, AsyncTypedLogWriter):
             return
@@ -207,8 +211,8 @@ class OwnedLog:
         name = self.writer.log_name
         if len(values) != 1 or others or len(names) != len(set(names)):
             raise ConfigurationError(
-                f"log {name!r} is of bytes: expected one column value (or payload) and, if rows "
-                f"have their own transaction ids, txid; not {names}"
+                f"log {name!r} is a byte log: expected one column value (or payload) and, if rows "
+                f"have their own transaction ids, a column txid; got {names}"
             )
         kind = schema.field(values[0]).type
         if not any(is_kind(kind) for is_kind in _VALUE_KINDS):
@@ -222,15 +226,15 @@ class OwnedLog:
 
     @_while_owned
     async def begin(self, producer: str | Claim) -> tuple[Claim, int]:
-        """Begin an incarnation of a producer, by its name, or let one go on.
+        """Begin an incarnation of a producer by its name, or continue one by its claim.
 
-        Returns: its claim, and the last sequence of the producer that is durable, -1 if none is.
+        Returns: the claim, and the producer's last durable sequence, -1 if there is none.
 
         Raises:
             ProducerFencedError: a later incarnation writes, or this one is forgotten.
-            ConfigurationError, OverCapacityError: of the name, or of too many of them.
+            ConfigurationError: the name is invalid; OverCapacityError: there are too many names.
             WriteError, AlreadyClosedError: the log is lost.
-            MetadataError: it is to be refused, and whether the log is ours is not known now.
+            MetadataError: the request would be refused, but the ownership cannot be verified now.
         """
         now_ms = self._clock.now_ms()
         if isinstance(producer, Claim):
@@ -238,21 +242,22 @@ class OwnedLog:
         identity = self._clock.new_token().encode()
         token = hashlib.blake2b(identity, digest_size=TOKEN_BYTES).digest()
         claim = self._producers.grant(producer, token, now_ms=now_ms)
-        await self.writer.flush()  # of what earlier incarnations wrote
-        await self.writer.verify()  # else the next owner may know of later ones, and more records
+        await self.writer.flush()  # so that all records of earlier incarnations are durable
+        await self.writer.verify()  # a next owner could know later incarnations, and more records
         return claim, claim.base - 1
 
     @_while_owned
     async def accept(self, batch: pa.RecordBatch, mark: Mark | None = None) -> Accepted:
         """Hand a batch with rows to the writer.
 
-        Rows without transaction ids get the time, or the last id, if that is higher.  Of those that
-        have the sequences of a `mark`, what was accepted before is not written again.
+        Rows without transaction ids get the time, or the last id if that is higher.  With `mark`,
+        the claim and first sequence of the batch, rows that were accepted before are not written
+        again.
 
         Raises:
-            ProducerFencedError, SequenceGapError: of a producer, while the log is ours.
-            MetadataError: they are to be told, and whether it is ours is not known now.
-            DLError: what else refuses the batch, or ends the log here.
+            ProducerFencedError, SequenceGapError: the producer's sequence is refused.
+            MetadataError: it would be refused, but the ownership cannot be verified now.
+            DLError: another error that refuses the batch, or ends the log here.
         """
         known = 0
         while True:
@@ -267,12 +272,13 @@ class OwnedLog:
             try:
                 if mark is None:
                     return Accepted(self.writer.write_fitted(rows), batch.num_rows)
-                # Another stream of the producer may have brought some of them meanwhile.
+                # During the await another stream of the producer may have written some rows.
                 if self._producers.look_at(mark.claim, mark.first, batch.num_rows) == found:
                     fresh = Mark(mark.claim, mark.first + known)
                     return self._write(rows, fresh, batch.num_rows - known)
             except LogNotReadyError:
-                # Aside for an append; the rows' transaction ids are to follow those of the append.
+                # The writer is paused for an atomic append.  Fit the rows again afterwards: their
+                # transaction ids must not be below those of the append.
                 await self.writer.wait_for_capacity()
 
     def _write(self, rows: Any, mark: Mark, count: int, *, whole: bool = False) -> Accepted:
@@ -282,19 +288,19 @@ class OwnedLog:
         return Accepted(future, count)
 
     def _settled(self, mark: Mark, count: int, future: asyncio.Future[DLSN]) -> None:
-        if future.exception() is None:  # else the log is lost
+        if future.exception() is None:  # after an error the log is lost anyway
             self._producers.durable(mark, count, future.result())
 
     @_while_owned
     async def accept_if(
         self, batch: pa.RecordBatch, expected: DLSN | None, mark: Mark | None = None
     ) -> Accepted:
-        """Hand a batch to the writer, all in one entry, if the log's last record is at `expected`.
+        """Hand a batch to the writer, in one entry, if the log's last record is at `expected`.
 
-        None: if the log holds no record.
+        With None the log must be empty.
 
         Raises:
-            ConditionFailedError: it is not; else as `accept`.
+            ConditionFailedError: the last record is elsewhere; else as `accept`.
         """
         async with self._conditional:
             while True:
@@ -306,19 +312,20 @@ class OwnedLog:
                         return _known(found)
                     if found.known:
                         raise ConfigurationError(
-                            f"producer {mark.claim.name!r} has written {found.known} of these, "
-                            "which are to be written all or none"
+                            f"producer {mark.claim.name!r} has written {found.known} of "
+                            f"{batch.num_rows} records of a conditional write already: expected "
+                            "all or none of them"
                         )
                 if self.ending is not None:
                     raise self.ending
                 if last != expected:
                     raise ConditionFailedError(
-                        f"log {self.writer.log_name!r}: expected its last record at "
-                        f"{expected or 'no position'}, it is at {last or 'no position'}",
+                        f"log {self.writer.log_name!r}: the condition expects its last record at "
+                        f"{expected or 'no position'}, but it is at {last or 'no position'}",
                         last=None if last is None else str(last),
                     )
                 if self.writer.unwritten is not None:
-                    continue  # it was handed over meanwhile
+                    continue  # another batch was handed over since `find_last`
                 try:
                     if mark is not None:
                         return self._write(rows, mark, batch.num_rows, whole=True)
@@ -335,7 +342,7 @@ class OwnedLog:
     def _fitted_bytes(self, batch: pa.RecordBatch) -> pa.RecordBatch | LogRecord:
         txid = present_txid(now_ms=self._clock.now_ms(), last_txid=self.writer.last_txid)
         if batch.num_rows == batch.num_columns == 1:
-            # What many small clients send costs a small part of what a batch does.
+            # A single record is cheaper than a batch of one row, and many small clients send such.
             payload = batch.column(0)[0].as_py()
             if isinstance(payload, bytes):
                 return LogRecord(txid, payload)
@@ -346,7 +353,7 @@ class OwnedLog:
 
 
 def _known(found: InFlight[asyncio.Future[DLSN]] | Durable) -> Accepted:
-    """Return a batch that was accepted before, by its verdict."""
+    """Return the result for a batch that was accepted before."""
     if isinstance(found, InFlight):
         return Accepted(found.ticket, 1, is_placed=found.is_last)
     answer: asyncio.Future[DLSN | None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""Acquires logs for a proxy and lets go of them: performs what `ownership` decides."""
+"""The driver of `ownership`: it acquires logs for a proxy, and releases them."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DRAINED_AT_ONCE = 8
-"""Many at once would hold each other up, and with them the log that is written most."""
+"""Most logs that are released at once: more of them would delay the busiest log."""
 _GIVE_WAY_S = 1.0
-"""For so long a log that was let go of for a writer is left to it."""
+"""Time in which a log is not acquired again after its release for a waiting writer."""
 _LEAVE_S = 5.0
-"""How long streams may take to tell their clients the last acknowledgements."""
+"""Time that streams get to send their last acknowledgements."""
 
 
 class LogOwner:
-    """The logs that one proxy writes."""
+    """The logs that one proxy owns."""
 
     def __init__(self, namespace: Namespace, membership: Membership, config: ProxyConfig) -> None:
         self._namespace = namespace
@@ -60,7 +60,7 @@ class LogOwner:
         self._log_config = replace(context.config, lock_timeout_s=config.lock_timeout_s)
         self._ownership = Ownership(membership.location, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
-        self._changes: dict[str, asyncio.Future[None]] = {}  # ends when a log's state has changed
+        self._changes: dict[str, asyncio.Future[None]] = {}  # log -> its acquisition or release
         self._tasks = BackgroundTasks(_told)
         self._unsubscribe = context.store.on_session(self._session_changed)
         self._idle_looks = asyncio.create_task(self._release_idle(), name="releasing idle logs")
@@ -70,33 +70,34 @@ class LogOwner:
 
     @property
     def location(self) -> str:
-        """Where this proxy serves."""
+        """The location of this proxy."""
         return self._membership.location
 
     def owned(self) -> list[str]:
-        """Return the sorted names of the logs that it owns."""
+        """Return the sorted names of the owned logs."""
         return self._ownership.owned()
 
     async def get(
         self, name: str, *, log_id: str | None = None, unreachable: Collection[str] = ()
     ) -> OwnedLog:
-        """Return a log to write to, acquired if need be; with an id that log and no other one.
+        """Return a log to write to, acquired if need be; with `log_id` only the log of this id.
 
-        A client that did not reach some other proxies is not sent to them: one that should own the
-        log is passed over, and only one that does own it, by its lock, is named all the same.
+        `unreachable` has locations of proxies that the client did not reach.  Such a proxy is
+        passed over if it only should own the log.  If it does own the log, by its lock, the client
+        is still redirected to it.
 
         Raises:
-            LogElsewhereError: another proxy serves it.
-            LogNotReadyError: no live proxy takes logs, or the metadata store is away.
-            OverCapacityError: this one owns as many as it may.
-            LogNotFoundError: that log is gone; LogRenamedError: it has another name.
-            DLError: it cannot be acquired.
+            LogElsewhereError: another proxy owns the log.
+            LogNotReadyError: no live proxy acquires logs, or the metadata store has an outage.
+            OverCapacityError: this proxy owns as many logs as it may.
+            LogNotFoundError: the log is gone; LogRenamedError: it has another name.
+            DLError: the log cannot be acquired.
         """
         async with self.bounded():
             return await self._checked(name, log_id, unreachable)
 
     def bounded(self) -> AbstractAsyncContextManager[None]:
-        """Do what needs the metadata store; as `Outages.bounded`."""
+        """Bound a block that needs the metadata store; see `Outages.bounded`."""
         return self._membership.outages.bounded()
 
     async def _checked(
@@ -105,7 +106,7 @@ class LogOwner:
         try:
             log = await self._get(name, unreachable)
         except (LogNotFoundError, LogElsewhereError):
-            # Nobody is sent to another proxy for a log that is gone.
+            # Do not redirect a client for a log that is gone.
             await self._require_named(name, log_id)
             raise
         if log_id not in (None, log.log_id):
@@ -116,7 +117,7 @@ class LogOwner:
         return log
 
     async def _require_named(self, name: str, log_id: str | None) -> None:
-        """Raise if the log of that id is gone, or has another name."""
+        """Raise if the log of this id is gone, or has another name."""
         found = await self._namespace.log_context.logs.find(name, log_id)
         if found.name != name:
             raise LogRenamedError(f"log {name!r} is called {found.name!r} by now: open it again")
@@ -133,54 +134,54 @@ class LogOwner:
                 case Verdict.WAIT:
                     await outcome_of(self._changes[name])
                 case Verdict.ACQUIRE:
-                    # In a task of its own: others wait for it, whoever asked first may go.
+                    # In a task of its own: other calls wait for it, even if this one is cancelled.
                     await outcome_of(self._change(name, partial(self._acquire, passed_over)))
                 case Verdict.FULL:
                     raise OverCapacityError(
                         f"log {name!r}: this proxy owns {self._config.logs_max} logs, the limit "
-                        "logs_max: come again once it has let go of one, or raise it",
+                        "logs_max: try again when it has released one, or raise the limit",
                         retry_after_s=RETRY_AFTER_S,
                     )
                 case Verdict.NOBODY:
-                    raise LogNotReadyError(f"log {name!r}: no live proxy takes logs, try again")
+                    raise LogNotReadyError(f"log {name!r}: no live proxy takes logs: try again")
                 case _:
                     assert_never(decision)
 
     def lost(self, name: str, log: OwnedLog, error: DLError) -> None:
-        """Let go at once of a log whose writer has failed: nothing more is acknowledged."""
+        """Release a log whose writer has failed, at once: nothing more is acknowledged."""
         log.end(error, is_lost=True)
         if self._logs.get(name) is log and self._ownership.release(name):
             logger.warning("log=%s is lost: %s: %s", name, type(error).__name__, error)
             self._change(name, self._abort)
 
     async def release(self, name: str) -> bool:
-        """Let go of a log once all that was accepted is durable; False if it is not owned."""
+        """Release a log after all accepted records are durable; False if it is not owned."""
         if not self._ownership.release(name):
             return False
         await outcome_of(self._change(name, self._close))
         return True
 
     async def hand_over(self, name: str, to: str) -> bool:
-        """Let go of a log, if the proxy that should own it is this one; False if nothing was done.
+        """Release a log if `to` should own it, and redirect its clients to `to`.
 
-        Its clients are sent there.
+        Returns: False if nothing was done.
         """
         return self._membership.preferred(name) == to and await self.release(name)
 
     @property
     def logs(self) -> Mapping[str, OwnedLog]:
-        """The logs that it owns, or lets go of, by name."""
+        """The logs that are owned or being released, by name."""
         return self._logs
 
     @property
     def room(self) -> int:
-        """How many logs more it may own."""
+        """The number of further logs that this proxy may own."""
         return self._config.logs_max - len(self._ownership)
 
     async def drain(self) -> None:
-        """Take no log any more, and let go of all; clients are sent to those who take over.
+        """Acquire no more logs, and release all; clients are redirected to the next owners.
 
-        Those that are written come first, a few at a time: until its turn comes a log is served.
+        Logs with recent writes come first, a few at a time.  A log is served until its release.
         """
         await self._membership.leave()
         logs = list(self._logs.values())
@@ -192,7 +193,7 @@ class LogOwner:
                 if len(closing) == _DRAINED_AT_ONCE:
                     _, closing = await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)
             if not self._changes:
-                break  # a change broke, which was told as the defect that it is
+                break  # a release failed by a defect, which was reported
             await asyncio.wait(list(self._changes.values()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
@@ -203,11 +204,11 @@ class LogOwner:
         return sorted(self._ownership.owned(), key=lambda name: self._logs[name].idle_s())
 
     async def undrain(self) -> None:
-        """Take logs again, after `drain` has come to its end.  Raises: MetadataError."""
+        """Acquire logs again, after a finished `drain`.  Raises: MetadataError."""
         await self._membership.rejoin()
 
     async def aclose(self) -> None:
-        """Drain, and end what goes on in the background."""
+        """Drain, and end the background tasks."""
         self._unsubscribe()
         self._idle_looks.cancel()
         await asyncio.gather(self._idle_looks, return_exceptions=True)
@@ -217,7 +218,7 @@ class LogOwner:
     async def open(
         self, name: str, *, lock_timeout_s: float | None = None
     ) -> DistributedLogManager:
-        """Open a log whose lock is waited for as long as the configuration says, or so long.
+        """Open a log; its writers wait for the lock for `lock_timeout_s`, or as configured.
 
         Raises: LogNotFoundError, MetadataError.
         """
@@ -228,7 +229,7 @@ class LogOwner:
 
     @contextlib.contextmanager
     def redirecting(self, name: str) -> Iterator[None]:
-        """Raise `LogElsewhereError` where the owner that is met is another live proxy."""
+        """Turn a failed acquisition into `LogElsewhereError` if another live proxy is the owner."""
         try:
             yield
         except OwnershipAcquireFailedError as error:
@@ -263,15 +264,15 @@ class LogOwner:
         writer.tell_when_wanted(partial(self._wanted, name, log))
 
     def _wanted(self, name: str, log: OwnedLog, who: str) -> None:
-        """Let go of a log for a writer beside the proxies that waits for it."""
+        """Release a log for a writer that is no proxy and waits for the lock."""
         if self._logs.get(name) is log and self._ownership.release(name):
-            logger.info("log=%s is let go of for the writer %s", name, who)
+            logger.info("log=%s is released for the waiting writer %s", name, who)
             self._change(name, self._give_way)
 
     async def _give_way(self, name: str) -> None:
-        """Let go of a log, and let who waits for it take the lock before anybody else.
+        """Release a log, and leave its lock to the waiting writer for a while.
 
-        Clients that ask meanwhile wait.
+        Clients that request the log meanwhile wait.
         """
         log = self._logs[name]
         context, changed = self._namespace.log_context, asyncio.Event()
@@ -285,15 +286,15 @@ class LogOwner:
                     await changed.wait()
                     changed.clear()
         except (TimeoutError, DLError) as error:
-            logger.info("log=%s was not taken: %s", name, type(error).__name__)
+            logger.info("log=%s: no writer took its lock: %s", name, type(error).__name__)
         finally:
             unsubscribe()
             self._gone(name)
 
     async def _require_same(self, name: str, writer: AsyncLogWriter) -> None:
-        """End a writer of a log that was renamed or deleted before it was locked.
+        """End the writer if the log was renamed or deleted before we had its lock.
 
-        What comes for its name is for another log, if there is one.
+        Clients that use the name mean another log by then, if there is one.
         """
         is_same = False
         try:
@@ -319,17 +320,17 @@ class LogOwner:
             if not await self._makes_way(log, owner, unreached):
                 with self.redirecting(name):
                     raise
-        # Of one that is gone, or about to let go: that is soon over.
+        # The holder of the lock is gone, or about to release it: now wait for the lock.
         log = await self.open(name)
         return await log.open_writer(producers=producers)
 
     async def _makes_way(
         self, log: DistributedLogManager, owner: str, unreached: Collection[str]
     ) -> bool:
-        """Return whether the lock of a log is soon free, or was just deleted.
+        """Return whether the lock of a log will soon be free, or was deleted here.
 
-        It is deleted where a client did not reach its owner, and connections there are refused to
-        this proxy, too; and where an earlier process at this proxy's own location left it.
+        We delete it in two cases.  An earlier process at this proxy's own location left it.  Or a
+        client did not reach the owner, and the owner refuses our connections as well.
         """
         membership = self._membership
         is_here = owner == membership.location
@@ -354,8 +355,8 @@ class LogOwner:
         try:
             await log.writer.aclose()
         except DLError as error:
-            # Who waits for what was not written is told by its future.
-            logger.warning("log=%s was let go of: %s: %s", name, type(error).__name__, error)
+            # Streams with unwritten batches get the error from their futures.
+            logger.warning("log=%s was released: %s: %s", name, type(error).__name__, error)
 
     async def _abort(self, name: str) -> None:
         try:
@@ -372,7 +373,9 @@ class LogOwner:
         if state is not SessionState.EXPIRED:
             return
         for name, log in list(self._logs.items()):
-            error = MetadataSessionExpiredError(f"the proxy lost its session, and log {name!r}")
+            error = MetadataSessionExpiredError(
+                f"the proxy's session expired, and with it the lock of log {name!r}"
+            )
             self.lost(name, log, error)
 
     async def _release_idle(self) -> None:
@@ -386,7 +389,7 @@ class LogOwner:
 
 
 def _told(error: BaseException) -> None:
-    """Leave an error of a log to those who wait for it; another is a defect."""
+    """Leave an error of a log to its waiting callers, and report any other error as a defect."""
     if not isinstance(error, DLError):
         message = "a change of what a proxy owns failed"
         context = {"message": message, "exception": error}
@@ -394,10 +397,10 @@ def _told(error: BaseException) -> None:
 
 
 def elsewhere(name: str, owner: Elsewhere) -> LogElsewhereError:
-    """Return the error that sends a client to the proxy that serves a log."""
+    """Return the error that redirects a client to the proxy that owns a log."""
     return LogElsewhereError(f"log {name!r} is served by {owner.location}", location=owner.location)
 
 
 def not_here(name: str) -> LogNotReadyError:
-    """Return the error for a log that this proxy let go of, and may acquire again."""
-    return LogNotReadyError(f"log {name!r} was let go of: try again")
+    """Return the error for a log that this proxy released, and may acquire again."""
+    return LogNotReadyError(f"log {name!r} was released: try again")

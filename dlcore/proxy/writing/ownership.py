@@ -1,19 +1,20 @@
-"""Ownership of logs: those of this proxy, and who serves the others.  No I/O, no clock of its own.
+"""Ownership of logs: those of this proxy, and the owners of the others.  No I/O, no clock.
 
-Theory of operation.  A log that the proxy does not own is asked for, and the list of live proxies
-says who should own it: another proxy is named to the client, and this one acquires it.  What it
-owns it keeps, whoever should own it by a later list, until it is released: because it is idle, by
-an operator, or because the proxy leaves.
+Theory of operation.  When a client requests a log that the proxy does not own, the list of live
+proxies determines which one should own it.  If that is another proxy, the client is redirected to
+it; if it is this one, it acquires the log.  A proxy keeps an owned log, even if a later list has
+another choice, until the log is released: because it is idle, by an operator, by the balance, or
+because the proxy leaves.
 
     absent --asked, and preferred--> ACQUIRING --acquired--> OWNED --release--> RELEASING
     ACQUIRING --failed--> absent           OWNED --lost--> absent <--released--/
 
-Who asks in ACQUIRING or RELEASING waits for the end of it, and asks again.  That a proxy may write
-is decided by the log's lock, fence and head, not here: two that both believe to own a log do no
-harm.
+A request in ACQUIRING or RELEASING waits for the end of that state, and is repeated.  The log's
+lock, fence and head decide whether a proxy may write, and not this machine.  Therefore two proxies
+that both believe to own a log do no harm.
 
-Invariants: a client is never sent to the proxy that answers it; a log is acquired only by who is
-among the live proxies, and only if it is nobody else's turn.
+Invariants: a client is never redirected to the proxy that answers it; a proxy acquires a log only
+if it is among the live proxies, and is their choice for the log.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LogState(enum.Enum):
-    """Where a log is that the proxy has to do with."""
+    """The state of a log that this proxy owns, acquires or releases."""
 
     ACQUIRING = "acquiring"
     OWNED = "owned"
@@ -37,21 +38,21 @@ class LogState(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What to do for who asks for a log."""
+    """The decision about a request for a log."""
 
     SERVE = "serve"
     ACQUIRE = "acquire"
     WAIT = "wait"
-    """Until its state changes; then ask again."""
+    """Wait until the log's state changes, and ask again."""
     FULL = "full"
     """Refuse: the proxy owns as many logs as it may."""
     NOBODY = "nobody"
-    """Refuse: no live proxy takes logs."""
+    """Refuse: no live proxy acquires logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """The proxy at this location serves the log, or should."""
+    """The proxy at this location owns the log, or should own it."""
 
     location: str
 
@@ -71,11 +72,11 @@ class Ownership:
         return len(self._logs)
 
     def owned(self) -> list[str]:
-        """Return the sorted names of the logs that it owns."""
+        """Return the sorted names of the owned logs."""
         return sorted(name for name, state in self._logs.items() if state is LogState.OWNED)
 
     def ask(self, log: str, live: Collection[str]) -> Decision:
-        """Decide who serves a log, by the locations of the live proxies."""
+        """Decide about a request for a log; `live` has the locations of the live proxies."""
         state = self._logs.get(log)
         if state is not None:
             return Verdict.SERVE if state is LogState.OWNED else Verdict.WAIT
@@ -90,7 +91,7 @@ class Ownership:
         return Verdict.ACQUIRE
 
     def successor(self, log: str, live: Collection[str]) -> Elsewhere | None:
-        """Return who should serve a log that is let go of; None: this proxy again, or nobody."""
+        """Return the next owner of a log in release; None if it is this proxy, or there is none."""
         preferred = preferred_owner(log, live)
         return None if preferred in (None, self._location) else Elsewhere(str(preferred))
 
@@ -100,7 +101,7 @@ class Ownership:
         self._logs[log] = LogState.OWNED
 
     def release(self, log: str) -> bool:
-        """Begin to let go of a log; False if it is not owned."""
+        """Begin to release a log; False if it is not owned."""
         if self._logs.get(log) is not LogState.OWNED:
             return False
         self._logs[log] = LogState.RELEASING

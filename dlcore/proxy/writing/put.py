@@ -1,9 +1,9 @@
 """One DoPut: batches in, acknowledgements out, until the client has sent all or the log moves.
 
-Two tasks: one takes messages while there is room, the other tells what has become durable.  What
-the server sends are JSON objects: first `ready`, then cumulative acknowledgements, and `draining`
-before it ends a stream of a log that it lets go of.  A stream to a log of another proxy is refused,
-or forwarded if its client asks for that: then it is the other one that serves it.
+A stream has two tasks: one receives messages while there is room, the other sends acknowledgements.
+The server sends JSON objects: first `ready`, then cumulative acknowledgements, and `draining`
+before it ends a stream because the log is released.  A stream to a log of another proxy is refused,
+or forwarded to that proxy if the client asks for this.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ if TYPE_CHECKING:
 
 _PARTING_S = 1.0
 STALL_S = 30.0
-"""A message that its log does not take for so long is given up, and its stream ended."""
+"""If a log does not accept a message for this time, the stream is ended."""
 _SOON_S = 0.01
-"""A stream that is let read and has nothing there for so long lets others."""
+"""If a stream that may receive gets no message within this time, the next stream may."""
 _SCHEMA_BYTES = 64 * 1024
-"""A schema that is larger counts as a message that waits."""
+"""A larger schema counts as a waiting message."""
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, pb.PutResult]"
 
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """Where the log's last record is to be; None: nowhere, it holds none."""
+    """The expected position of the log's last record; None: the log must be empty."""
 
     last: DLSN | None
 
@@ -118,9 +118,9 @@ class PutService:
         """Serve one stream to its end.
 
         Raises:
-            DLError: what refused it, once all that was accepted before is acknowledged; or why
-                nothing more is.
-            OwnerStatusError: likewise, of a stream that was forwarded.
+            DLError: the stream is refused, after the acknowledgement of all accepted records; or
+                no more records can be acknowledged.
+            OwnerStatusError: the status of a forwarded stream.
         """
         wish = self._forwarding.wish(context)
         first = await _read(context)
@@ -129,7 +129,7 @@ class PutService:
         target, decoder = parse_target(first.told.flight_descriptor), PutDecoder(first)
         schema_bytes = len(first.told.data_header)
         opening = first.told if wish.forward else None
-        del first  # while it waits
+        del first  # free its memory during the waits
         name = target.staging if isinstance(target, StagingTarget) else target.log
         principal = await self._forwarding.client_of(context, wish)
         holder, rates = Holder(name, principal), self._rates.join(name, principal)
@@ -139,7 +139,7 @@ class PutService:
                     await self._stagings.serve(context, decoder, target, rates)
             else:
                 limits = _Limits(holder, self._budget, self._received, rates)
-                # First of all: another proxy, which owns the log, may have room for the stream.
+                # Before the limits here are checked: the owner may be another proxy with room.
                 log = await self._find(context, target, opening, limits)
                 if log is None:
                     return
@@ -156,13 +156,13 @@ class PutService:
         opening: pb.FlightData | None,
         limits: _Limits,
     ) -> OwnedLog | None:
-        """Return the log to write to; None once another proxy has served the stream.
+        """Return the log to write to; None after another proxy has served the stream.
 
         Args:
             context: the client's call.
-            target: of the stream.
-            opening: what opens the stream there, if it may be forwarded.
-            limits: of the stream.
+            target: the stream's target.
+            opening: the stream's first message for another proxy, if it may be forwarded.
+            limits: the stream's limits.
 
         Raises: as `LogOwner.get` and `Forwarding.put`.
         """
@@ -236,7 +236,7 @@ class PutService:
             log.leave(stream.rouse)
 
     async def begin(self, name: str, log: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
-        """Begin an incarnation of a producer of a log, or let one go on; as `OwnedLog.begin`."""
+        """Begin or continue an incarnation of a producer; see `OwnedLog.begin`."""
         try:
             async with self._owner.bounded():
                 return await log.begin(producer)
@@ -244,10 +244,10 @@ class PutService:
             raise log.ending or self._lost(name, log, error) from error
 
     def _lost(self, name: str, log: OwnedLog, error: DLError) -> DLError:
-        """Let go of a log that cannot be written to any more; return what to tell of it."""
+        """Release a log that cannot be written any more; return the error for its clients."""
         told = WriteError(
-            f"log {name!r} is lost to this proxy, and what was not acknowledged may be in it or "
-            f"not: {type(error).__name__}: {error}"
+            f"log {name!r} is lost to this proxy, and unacknowledged records may be in it or not: "
+            f"{type(error).__name__}: {error}"
         )
         self._owner.lost(name, log, told)
         return told
@@ -255,7 +255,7 @@ class PutService:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What bounds one stream beside its window: the memory of all, and of what waits, and rates."""
+    """The limits of one stream beside its window: shared memory, waiting messages, and rates."""
 
     holder: Holder
     budget: ByteBudget
@@ -264,9 +264,9 @@ class _Limits:
 
     @contextlib.asynccontextmanager
     async def hold_here(self, size_bytes: int) -> AsyncGenerator[None, None]:
-        """Hold a message on its way to another proxy, once there is room.
+        """Wait for memory for a message to another proxy, and hold it during the block.
 
-        Raises: LogNotReadyError: too much waits already, or there was none for long.
+        Raises: LogNotReadyError: too many bytes wait already, or the wait was too long.
         """
         if not self.budget.take_now(self.holder, size_bytes):
             with self.received.hold(self.holder, size_bytes):
@@ -299,32 +299,32 @@ class _Stream:
         self._budget = limits.budget
         self._received = limits.received
         self._rates = limits.rates
-        self._throttled_s = 0.0  # and not told
+        self._throttled_s = 0.0  # since the last acknowledgement
         self._lost = lost
         self._room = asyncio.Event()
         self._wake = asyncio.Event()
         self._failure: DLError | None = None
-        self._has_dropped = False  # messages that came when the log was let go of
+        self._has_dropped = False  # messages that came during the log's release
         self._claim: Claim | None = None
-        self._sequence = 0  # of the next record, with a claim
+        self._sequence = 0  # the next record's sequence, with a claim
         self._has_numbered = False
         self._condition: _Condition | None = None
 
     def number(self, claim: Claim, first: int) -> None:
-        """Take its records as a producer's, from this sequence on unless it tells another."""
+        """Number the records for a producer, from `first` on unless a message has its sequence."""
         self._claim, self._sequence = claim, first
 
     def expect(self, last: DLSN | None) -> None:
-        """Write its batch only if this is the log's last position."""
+        """Write the batch only if `last` is the position of the log's last record."""
         self._condition = _Condition(last)
 
     def rouse(self) -> None:
-        """Look at what has changed."""
+        """Wake both tasks, after a change of the log or of the stream."""
         self._room.set()
         self._wake.set()
 
     async def exchange(self, decoder: PutDecoder) -> None:
-        """Take and tell, to the end."""
+        """Receive batches and send acknowledgements until the end of the stream."""
         taking = asyncio.create_task(self._take(decoder), name="taking a stream")
         taking.add_done_callback(lambda _: self.rouse())
         try:
@@ -334,7 +334,7 @@ class _Stream:
             await asyncio.gather(taking, return_exceptions=True)
 
     async def _take(self, decoder: PutDecoder) -> None:
-        """Take batches until the client has sent all; once the log is let go of, drop them."""
+        """Receive batches until the client has sent all; drop them once the log is released."""
         try:
             while await self._take_one(decoder):
                 pass
@@ -343,7 +343,7 @@ class _Stream:
             raise error.with_traceback(None) from error.__cause__
 
     async def _take_one(self, decoder: PutDecoder) -> bool:
-        """Take a message, and hold nothing of it afterwards; False if the client has sent all."""
+        """Receive a message and free it; return False if the client has sent all."""
         await self._wait_for_room()
         message = await self._next()
         if message is None:
@@ -357,7 +357,7 @@ class _Stream:
             return True
         mark = self._mark_of(message, batch.num_rows)
         size_bytes = len(message.body)
-        del message  # the batch has its bytes
+        del message  # only the batch is needed during the wait
         try:
             await self._accept(batch, size_bytes, mark)
         except DLError as error:
@@ -367,7 +367,7 @@ class _Stream:
         return True
 
     def _mark_of(self, message: PutMessage, count: int) -> Mark | None:
-        """Return the sequences of a batch, which follow those of the batch before."""
+        """Return the claim and first sequence of a batch; they continue those of the last batch."""
         if self._claim is None:
             return None
         told = sequence_of(message)
@@ -388,9 +388,10 @@ class _Stream:
             await self._room.wait()
 
     async def _next(self) -> PutMessage | None:
-        """Return the next message; few streams read at once of a log that has no room for more.
+        """Return the next message.
 
-        So what waits for it waits with the clients.
+        If the log has no room, only few of its streams receive at once, so that waiting messages
+        stay with the clients and take no memory here.
         """
         log = self._log
         if log.has_room and not log.reading_turns.locked():
@@ -409,11 +410,11 @@ class _Stream:
             reading.cancel()
 
     async def _admit(self, records: int, size_bytes: int) -> None:
-        """Take memory for a batch once its rate allows it, and its log has room.
+        """Take memory for a batch, when its rates allow it and its log has room.
 
         Raises:
-            OverCapacityError: of its rate.
-            LogNotReadyError: too much waits already, or the log had no room for long.
+            OverCapacityError: a rate refuses the batch.
+            LogNotReadyError: too many bytes wait already, or the log had no room for long.
         """
         delay_s = 0.0
         if self._rates.is_limited:
@@ -440,11 +441,11 @@ class _Stream:
     async def _require_end(self) -> None:
         if await _read(self._context) is not None:
             raise ConfigurationError(
-                "what is written all or none comes in one message, and this is another one"
+                "a conditional write comes in one message, but a second one arrived"
             )
 
     async def _wait_for_rate(self, delay_s: float) -> None:
-        """Delay a batch that comes too soon, and tell of it; once the log is let go of, go on."""
+        """Delay a batch by its rate, and count the delay; a release of the log ends the delay."""
         clock = asyncio.get_running_loop().time
         begun_s = clock()
         until_s = begun_s + delay_s
@@ -467,7 +468,7 @@ class _Stream:
             self._budget.give(self._holder, size_bytes)
             ending = self._log.ending
             if isinstance(error, AlreadyClosedError) and ending is not None:
-                raise ending from error  # it waited, and the writer was closed in good order
+                raise ending from error  # the log was released in order while the batch waited
             if isinstance(error, (WriteError, AlreadyClosedError)):
                 raise self._lost(error) from error
             raise
@@ -477,7 +478,7 @@ class _Stream:
         accepted.future.add_done_callback(answered)
 
     async def _take_memory(self, size_bytes: int) -> None:
-        """Wait for the log first: what it cannot take now holds nothing that others need."""
+        """Wait for the log, then take memory: a batch that waits for its log holds no memory."""
         log, holder = self._log, self._holder
         while True:
             with log.waiting():
@@ -488,7 +489,7 @@ class _Stream:
             self._budget.give(holder, size_bytes)
 
     def _answered(self, size_bytes: int, future: asyncio.Future[Any], *, is_placed: bool) -> None:
-        """Note that a batch is durable, or failed; also when the client has gone meanwhile."""
+        """Note that a batch is durable, or failed; the client may be gone by then."""
         self._budget.give(self._holder, size_bytes)
         error = future.exception()
         if error is None:
@@ -499,13 +500,13 @@ class _Stream:
         self.rouse()
 
     async def _tell(self, taking: asyncio.Task[None]) -> None:
-        """Tell what is durable, until all is that was taken and nothing more will be."""
+        """Send acknowledgements until the stream or the log has ended, and all is acknowledged."""
         log = self._log
         await self._tell_durable(taking)
         if not (taking.done() or log.is_lost):
             await self._part(taking)
             if taking.done():
-                await self._tell_durable(taking)  # it may have taken something meanwhile
+                await self._tell_durable(taking)  # batches may have been accepted meanwhile
         if taking.done():
             taking.result()
         if log.ending is not None and (log.is_lost or self._has_dropped or not taking.done()):
@@ -513,6 +514,7 @@ class _Stream:
 
     async def _tell_durable(self, taking: asyncio.Task[None]) -> None:
         while True:
+            # Cleared before the state is read: a change after this line wakes the wait below.
             self._wake.clear()
             if self._failure is not None:
                 raise self._failure
@@ -536,9 +538,9 @@ class _Stream:
         await _send(self._context, **told)
 
     async def _part(self, taking: asyncio.Task[None]) -> None:
-        """Tell a client that its log is let go of, and let it end the stream, for a while.
+        """Tell a client that its log is released, and give it some time to end the stream.
 
-        Ended at once, some clients would not read what they were told before.
+        If the stream ended at once, some clients would not read the last acknowledgements.
         """
         ending = self._log.ending
         location = ending.location if isinstance(ending, LogElsewhereError) else None
@@ -548,15 +550,15 @@ class _Stream:
 
 def _given_up(log: str) -> LogNotReadyError:
     return LogNotReadyError(
-        f"log {log!r}: a message waited for {STALL_S:g} s, and is given up: write it again",
+        f"log {log!r}: a message waited for {STALL_S:g} s, and was not written: write it again",
         retry_after_s=RETRY_AFTER_S,
     )
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Take the tracebacks from an error and from what caused it.
+    """Remove the tracebacks of an error and of its causes.
 
-    Their frames would hold the message that was refused until the stream ends.
+    Their frames would keep the refused message in memory until the stream ends.
     """
     while error is not None:
         error.__traceback__ = None

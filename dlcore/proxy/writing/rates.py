@@ -1,13 +1,13 @@
 """Rates of writing: token buckets of streams, logs, principals and the proxy.  No clock.
 
-Theory of operation.  Who writes takes from each bucket that concerns him, also more than there is:
-what is missing is a debt, which the rate pays off.  A batch waits until the debts that it finds are
-paid, and adds its own, so that those who share a bucket take turns in the order in which they came,
-and a batch of any size passes.  One that would wait too long is refused, takes nothing, and is told
-when to come again.
+Theory of operation.  A batch takes tokens from each bucket that applies to it, even more than the
+bucket has: the rest is a debt, which the rate pays off.  A batch waits until the debts that it
+finds are paid, and adds its own.  Therefore writers that share a bucket are served in the order of
+arrival, and a batch of any size passes.  A batch that would wait too long is refused and takes no
+token; the error has the time of the next attempt.
 
-Invariants: over any time that begins and ends without debts, what passes is at most the rate times
-that time, and a burst; nobody waits for more than `wait_max_s`.
+Invariants: in any period that begins and ends without debts, at most the rate times the period, and
+a burst, passes; no batch waits for more than `wait_max_s`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from dlcore.base.errors import OverCapacityError
 
 BURST_S = 1.0
-"""An idle bucket gathers what this time gives."""
+"""An idle bucket gathers the tokens of this time."""
 KEPT_MAX = 1000
-"""Above so many logs and principals the buckets that are full go."""
+"""Above this number of logs and principals, full buckets are dropped."""
 
 
 class TokenBucket:
-    """At most `rate` units a second, and a burst."""
+    """A bucket that allows `rate` units a second, and a burst."""
 
     def __init__(self, rate: float) -> None:
         assert rate > 0
@@ -32,7 +32,7 @@ class TokenBucket:
         self._at_s = float("-inf")
 
     def delay_s(self, now_s: float) -> float:
-        """Return how long it takes to pay what is owed now."""
+        """Return the seconds until the present debt is paid."""
         if self._at_s < now_s:
             gained = (now_s - self._at_s) * self.rate
             self._level = min(self.rate * BURST_S, self._level + gained)
@@ -40,18 +40,18 @@ class TokenBucket:
         return max(0.0, -self._level / self.rate)
 
     def take(self, amount: float) -> None:
-        """Take so much, as of the time that was told last."""
+        """Take `amount` units, at the time of the last `delay_s`."""
         self._level -= amount
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing of it is remembered, as of the time that was told last."""
+        """Whether the bucket is full, at the time of the last `delay_s`."""
         return self._level >= self.rate * BURST_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Records and bytes a second; 0: as many as come."""
+    """Records and bytes a second; 0: no limit."""
 
     records_per_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -86,7 +86,7 @@ class _Scope:
 
 
 class Rates:
-    """The rates of one proxy's streams, of which a batch waits for `wait_max_s` at most."""
+    """The rates of one proxy's streams; a batch waits for `wait_max_s` at most."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Rates:
         return len(self._shared)
 
     def join(self, log: str, principal: str | None) -> StreamRates:
-        """Return the rates of a stream to a log, of a client as messages name him, if known."""
+        """Return the rates of a stream to a log; `principal` names the client, if it is known."""
         own = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
         return self._join(log, principal, own)
 
@@ -130,11 +130,12 @@ class Rates:
     ) -> float:
         scopes = [*own, *(self._scope(what, rate, now_s) for what, rate in shared)]
         found = [(each.delay_s(now_s), each.what) for each in scopes]
+        # The debts of all buckets are paid off at the same time, so the longest one decides.
         delay_s, slowest = max(found, default=(0.0, ""))
         if delay_s > self._wait_max_s:
             raise OverCapacityError(
-                f"the rate of {slowest} is used up for {delay_s:.3f} s, and nothing waits for "
-                f"longer than {self._wait_max_s:g} s: write again then",
+                f"the rate of {slowest} is used up for {delay_s:.3f} s, and a batch may wait for "
+                f"{self._wait_max_s:g} s at most: write it again after that",
                 retry_after_s=delay_s,
             )
         for each in scopes:
@@ -145,7 +146,7 @@ class Rates:
         scope = self._shared.get(what)
         if scope is None:
             if len(self._shared) >= self._prunes_at:
-                # One that is full is as good as a new one.
+                # A full bucket is equal to a new one.
                 idle = [key for key, each in self._shared.items() if each.is_idle(now_s)]
                 for key in idle:
                     del self._shared[key]
@@ -155,7 +156,7 @@ class Rates:
 
 
 class StreamRates:
-    """What concerns one stream.  Use `Rates.join`."""
+    """The rates that apply to one stream.  Use `Rates.join`."""
 
     def __init__(
         self,
@@ -175,13 +176,13 @@ class StreamRates:
         return bool(self._own or self._shared)
 
     def to(self, log: str) -> StreamRates:
-        """Return what concerns the same stream if it writes to another log."""
+        """Return the rates of the same stream if it writes to another log."""
         return self._rates._join(log, self._principal, self._own)
 
     def take(self, records: int, size_bytes: int, *, now_s: float) -> float:
-        """Take for a batch; return how many seconds it has to wait first.
+        """Take tokens for a batch; return the seconds for which the batch must wait.
 
         Raises:
-            OverCapacityError: that is too long; nothing was taken.
+            OverCapacityError: the wait would be too long; no token was taken.
         """
         return self._rates._take(self._own, self._shared, records, size_bytes, now_s)

@@ -1,7 +1,7 @@
-"""DoPut of a task of an atomic append: its records become durable extents that no log holds yet.
+"""DoPut of a task of an atomic append: its records become durable extents outside of any log.
 
-What was staged is told in the last message, and enters logs when an append that is given it
-commits (`appends.py`), which may happen at another proxy.
+The last message has the staged extents.  They enter logs when an append with them commits
+(`appends.py`), which may happen at another proxy.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 SILENCE_S = 300.0
-"""A stream that sends nothing for so long is ended, so that another one gets its turn."""
+"""A stream that sends nothing for this time is ended, so that a waiting one is served."""
 _PARTING_S = 1.0
 KEPT_MAX = 64
 KEPT_S = 600.0
-"""So many writers wait for the next stream of their identity, each for so long at most."""
+"""Most writers that are kept for the next stream of their identity, and for how long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class _Kept:
 class Stagings:
     """Serves the streams of one proxy that stage.
 
-    Each takes the memory of a staging writer, so `staging_max` are served at once; others wait in
-    turn.  The writer of an identity that is shared stays open for the next stream of it, so that
-    the number of ledgers does not grow with streams.
+    Each stream needs the memory of a staging writer.  Therefore `staging_max` streams are served at
+    once, and others wait in order.  The writer of a shared identity stays open for the identity's
+    next stream, so that the number of ledgers does not grow with the streams.
     """
 
     def __init__(self, namespace: Namespace, config: ProxyConfig) -> None:
         self._namespace = namespace
         self._turns = asyncio.Semaphore(config.staging_max)
         self._message_bytes_max = config.message_bytes_max
-        self._kept: list[_Kept] = []  # those that wait for longest first
+        self._kept: list[_Kept] = []  # the longest unused first
         self._loop = asyncio.get_running_loop()
         self._looking: asyncio.TimerHandle | None = None
         self._closings = BackgroundTasks()
@@ -72,7 +72,7 @@ class Stagings:
         """Serve one stream to its end.
 
         Raises:
-            DLError: what refused it; nothing of it can be committed.
+            DLError: the stream is refused; nothing of it can be committed.
         """
         throttled_s = 0.0
         async with self._turns, self._lend(target) as writer:
@@ -90,7 +90,7 @@ class Stagings:
             except DLError:
                 await _part(context)
                 raise
-        # A client that does not read it holds up nobody else.
+        # Outside of the block: a client that does not receive must not delay waiting streams.
         told = {"throttled_ms": math.ceil(throttled_s * 1000)} if throttled_s else {}
         await _send(context, staged=staged, **told)
 
@@ -121,7 +121,7 @@ class Stagings:
         if not target.shared:
             await _close_quietly(writer, delete=True)
             return
-        # Earlier streams may have staged what is not committed yet in this ledger.
+        # Keep the ledger: earlier streams may have staged uncommitted extents in it.
         try:
             await writer.discard()
         except DLError:
@@ -140,9 +140,9 @@ class Stagings:
             self._looking = self._loop.call_at(self._kept[0].since_s + KEPT_S, self._look)
 
     def _look(self) -> None:
-        """Close those that waited for long, also if no stream comes any more."""
+        """Close the writers that were unused for long; a timer calls this."""
         self._looking = None
-        # Added up as for the timer: rounded otherwise it may be due at the same time for ever.
+        # The same sum as for the timer: with other rounding it could stay due for ever.
         now_s = self._loop.time()
         while self._kept and self._kept[0].since_s + KEPT_S <= now_s:
             kept = self._kept.pop(0)
@@ -150,7 +150,7 @@ class Stagings:
         self._look_later()
 
     async def aclose(self) -> None:
-        """Close the writers that wait; what was staged can still be committed."""
+        """Close the kept writers; staged extents can still be committed."""
         if self._looking is not None:
             self._looking.cancel()
         while self._kept:
@@ -159,7 +159,7 @@ class Stagings:
 
 
 async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return what a writer's call gives; a client that is gone does not leave it half done."""
+    """Return the result of a writer's call; if the client goes away, the call still completes."""
     task = asyncio.create_task(call, name="staging")
     try:
         return await outcome_of(task)
@@ -172,7 +172,7 @@ async def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None
     try:
         await writer.aclose(delete=delete)
     except DLError as error:
-        logger.info("%r: what it leaves is settled with other leftovers: %s", writer, error)
+        logger.info("%r was not closed, auto-recovery removes its leftovers: %s", writer, error)
 
 
 async def _read(context: Context) -> PutMessage | None:
@@ -181,16 +181,16 @@ async def _read(context: Context) -> PutMessage | None:
             data: Any = await context.read()
     except TimeoutError as error:
         raise OverCapacityError(
-            f"a stream that stages sent nothing for {SILENCE_S:g} s, and others wait for its turn: "
-            "stage again, and send what is there at once"
+            f"a stream that stages sent nothing for {SILENCE_S:g} s, and other streams wait: stage "
+            "again, and send all records without pauses"
         ) from error
     return PutMessage.parse(data) if isinstance(data, bytes) else None
 
 
 async def _part(context: Context) -> None:
-    """Tell a client that it is refused, and let it end the stream, for a while.
+    """Tell a client that it is refused, and give it some time to end the stream.
 
-    Ended at once, some clients would lose the status among what they are sending.
+    If the stream ended at once, clients that are sending could lose the status.
     """
     await _send(context, refused=True)
     with contextlib.suppress(TimeoutError):

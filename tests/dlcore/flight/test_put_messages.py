@@ -100,9 +100,9 @@ def test_a_batch_is_what_was_sent() -> None:
         (pa.string_view(), "views"),
         (pa.binary_view(), "views"),
         (pa.list_view(pa.int8()), "views"),
-        (pa.large_list_view(pa.int8()), "views and runs"),
-        (pa.run_end_encoded(pa.int32(), pa.int8()), "views and runs"),
-        (pa.null(), "nulls"),
+        (pa.large_list_view(pa.int8()), "views and run-end encoding"),
+        (pa.run_end_encoded(pa.int32(), pa.int8()), "views and run-end encoding"),
+        (pa.null(), "null has no values"),
         (pa.struct([("inner", pa.list_(pa.string_view()))]), "views"),
     ],
 )
@@ -140,7 +140,7 @@ def test_rows_without_bytes_are_counted() -> None:
         ({"data_header": b""}, "without an Arrow message, expected a record batch"),
         ({"data_header": b"junk" * 20}, "an Arrow message does not parse"),
         ({"data_body": b"short"}, "Expected to be able to read"),
-        ({"data_body": bytes(10_000)}, "it came with 10000"),
+        ({"data_body": bytes(10_000)}, "but 10000 were sent"),
     ],
 )
 def test_a_batch_that_is_not_whole_is_refused(fields: dict[str, bytes], problem: str) -> None:

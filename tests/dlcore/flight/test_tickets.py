@@ -52,7 +52,7 @@ def test_places(place: str, wanted: Wanted) -> None:
         (b'{"log": "a", "end": {"txid": -1}}', ">= 0"),
         (b'{"log": "a", "end": {"time": "2026-01-01T00:00:00"}}', "timezone"),
         (b'{"log": "a", "columns": [1]}', "columns"),
-        (b'{"log": "a", "follow": true, "end": {"txid": 1}}', "followed has no end"),
+        (b'{"log": "a", "follow": true, "end": {"txid": 1}}', "expected no end, or an end"),
         (b'{"log": "' + b"a" * TICKET_BYTES_MAX + b'"}', "expected at most 65,536"),
     ],
 )

@@ -45,7 +45,9 @@ def test_a_range_takes_old_names() -> None:
         with pytest.warns(DeprecationWarning, match="payload is called value now"):
             some = await log.read(columns=["txid"], where=pc.field("payload") >= b"3")
         assert (await some.to_arrow()).to_pydict() == {"txid": [3, 4]}
-        with pytest.raises(SchemaMismatchError, match=r"'payloads' is none of its columns.*value$"):
+        with pytest.raises(
+            SchemaMismatchError, match=r"'payloads' is not one of its columns.*value$"
+        ):
             await log.read(columns=["payloads"])
 
     on_log(body)

@@ -127,7 +127,7 @@ def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.Monke
         await third.send(bytes(900))
         assert await third.told() is None
         code, message, _ = await third.status()
-        assert (code, "too much waits already" in message) == ("UNAVAILABLE", True)
+        assert (code, "too many bytes wait already" in message) == ("UNAVAILABLE", True)
         others = [await ready(client, "a", who) for who in ("modest", None)]
         for number in range(1, 6):
             for each in others:

@@ -90,7 +90,7 @@ def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
         other = Reader(sending, 6)
         await until(lambda: other.was_sent)
         for each in still[:2]:
-            with pytest.raises(ReaderStalledError, match=r"took nothing for 0\.01 s"):
+            with pytest.raises(ReaderStalledError, match=r"received nothing for 0\.01 s"):
                 await each.task
         assert not still[2].task.done(), "what it holds is needed by nobody"
         assert sending.size_bytes == 9
@@ -229,7 +229,9 @@ def test_one_whose_connection_is_not_found_is_told_why(
             with suppress(grpc.aio.AioRpcError):
                 assert [data async for data in still]
             assert (await still.code()).name == "UNAVAILABLE"
-            assert (await still.details()).startswith("ReaderStalledError: the client took nothing")
+            assert (await still.details()).startswith(
+                "ReaderStalledError: the client received nothing"
+            )
 
     with_proxies("clicks")(scenario)
 

@@ -206,7 +206,7 @@ def test_what_goes_beside_a_batch_is_checked() -> None:
         stream, _ = await client.opened_with("clicks", producer="meter")
         await stream.send(b"0", sequence=-1)
         assert await stream.told() is None
-        assert "what goes beside a batch" in (await stream.status())[1]
+        assert "app_metadata of a batch" in (await stream.status())[1]
 
     with_proxies("clicks")(scenario)
 
@@ -224,7 +224,7 @@ def test_an_append_on_a_condition() -> None:
         await late.send(b"no")
         await late.call.done_writing()
         message, metadata = await refusal(late)
-        assert "expected its last record at no position, it is at 1:0:1" in message
+        assert "expects its last record at no position, but it is at 1:0:1" in message
         assert metadata["dlog-last-dlsn"] == "1:0:1"
         await client.act("release", log="clicks")
         next_one, ready = await client.opened_with("clicks", expected="1:0:1", producer="p")

@@ -256,7 +256,7 @@ def test_a_released_log_has_all_that_was_accepted() -> None:
         assert await stream.told() == {"draining": {"location": None}}
         assert await stream.told() is None
         code, message, _ = await stream.status()
-        assert (code, "was let go of: try again" in message) == ("UNAVAILABLE", True)
+        assert (code, "was released: try again" in message) == ("UNAVAILABLE", True)
         again = await client.opened("clicks")
         await again.send(b"b")
         await again.told_all()

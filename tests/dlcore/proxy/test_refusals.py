@@ -19,7 +19,7 @@ def test_an_action_that_nobody_knows_is_unimplemented() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await client.act("fly")
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert "action 'fly': there is none of that name, only create" in str(error.value.details())
+        assert "action 'fly': expected one of create" in str(error.value.details())
 
     with_proxies()(scenario)
 

@@ -75,7 +75,7 @@ def test_more_than_may_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             code, message, retry_after_ms = await end_of(stream)
             if last is None:
                 assert (code, retry_after_ms) == ("UNAVAILABLE", "1000")
-                assert "log 'still': too much waits already" in message
+                assert "log 'still': too many bytes wait already" in message
         assert len(await read_all(await served.cluster.namespaces[0].open_log("still"))) == 2
 
     with_proxies("still", "lively")(scenario)
