@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,28 +21,31 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN, validate_log_name
-from dlcore.flight.appends import AppendRequest
-from dlcore.flight.planning import (
-    LogsRequest,
-    PlacesRequest,
-    PositionsRequest,
-    SnapshotsRequest,
+from dlcore.flight import actions, answers
+from dlcore.flight.actions import described
+from dlcore.flight.answers import (
+    BegunProducer,
+    LivingProxies,
+    NoAnswer,
+    OwnedLogs,
+    ProxyHealth,
+    ReleasedLog,
+    SettingsOfLog,
+    StreamEnd,
+    TruncatedLog,
 )
 from dlcore.flight.put import parse_schema
 from dlcore.flight.requests import (
     MALFORMED,
     ChangeRequest,
     CreateRequest,
-    ForgetRequest,
     LogRequest,
-    MoveRequest,
     NoRequest,
     ProducerRequest,
     RenameRequest,
     SchemaRequest,
     SettingsRequest,
     StreamRequest,
-    SubscriptionsRequest,
     TruncateRequest,
 )
 from dlcore.log.metadata.values import LogKey
@@ -55,27 +57,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from dlcore.api.namespace import Namespace
+    from dlcore.flight.actions import Action
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.put import PutService
 
-Answer: TypeAlias = dict[str, object]
 Drain: TypeAlias = "Callable[[], Awaitable[None]]"
-Told: TypeAlias = "Callable[[], Answer]"
-
-
-_R = TypeVar("_R", bound=msgspec.Struct)
-
-
-@dataclass(frozen=True, slots=True)
-class _Action:
-    text: str
-    request: type[msgspec.Struct]
-    perform: Callable[[msgspec.Struct], Awaitable[Answer]]
+Told: TypeAlias = "Callable[[], dict[str, object]]"
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
 class Actions:
-    """The actions of one proxy, by name."""
+    """Performs the actions of `dlcore.flight.actions`, for one proxy."""
 
     def __init__(
         self,
@@ -94,110 +88,44 @@ class Actions:
         self._drain_proxy = drain
         self._undrain_proxy = undrain
         self._balance = balance
-        self._actions: dict[str, _Action] = {}
-        self._add_those_on_logs()
-        self._add("owner", "Return the proxy that owns a log: {log}.", LogRequest, self._owner)
-        self._add("logs", "List the logs that this proxy owns: {}.", NoRequest, self._logs)
-        self._add("release", "Release a log: {log}.", LogRequest, self._release)
-        self._add("drain", "Release all logs and acquire none: {}.", NoRequest, self._drain)
-        self._add("undrain", "Acquire logs again after a drain: {}.", NoRequest, self._undrain)
-        self._add(
-            "producer_init",
-            "Begin an incarnation of a producer, which fences earlier ones: {log, producer}.",
-            ProducerRequest,
-            self._producer_init,
-        )
+        self._handlers: dict[str, tuple[Action[Any, Any], Callable[[Any], Awaitable[Any]]]] = {}
+        self._handle(actions.CREATE, self._create)
+        self._handle(actions.MERGE_SCHEMA, self._merge_schema)
+        self._handle(actions.DELETE, self._delete)
+        self._handle(actions.RENAME, self._rename)
+        self._handle(actions.SEAL, self._seal)
+        self._handle(actions.SETTINGS, self._settings)
+        self._handle(actions.TRUNCATE, self._truncate)
+        self._handle(actions.STREAM_END, self._stream_end)
+        self._handle(actions.OWNER, self._owner)
+        self._handle(actions.LOGS, self._logs)
+        self._handle(actions.RELEASE, self._release)
+        self._handle(actions.DRAIN, self._drain)
+        self._handle(actions.UNDRAIN, self._undrain)
+        self._handle(actions.HEALTH, self._health)
+        self._handle(actions.PROXIES, self._proxies)
+        self._handle(actions.PRODUCER_INIT, self._producer_init)
         appends = Appends(namespace)
-        self._add(
-            "commit_append",
-            "Append staged extents, all or nothing, once: {identity, version, token, extents}.",
-            AppendRequest,
-            appends.commit,
-        )
-        text = "Drop staged extents: {identity, version, token, extents}."
-        self._add("abort_append", text, AppendRequest, appends.abort)
-        self._add_those_of_readers(namespace)
-        text = "Return whether this proxy acquires logs, and its load: {}."
-        self._add("health", text, NoRequest, self._health)
-        self._add("proxies", "List the locations of live proxies: {}.", NoRequest, self._proxies)
-
-    def _add_those_of_readers(self, namespace: Namespace) -> None:
+        self._handle(actions.COMMIT_APPEND, appends.commit)
+        self._handle(actions.ABORT_APPEND, appends.abort)
         planning = Planning(namespace)
-        self._add(
-            "positions",
-            "Return the ends of a log, and the positions of records: {log, at}.",
-            PositionsRequest,
-            planning.positions,
-        )
-        self._add(
-            "snapshots",
-            "Return snapshots of logs, for planners of reads: {logs, known}.",
-            SnapshotsRequest,
-            planning.snapshots,
-        )
-        text = "Return the columns of logs, for planners of reads: {logs}."
-        self._add("schemas", text, LogsRequest, planning.schemas)
-        text = "Find records of logs, for planners of reads: {searches}."
-        self._add("places", text, PlacesRequest, planning.places)
+        self._handle(actions.POSITIONS, planning.positions)
+        self._handle(actions.SNAPSHOTS, planning.snapshots)
+        self._handle(actions.SCHEMAS, planning.schemas)
+        self._handle(actions.PLACES, planning.places)
         subscriptions = Subscriptions(namespace)
-        self._add(
-            "subscriptions",
-            "Return the stored positions of subscribers: {log, log_id, subscriber}.",
-            SubscriptionsRequest,
-            subscriptions.show,
-        )
-        self._add(
-            "move_subscription",
-            "Store a position by compare-and-set: "
-            "{log, log_id, subscriber, dlsn, token, mark, waits}.",
-            MoveRequest,
-            subscriptions.move,
-        )
-        self._add(
-            "delete_subscription",
-            "Forget a stored position: {log, log_id, subscriber, mark}.",
-            ForgetRequest,
-            subscriptions.forget,
-        )
+        self._handle(actions.SUBSCRIPTIONS, subscriptions.show)
+        self._handle(actions.MOVE_SUBSCRIPTION, subscriptions.move)
+        self._handle(actions.DELETE_SUBSCRIPTION, subscriptions.forget)
+        missing = {each.name for each in actions.ACTIONS} - self._handlers.keys()
+        assert not missing, f"no handler for {missing}"
 
-    def _add_those_on_logs(self) -> None:
-        self._add(
-            "create",
-            "Create a log: {log, log_id, settings}; with {schema} it is a typed log.",
-            CreateRequest,
-            self._create,
-        )
-        text = "Delete a log and its data: {log, log_id}."
-        self._add("delete", text, ChangeRequest, self._delete)
-        text = "Give a log another name: {log, log_id, new_name}."
-        self._add("rename", text, RenameRequest, self._rename)
-        text = "Seal a log, so that no record can follow: {log, log_id}."
-        self._add("seal", text, ChangeRequest, self._seal)
-        self._add(
-            "truncate",
-            "Drop the records of a log below one: {log, log_id, dlsn | txid | timestamp_ms}.",
-            TruncateRequest,
-            self._truncate,
-        )
-        self._add(
-            "merge_schema",
-            "Add columns to a typed log, or widen their types: {log, schema}.",
-            SchemaRequest,
-            self._merge_schema,
-        )
-        text = "Return the end of a log's bytes: {log, log_id, flush}."
-        self._add("stream_end", text, StreamRequest, self._stream_end)
-        text = "Return the settings of a log, or change some of them: {log, log_id, changes}."
-        self._add("settings", text, SettingsRequest, self._settings)
-
-    def _add(
-        self, name: str, text: str, request: type[_R], perform: Callable[[_R], Awaitable[Answer]]
+    def _handle(
+        self,
+        action: Action[_Request, _Answer],
+        handler: Callable[[_Request], Awaitable[_Answer]],
     ) -> None:
-        self._actions[name] = _Action(text, request, perform)  # type: ignore[arg-type]
-
-    def described(self) -> list[tuple[str, str]]:
-        """Return the name and the description of each action."""
-        return [(name, action.text) for name, action in self._actions.items()]
+        self._handlers[action.name] = (action, handler)
 
     async def perform(self, name: str, body: bytes) -> bytes:
         """Perform an action; return its answer.
@@ -207,61 +135,63 @@ class Actions:
             ConfigurationError: the body does not fit the action.
             DLError: an error of the action.
         """
-        action = self._actions.get(name)
-        if action is None:
-            raise UnknownActionError(f"action {name!r}: expected one of {', '.join(self._actions)}")
+        if name not in self._handlers:
+            raise UnknownActionError(
+                f"action {name!r}: expected one of {', '.join(self._handlers)}"
+            )
+        action, handler = self._handlers[name]
         try:
             request = msgspec.json.decode(body or b"{}", type=action.request)
         except MALFORMED as error:
-            raise ConfigurationError(f"action {name!r}: {error}: {action.text}") from error
-        if name == "drain":  # not bounded: a timeout would cancel a drain halfway
-            return msgspec.json.encode(await action.perform(request))
+            raise ConfigurationError(f"action {name!r}: {error}: {described(action)}") from error
+        if action is actions.DRAIN:  # it goes on, whoever waits for it
+            return msgspec.json.encode(await handler(request))
         async with self._membership.outages.bounded():
-            return msgspec.json.encode(await action.perform(request))
+            return msgspec.json.encode(await handler(request))
 
-    async def _create(self, request: CreateRequest) -> Answer:
+    async def _create(self, request: CreateRequest) -> NoAnswer:
         schema = None if request.schema is None else parse_schema(request.schema)
         settings = LogSettings().changed(request.settings)
         await self._namespace.create_log(
             request.log, schema=schema, log_id=request.log_id, settings=settings
         )
-        return {}
+        return NoAnswer()
 
-    async def _merge_schema(self, request: SchemaRequest) -> Answer:
+    async def _merge_schema(self, request: SchemaRequest) -> NoAnswer:
         log = await self._namespace.open_log(request.log)
         await log.update_schema(parse_schema(request.schema), merge=True)
-        return {}
+        return NoAnswer()
 
-    async def _delete(self, request: ChangeRequest) -> Answer:
+    async def _delete(self, request: ChangeRequest) -> NoAnswer:
         try:
             async with self._changed(request) as log:
                 await log.delete()
         except LogNotFoundError as error:
             await self._require_done(request, None, error)
-        return {}
+        return NoAnswer()
 
-    async def _rename(self, request: RenameRequest) -> Answer:
+    async def _rename(self, request: RenameRequest) -> NoAnswer:
         try:
             async with self._changed(request) as log:
                 await log.rename(request.new_name)
         except LogNotFoundError as error:
             await self._require_done(request, request.new_name, error)
-        return {}
+        return NoAnswer()
 
-    async def _settings(self, request: SettingsRequest) -> Answer:
+    async def _settings(self, request: SettingsRequest) -> SettingsOfLog:
         log = await self._find(request)
         if request.changes:
-            return {"settings": await log.update_settings(**request.changes)}
-        return {"settings": await log.get_settings()}
+            return SettingsOfLog(await log.update_settings(**request.changes))
+        return SettingsOfLog(await log.get_settings())
 
-    async def _seal(self, request: ChangeRequest) -> Answer:
+    async def _seal(self, request: ChangeRequest) -> NoAnswer:
         try:
             async with self._changed(request) as log:
                 await log.mark_end_of_stream()
         except EndOfStreamError:
             if request.log_id is None:
                 raise
-        return {}
+        return NoAnswer()
 
     async def _find(
         self, request: SettingsRequest | TruncateRequest | StreamRequest
@@ -312,13 +242,13 @@ class Actions:
                 f"{told}; an earlier attempt may have renamed it before that"
             ) from error
 
-    async def _truncate(self, request: TruncateRequest) -> Answer:
+    async def _truncate(self, request: TruncateRequest) -> TruncatedLog:
         log = await self._find(request)
         dlsn = None if request.dlsn is None else DLSN.parse(request.dlsn)
         changed = await log.truncate(dlsn, txid=request.txid, timestamp_ms=request.timestamp_ms)
-        return {"truncated": changed}
+        return TruncatedLog(changed)
 
-    async def _stream_end(self, request: StreamRequest) -> Answer:
+    async def _stream_end(self, request: StreamRequest) -> StreamEnd:
         name = validate_log_name(request.log)
         if request.flush:
             owned = await self._owner_of_logs.get(name, log_id=request.log_id)
@@ -329,46 +259,44 @@ class Actions:
                 raise owned.ending or told from error
         log = await self._find(request)
         position, is_sealed = await log.get_stream_end()
-        return {"position": position, "sealed": is_sealed}
+        return StreamEnd(position, is_sealed)
 
-    async def _logs(self, _: NoRequest) -> Answer:
-        return {"logs": self._owner_of_logs.owned()}
+    async def _logs(self, _: NoRequest) -> OwnedLogs:
+        return OwnedLogs(self._owner_of_logs.owned())
 
-    async def _release(self, request: LogRequest) -> Answer:
-        return {"released": await self._owner_of_logs.release(validate_log_name(request.log))}
+    async def _release(self, request: LogRequest) -> ReleasedLog:
+        return ReleasedLog(await self._owner_of_logs.release(validate_log_name(request.log)))
 
-    async def _drain(self, _: NoRequest) -> Answer:
+    async def _drain(self, _: NoRequest) -> NoAnswer:
         await self._drain_proxy()
-        return {}
+        return NoAnswer()
 
-    async def _undrain(self, _: NoRequest) -> Answer:
+    async def _undrain(self, _: NoRequest) -> NoAnswer:
         await self._undrain_proxy()
-        return {}
+        return NoAnswer()
 
-    async def _producer_init(self, request: ProducerRequest) -> Answer:
+    async def _producer_init(self, request: ProducerRequest) -> BegunProducer:
         name = validate_log_name(request.log)
         log = await self._owner_of_logs.get(name)
         claim, sequence = await self._puts.begin(name, log, request.producer)
-        return {"producer": claim, "sequence": sequence}
+        return BegunProducer(claim, sequence)
 
-    async def _owner(self, request: LogRequest) -> Answer:
+    async def _owner(self, request: LogRequest) -> answers.LogOwner:
         try:
             log = await self._namespace.log_context.logs.find(validate_log_name(request.log))
         except LogNotFoundError:  # a log of this name will be written there when it is created
-            return {"location": self._membership.preferred(request.log), "log_id": None}
-        return {"location": await self._membership.owner_of(log), "log_id": log.log_id}
+            return answers.LogOwner(self._membership.preferred(request.log), None)
+        return answers.LogOwner(await self._membership.owner_of(log), log.log_id)
 
-    async def _health(self, _: NoRequest) -> Answer:
+    async def _health(self, _: NoRequest) -> ProxyHealth:
         here = self._membership.location
-        serves = here in self._membership.live
-        answer: Answer = {
-            "location": here,
-            "serves": serves,
-            "logs": len(self._owner_of_logs),
-            "balance": self._balance(),
-        }
-        reason = self._membership.outages.reason
-        return answer if reason is None else answer | {"degraded": reason}
+        return ProxyHealth(
+            location=here,
+            serves=here in self._membership.live,
+            logs=len(self._owner_of_logs),
+            balance=self._balance(),
+            degraded=self._membership.outages.reason,
+        )
 
-    async def _proxies(self, _: NoRequest) -> Answer:
-        return {"locations": sorted(self._membership.live)}
+    async def _proxies(self, _: NoRequest) -> LivingProxies:
+        return LivingProxies(sorted(self._membership.live))

@@ -23,6 +23,7 @@ from dlcore.base.errors import (
     UncheckedTokenError,
 )
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight import actions
 from dlcore.flight.calls import close_connection, drop_the_rest, send
 from dlcore.flight.requests import parsed
 from dlcore.flight.statuses import code_of, message_of, metadata_of
@@ -251,5 +252,5 @@ class FlightService:
                 return [pb.Result(body=body).SerializeToString()]
 
     async def _list_actions(self, _: pb.Empty) -> AsyncIterator[pb.ActionType]:
-        for name, text in self._actions.described():
-            yield pb.ActionType(type=name, description=text)
+        for each in actions.ACTIONS:
+            yield pb.ActionType(type=each.name, description=actions.described(each))

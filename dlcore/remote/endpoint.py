@@ -22,6 +22,7 @@ from dlcore.base.errors import (
     DLError,
     ProxyUnavailableError,
 )
+from dlcore.flight.actions import ANSWER_S
 from dlcore.flight.calls import CLIENT_OPTIONS, METHOD
 from dlcore.flight.put import UNREACHABLE_MAX
 from dlcore.flight.statuses import LOCATION_KEY, RETRY_KEY
@@ -38,30 +39,8 @@ if TYPE_CHECKING:
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
 _NAMED = re.compile(r"(\w+Error): (.*)", re.DOTALL)
-ANSWER_S = 30.0
-"""Timeout of a call with one answer; after it the next proxy is asked."""
-LONG_ANSWER_S = 120.0
-"""Timeout of a call that may wait for a lock, for writes in progress, or for very many logs."""
-DRAIN_ANSWER_S = 600.0
-"""Timeout of a drain, which waits for all logs of a proxy."""
 LIST_ANSWER_S = 300.0
 """Timeout of the list of logs."""
-_LONG_ACTIONS = frozenset(
-    {
-        "abort_append",
-        "commit_append",
-        "delete",
-        "move_subscription",
-        "places",
-        "release",
-        "rename",
-        "schemas",
-        "seal",
-        "snapshots",
-        "stream_end",
-        "truncate",
-    }
-)
 _IDLE_MAX = 16
 """Most channels without a call that are kept, to proxies to which calls were redirected."""
 _LOGS_MAX = 10_000
@@ -89,15 +68,6 @@ def addresses_of(endpoint: str) -> list[str]:
             "grpc://host:port,host:port; with TLS grpc+tls://host:port"
         )
     return endpoint.partition("://")[2].split(",")
-
-
-def answer_s(asked: str) -> float:
-    """Return the timeout of an action, or of a method whose stream of answers has an end."""
-    if asked == "ListFlights":
-        return LIST_ANSWER_S
-    if asked == "drain":
-        return DRAIN_ANSWER_S
-    return LONG_ANSWER_S if asked in _LONG_ACTIONS else ANSWER_S
 
 
 def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]:

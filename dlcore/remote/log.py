@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     ConfigurationError,
     LogEmptyError,
@@ -19,6 +18,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight import actions
 from dlcore.flight.requests import (
     ChangeRequest,
     RenameRequest,
@@ -41,6 +41,7 @@ from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
 
 if TYPE_CHECKING:
+    from dlcore.base.config import LogSettings
     from dlcore.base.records import LogRecord, RecordPlace
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
@@ -179,8 +180,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         request = TruncateRequest(
             log=self.name, log_id=self.log_id, dlsn=first, txid=txid, timestamp_ms=timestamp_ms
         )
-        answer = await planning.act(self._calls, "truncate", request, dict[str, bool])
-        return bool(answer["truncated"])
+        return (await planning.act(self._calls, actions.TRUNCATE, request)).truncated
 
     async def get_settings(self) -> LogSettings:
         """Return the settings that are stored with the log for its writers.
@@ -199,9 +199,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
         request = SettingsRequest(log=self.name, log_id=self.log_id, changes=changes)
-        answer = await planning.act(self._calls, "settings", request, dict[str, LogSettings])
-        settings: LogSettings = answer["settings"]
-        return settings
+        return (await planning.act(self._calls, actions.SETTINGS, request)).settings
 
     async def delete(self) -> None:
         """Delete the log and its data, after its owner has released it; harmless if it is gone.
@@ -212,7 +210,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             MetadataError; ProxyUnavailableError: the log may be deleted, or not.
         """
         request = ChangeRequest(log=self.name, log_id=self.log_id)
-        await planning.act(self._calls, "delete", request, Any)
+        await planning.act(self._calls, actions.DELETE, request)
 
     async def rename(self, name: str) -> None:
         """Give the log another name, at once for all clients; this object goes on under it.
@@ -221,7 +219,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         """
         name = validate_log_name(name)
         request = RenameRequest(log=self.name, log_id=self.log_id, new_name=name)
-        await planning.act(self._calls, "rename", request, Any)
+        await planning.act(self._calls, actions.RENAME, request)
         self._log = LogKey(name=name, log_id=self.log_id)
 
     async def mark_end_of_stream(self) -> None:
@@ -417,8 +415,8 @@ class RemoteLog(LogQueries[RemoteRecord]):
         Raises: SchemaMismatchError: the log is typed; else as `get_info`.
         """
         request = StreamRequest(log=self.name, log_id=self.log_id, flush=flush)
-        answer = await planning.act(self._calls, "stream_end", request, dict[str, Any])
-        return answer["position"], answer["sealed"]
+        answer = await planning.act(self._calls, actions.STREAM_END, request)
+        return answer.position, answer.sealed
 
     async def aclose(self) -> None:
         """Do nothing: the log holds no resources; readers and writers go on."""

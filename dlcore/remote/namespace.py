@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence  # noqa: TC003  # for `get_type_hints`
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +17,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight import actions
 from dlcore.flight.requests import (
     CreateRequest,
     LogRequest,
@@ -25,7 +26,7 @@ from dlcore.flight.requests import (
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.remote import planning
-from dlcore.remote.endpoint import Endpoint, answer_s
+from dlcore.remote.endpoint import LIST_ANSWER_S, Endpoint
 from dlcore.remote.log import RemoteLog
 from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
 
@@ -79,8 +80,8 @@ class RemoteNamespace(AsyncClosing):
         """
         found: dict[str, None] = {}  # a retried call returns names again
         criteria = pb.Criteria(expression=(prefix or "").encode())
-        asked, within_s = "ListFlights", answer_s("ListFlights")
-        async with self._calls.stream(asked, lambda: criteria, within_s=within_s) as messages:
+        asking = self._calls.stream("ListFlights", lambda: criteria, within_s=LIST_ANSWER_S)
+        async with asking as messages:
             async for data in messages:
                 found["/".join(pb.FlightInfo.FromString(data).flight_descriptor.path)] = None
         return sorted(found)
@@ -131,7 +132,7 @@ class RemoteNamespace(AsyncClosing):
             log_id=SystemClock().new_token(),  # so that a retry finds the log that it created
             settings=msgspec.to_builtins(settings or LogSettings()),
         )
-        await planning.act(self._calls, "create", request, Any)
+        await planning.act(self._calls, actions.CREATE, request)
 
     async def delete_log(self, name: str) -> None:
         """Delete a log and its data, after its owner has released it.
@@ -153,10 +154,10 @@ class RemoteNamespace(AsyncClosing):
     async def _find(self, name: str) -> RemoteLog:
         """Return a log with its id, by which a proxy recognizes a change that is retried."""
         asked = LogRequest(validate_log_name(name))
-        answer = await planning.act(self._calls, "owner", asked, dict[str, str | None])
-        if answer["log_id"] is None:
+        answer = await planning.act(self._calls, actions.OWNER, asked)
+        if answer.log_id is None:
             raise LogNotFoundError(f"log {name!r} does not exist at {self.endpoint}")
-        return RemoteLog(self._calls, LogKey(name=name, log_id=str(answer["log_id"])))
+        return RemoteLog(self._calls, LogKey(name=name, log_id=answer.log_id))
 
     async def log_exists(self, name: str) -> bool:
         """Return whether the log exists.  Raises: MetadataError, ProxyUnavailableError."""
@@ -169,7 +170,7 @@ class RemoteNamespace(AsyncClosing):
             `create_log`.
         """
         request = SchemaRequest(name, schema.serialize().to_pybytes())
-        await planning.act(self._calls, "merge_schema", request, Any)
+        await planning.act(self._calls, actions.MERGE_SCHEMA, request)
 
     async def begin_append(
         self,

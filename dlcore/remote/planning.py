@@ -7,7 +7,7 @@ import struct
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,8 +18,8 @@ from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import RecordField, RecordPlace
+from dlcore.flight import actions
 from dlcore.flight.planning import (
-    FoundPlace,
     KnownLog,
     LogsRequest,
     PlacesRequest,
@@ -33,12 +33,13 @@ from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.scan import ScanBatch
-from dlcore.remote.endpoint import Retries, answer_s
+from dlcore.remote.endpoint import Retries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from dlcore.base.records import NotLessThan
+    from dlcore.flight.actions import Action
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot, ScanRange
     from dlcore.remote.endpoint import Endpoint
@@ -48,6 +49,8 @@ _TIME_MAX_MS = 253_402_300_799_999
 """The latest time that `datetime` can hold, in the year 9999; no record is younger."""
 KNOWN_LOGS_MAX = 10_000
 """Most snapshots that are kept, as in `dlcore`; the least recently used one is dropped."""
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
 _PREFIX = struct.Struct("<iI")
 """Prefix of an Arrow message: a marker, and the length of its header."""
 _POSITIONS = ("dlsn", "txid", "sequence_id", "timestamp")
@@ -92,17 +95,21 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
 
 
 async def act(
-    calls: Endpoint, action: str, request: Any, answer: Any, *, extra_s: float = 0.0
-) -> Any:
+    calls: Endpoint,
+    action: Action[_Request, _Answer],
+    request: _Request,
+    *,
+    extra_s: float = 0.0,
+) -> _Answer:
     """Perform an action of a proxy; return its decoded answer.
 
     An attempt that takes longer than `answer_s` of the action plus `extra_s` is retried.
     """
-    message = pb.Action(type=action, body=msgspec.json.encode(request))
-    within_s = answer_s(action) + extra_s
+    message = pb.Action(type=action.name, body=msgspec.json.encode(request))
+    within_s = action.answer_s + extra_s
     async with calls.stream("DoAction", lambda: message, within_s=within_s) as results:
         async for data in results:
-            return msgspec.json.decode(pb.Result.FromString(data).body, type=answer)
+            return msgspec.json.decode(pb.Result.FromString(data).body, type=action.answer)
     raise AssertionError("a proxy answers each action once")
 
 
@@ -136,7 +143,7 @@ async def seal(calls: Endpoint, log: LogKey, *, again: bool = False) -> None:
     """
     if not again and (await get_info(calls, log.name, log.log_id)).sealed:
         raise EndOfStreamError(f"log {log.name!r} is sealed")
-    await act(calls, "seal", ChangeRequest(log=log.name, log_id=log.log_id), Any)
+    await act(calls, actions.SEAL, ChangeRequest(log=log.name, log_id=log.log_id))
 
 
 class RemoteSnapshots:
@@ -158,8 +165,8 @@ class RemoteSnapshots:
                 if each.segments
             },
         )
-        answer = await act(self._calls, "snapshots", request, dict[str, bytes])
-        found = {each.log: each for each in unpack_snapshots(answer["snapshots"])}
+        answer = await act(self._calls, actions.SNAPSHOTS, request)
+        found = {each.log: each for each in unpack_snapshots(answer.snapshots)}
         for name in names:
             before, now = known.get(name), found.get(name)
             self._known.pop(name, None)  # keeps the least recently used one first
@@ -186,12 +193,10 @@ def _continued(before: LogSnapshot, now: LogSnapshot) -> LogSnapshot:
 
 async def get_schemas(calls: Endpoint, names: Sequence[str]) -> dict[str, Any]:
     """Return each existing log's schema; None for a byte log."""
-    answer = await act(
-        calls, "schemas", LogsRequest(list(names)), dict[str, dict[str, bytes | None]]
-    )
+    answer = await act(calls, actions.SCHEMAS, LogsRequest(list(names)))
     return {
         name: None if schema is None else pa.ipc.read_schema(pa.py_buffer(schema))
-        for name, schema in answer["schemas"].items()
+        for name, schema in answer.schemas.items()
     }
 
 
@@ -200,10 +205,10 @@ async def find_places(
 ) -> list[RecordPlace]:
     """Return the place of the first record of each search, in its snapshot."""
     searches = [Search(at.log, at.log_id, str(at.end), place_of(what)) for at, what in wanted]
-    answer = await act(calls, "places", PlacesRequest(searches), dict[str, list[FoundPlace]])
+    answer = await act(calls, actions.PLACES, PlacesRequest(searches))
     return [
         RecordPlace(DLSN.parse(each.dlsn), each.sequence_id, each.timestamp_ms)
-        for each in answer["places"]
+        for each in answer.places
     ]
 
 

@@ -21,6 +21,7 @@ from msgspec import structs
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight import actions
 from dlcore.flight.appends import AppendRequest
 from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.flight.sending import framed
@@ -327,15 +328,15 @@ class RemoteStagedAppend:
             asked = msgspec.structs.replace(asked, run=run)
         # Before it answers, a proxy may wait this long for the locks of the logs.
         wait_s = asked.lock_timeout_s or 0.0
-        answer = await act(self._calls, "commit_append", asked, dict[str, bool], extra_s=wait_s)
-        is_done = answer["already_committed"]
+        answer = await act(self._calls, actions.COMMIT_APPEND, asked, extra_s=wait_s)
+        is_done = answer.already_committed
         return CommitResult(committed=not is_done, already_committed=is_done)
 
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Drop the staged records.  Raises: MetadataError, ProxyUnavailableError."""
         await self.aclose()
         asked = self._request.with_extents(extents or self._staged)
-        await act(self._calls, "abort_append", asked, dict[str, Any])
+        await act(self._calls, actions.ABORT_APPEND, asked)
 
     async def aclose(self) -> None:
         """Forget the records that were written and not staged."""

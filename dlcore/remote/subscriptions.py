@@ -10,36 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from dlcore.base.backoff import Wait
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import OwnershipAcquireFailedError, SubscriptionMovedError
 from dlcore.base.ids import DLSN
+from dlcore.flight import actions
 from dlcore.flight.requests import (
     ForgetRequest,
     MoveRequest,
     SeenPosition,
     SubscriptionsRequest,
 )
-from dlcore.log.metadata.values import Mark
 from dlcore.remote.planning import act
 
 if TYPE_CHECKING:
-    from dlcore.log.metadata.values import LogKey
+    from dlcore.log.metadata.values import LogKey, Mark
     from dlcore.remote.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
-
-
-class _Shown(msgspec.Struct):
-    subscriptions: dict[str, SeenPosition]
-
-
-class _Moved(msgspec.Struct):
-    mark: Mark
 
 
 async def show(
@@ -47,8 +37,7 @@ async def show(
 ) -> dict[str, SeenPosition]:
     """Return the stored positions by subscriber; only that of `subscriber` if it is given."""
     request = SubscriptionsRequest(log=log.name, log_id=log.log_id, subscriber=subscriber)
-    shown: _Shown = await act(calls, "subscriptions", request, _Shown)
-    return shown.subscriptions
+    return (await act(calls, actions.SUBSCRIPTIONS, request)).subscriptions
 
 
 async def forget(calls: Endpoint, log: LogKey, subscriber: str) -> bool:
@@ -57,7 +46,7 @@ async def forget(calls: Endpoint, log: LogKey, subscriber: str) -> bool:
     if seen is None:
         return False
     request = ForgetRequest(log=log.name, log_id=log.log_id, subscriber=subscriber, mark=seen.mark)
-    await act(calls, "delete_subscription", request, Any)
+    await act(calls, actions.DELETE_SUBSCRIPTION, request)
     return True
 
 
@@ -137,5 +126,5 @@ class RemoteHold:
             waits=waits,
         )
         self._asked = position
-        moved: _Moved = await act(self._calls, "move_subscription", request, _Moved)
+        moved = await act(self._calls, actions.MOVE_SUBSCRIPTION, request)
         self._mark, self._position, self._asked = moved.mark, position, None

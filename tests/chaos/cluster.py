@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import LedgerNotFoundError
+from dlcore.flight.requests import NoRequest
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.metadata.values import LockHolder, LogMetadata
@@ -37,6 +38,9 @@ from tests.fixtures.forking import LOADED_PYTHON
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence, Set
     from pathlib import Path
+
+    from dlcore.flight.actions import Action
+    from dlcore.flight.answers import NoAnswer
 
 ROOT = "/dlog"
 BOOKIES = tuple(f"bookie-{number}" for number in range(1, 6))
@@ -342,12 +346,12 @@ class Cluster:
                 found.append(ledger_id)
         return found
 
-    async def act_on_proxy(self, name: str, action: str) -> None:
+    async def act_on_proxy(self, name: str, action: Action[NoRequest, NoAnswer]) -> None:
         """Have a proxy drain, or undrain it, as the command does."""
         endpoint = f"grpc://{HOST}:{self._proxy_ports[name].port}"
         calls = Endpoint(endpoint, patience_s=ACTION_PATIENCE_S)
         try:
-            await planning.act(calls, action, {}, dict)
+            await planning.act(calls, action, NoRequest())
         finally:
             await calls.aclose()
 

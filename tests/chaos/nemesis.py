@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlcore import DLError
 from dlcore.base.ids import BookieId
+from dlcore.flight import actions
 from tests.chaos import disks
 from tests.chaos.cluster import (
     FULL_DISK_BYTES,
@@ -195,7 +196,7 @@ class Nemesis:
         """Have it give all its logs up, and take logs again later; False if it is not reached."""
         async with owner.turn:
             try:
-                await self._cluster.act_on_proxy(owner.name, "drain")
+                await self._cluster.act_on_proxy(owner.name, actions.DRAIN)
             except DLError:
                 return False
             await self._expect_another_owner(owner.name, "drains")
@@ -203,7 +204,8 @@ class Nemesis:
             if await self._cluster.find_owner() == owner.name:
                 raise NemesisError(f"{owner.name} drains, and owns the log of the producers again")
             await persistently(
-                lambda: self._cluster.act_on_proxy(owner.name, "undrain"), timeout_s=_PATIENCE_S
+                lambda: self._cluster.act_on_proxy(owner.name, actions.UNDRAIN),
+                timeout_s=_PATIENCE_S,
             )
         return True
 

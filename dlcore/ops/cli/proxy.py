@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.tls import TlsFiles
+    from dlcore.flight.actions import Action
+    from dlcore.flight.answers import NoAnswer
+    from dlcore.flight.requests import NoRequest
 
 
 _PATIENCE_S = 10.0
@@ -70,7 +73,9 @@ def drain_proxy() -> None:
     The command ends once the proxy owns no log; clients are sent to the other proxies.  For load
     balancers the proxy is not ready from the beginning of the drain.
     """
-    _act("drain")
+    from dlcore.flight import actions
+
+    _act(actions.DRAIN)
     endpoint = namespace_endpoint()
     show_done(f"{endpoint} takes no logs any more", {"drained": endpoint})
 
@@ -79,13 +84,16 @@ def drain_proxy() -> None:
 @common_options
 def undrain_proxy() -> None:
     """Make the drained proxy at --endpoint accept logs again; it is ready then."""
-    _act("undrain")
+    from dlcore.flight import actions
+
+    _act(actions.UNDRAIN)
     endpoint = namespace_endpoint()
     show_done(f"{endpoint} takes logs again", {"undrained": endpoint})
 
 
-def _act(action: str) -> None:
+def _act(action: Action[NoRequest, NoAnswer]) -> None:
     """Send an action to the one named proxy."""
+    from dlcore.flight.requests import NoRequest
     from dlcore.remote import planning
     from dlcore.remote.endpoint import Endpoint
 
@@ -99,7 +107,7 @@ def _act(action: str) -> None:
     async def act() -> None:
         calls = Endpoint(endpoint, patience_s=_PATIENCE_S, tls=namespace_tls())
         try:
-            await planning.act(calls, action, {}, dict)
+            await planning.act(calls, action, NoRequest())
         finally:
             await calls.aclose()
 

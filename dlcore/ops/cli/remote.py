@@ -26,18 +26,18 @@ async def snapshot_of(namespace: RemoteNamespace, log: str) -> LogSnapshot:
 
 async def release(endpoint: str, log: str, *, patience_s: float, tls: TlsFiles | None) -> bool:
     """Make the owner of a log release it; False if it has no owner.  Raises: LogNotFoundError."""
+    from dlcore.flight import actions
     from dlcore.flight.requests import LogRequest
     from dlcore.remote.endpoint import Endpoint
     from dlcore.remote.planning import act
 
     request = LogRequest(log=log)
     async with Endpoint(endpoint, patience_s=patience_s, tls=tls) as calls:
-        owner = await act(calls, "owner", request, dict[str, str | None])
-    if owner["log_id"] is None:
+        owner = await act(calls, actions.OWNER, request)
+    if owner.log_id is None:
         raise LogNotFoundError(f"log {log!r} does not exist")
-    location = owner["location"] or endpoint
-    async with Endpoint(location, patience_s=patience_s, tls=tls) as calls:
-        return bool((await act(calls, "release", request, dict[str, bool]))["released"])
+    async with Endpoint(owner.location or endpoint, patience_s=patience_s, tls=tls) as calls:
+        return (await act(calls, actions.RELEASE, request)).released
 
 
 async def remote_status(namespace: RemoteNamespace, log: str) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.errors import LogNotFoundError, LogNotReadyError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.answers import FoundPlaces, LogPositions, LogSchemas, LogSnapshots
 from dlcore.flight.planning import (
     FoundPlace,
     LogsRequest,
@@ -39,7 +40,7 @@ class Planning:
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
-    async def snapshots(self, request: SnapshotsRequest) -> dict[str, object]:
+    async def snapshots(self, request: SnapshotsRequest) -> LogSnapshots:
         """Return snapshots of the logs that exist.
 
         For logs that the planner knows, only later segments are sent.  The cost of repeated
@@ -56,22 +57,22 @@ class Planning:
                 told.append(replace(snapshot, segments=later))
             elif snapshot is not None:
                 told.append(snapshot)
-        return {"snapshots": pack_snapshots(told)}
+        return LogSnapshots(pack_snapshots(told))
 
-    async def schemas(self, request: LogsRequest) -> dict[str, object]:
+    async def schemas(self, request: LogsRequest) -> LogSchemas:
         """Return by name the schema of each log that exists; None for a byte log.
 
         Raises: InvalidLogNameError, MetadataError.
         """
         found = await self._namespace.get_schemas(request.logs)
-        return {
-            "schemas": {
+        return LogSchemas(
+            {
                 name: None if schema is None else schema.serialize().to_pybytes()
                 for name, schema in found.items()
             }
-        }
+        )
 
-    async def places(self, request: PlacesRequest) -> dict[str, object]:
+    async def places(self, request: PlacesRequest) -> FoundPlaces:
         """Return the place of the first record of each search.
 
         Raises:
@@ -91,9 +92,9 @@ class Planning:
         )
         for index, place in zip(beyond, found, strict=True):
             places[index] = place
-        return {"places": [FoundPlace.of(place) for place in places]}
+        return FoundPlaces([FoundPlace.of(place) for place in places])
 
-    async def positions(self, request: PositionsRequest) -> dict[str, object]:
+    async def positions(self, request: PositionsRequest) -> LogPositions:
         """Return the places of the log's first and last record, of its end, and of each request.
 
         The place of a record behind the last one is the end.
@@ -111,13 +112,13 @@ class Planning:
         if end.sequence_id > first.sequence_id:
             before_end = NotLessThan(RecordField.SEQUENCE_ID, end.sequence_id - 1)
             (last,) = await self._namespace.find_places([(snapshot, before_end)])
-        return {
-            "log_id": snapshot.log_id,
-            "first": None if last is None else FoundPlace.of(first),
-            "last": None if last is None else FoundPlace.of(last),
-            "end": FoundPlace.of(end),
-            "positions": [FoundPlace.of(each) for each in found],
-        }
+        return LogPositions(
+            log_id=snapshot.log_id,
+            first=None if last is None else FoundPlace.of(first),
+            last=None if last is None else FoundPlace.of(last),
+            end=FoundPlace.of(end),
+            positions=[FoundPlace.of(each) for each in found],
+        )
 
     async def _reached(
         self, searches: Sequence[Search], ends: Sequence[DLSN]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.base.ids import DLSN
+from dlcore.flight import answers
 from dlcore.flight.requests import SeenPosition
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
@@ -23,16 +24,16 @@ class Subscriptions:
     def __init__(self, namespace: Namespace) -> None:
         self._context = namespace.log_context
 
-    async def show(self, request: SubscriptionsRequest) -> dict[str, object]:
+    async def show(self, request: SubscriptionsRequest) -> answers.Subscriptions:
         """Return the positions of a log by subscriber.  Raises: LogNotFoundError, MetadataError."""
         log = await self._key_of(request)
         found = await list_subscriptions(self._context, log, request.subscriber)
-        return {
-            "subscriptions": {
+        return answers.Subscriptions(
+            {
                 subscriber: SeenPosition(str(seen.position), seen.mark)
                 for subscriber, seen in found.items()
             }
-        }
+        )
 
     async def _key_of(self, request: SubscriptionsRequest | MoveRequest | ForgetRequest) -> LogKey:
         """Return the log of a request; its id, if given, finds the log under a new name as well."""
@@ -40,7 +41,7 @@ class Subscriptions:
             return await self._context.logs.find(request.log)
         return LogKey(name=request.log, log_id=request.log_id)
 
-    async def move(self, request: MoveRequest) -> dict[str, object]:
+    async def move(self, request: MoveRequest) -> answers.MovedSubscription:
         """Store a position by compare-and-set; return the new mark.
 
         Raises:
@@ -58,13 +59,13 @@ class Subscriptions:
             )
         finally:
             await hold.release()
-        return {"mark": mark}
+        return answers.MovedSubscription(mark)
 
-    async def forget(self, request: ForgetRequest) -> dict[str, object]:
+    async def forget(self, request: ForgetRequest) -> answers.NoAnswer:
         """Remove a subscription that has no reader.  Raises: as `move`."""
         hold = SubscriptionHold(self._context, await self._key_of(request), request.subscriber)
         try:
             await hold.forget(request.mark)
         finally:
             await hold.release()
-        return {}
+        return answers.NoAnswer()

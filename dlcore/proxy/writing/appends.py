@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError
+from dlcore.flight.answers import CommittedAppend, NoAnswer
 
 if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace
@@ -23,20 +24,20 @@ class Appends:
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
 
-    async def commit(self, request: AppendRequest) -> dict[str, object]:
+    async def commit(self, request: AppendRequest) -> CommittedAppend:
         """Append staged extents to their logs: all or nothing, once.
 
         Raises: as `StagedAppend.commit`.
         """
         async with await self._begin(request) as append:
             result = await append.commit(request.all_extents(), replaces=request.replaces)
-        return {"already_committed": result.already_committed}
+        return CommittedAppend(result.already_committed)
 
-    async def abort(self, request: AppendRequest) -> dict[str, object]:
+    async def abort(self, request: AppendRequest) -> NoAnswer:
         """Drop staged extents, unless they are committed.  Raises: MetadataError."""
         async with await self._begin(request) as append:
             await append.abort(request.all_extents())
-        return {}
+        return NoAnswer()
 
     async def _begin(self, request: AppendRequest) -> StagedAppend:
         if not request.token:

@@ -72,9 +72,9 @@ def test_what_is_packed_wrongly_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     async def scenario(served: Proxies) -> None:
         client = await served.start()
         for packed, told in (
-            (b"no", "expected a list of extents as JSON, by zlib"),
-            (zlib.compress(b"[7]"), "expected a list of extents as JSON, by zlib"),
-            (zlib.compress(b" " * 1001), "expected all of at most 1000 bytes"),
+            (b"no", "expected a list of extents, as JSON by zlib"),
+            (zlib.compress(b"[7]"), "expected a list of extents, as JSON by zlib"),
+            (zlib.compress(b" " * 1001), "expected complete zlib data of at most 1000 bytes"),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match=told) as refused:
                 await client.act(

@@ -21,6 +21,7 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
 )
 from dlcore.base.records import LogRecord
+from dlcore.flight.actions import DELETE, RENAME, SEAL
 from dlcore.flight.requests import ChangeRequest, RenameRequest
 from dlcore.proxy.actions import Actions
 from dlcore.remote import open_namespace
@@ -31,6 +32,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from dlcore.flight.actions import Action
     from dlcore.log.writing.writer import AsyncLogWriter
 
 
@@ -86,22 +88,22 @@ def test_what_was_done_is_done() -> None:
     with_proxies()(scenario)
 
 
-@pytest.mark.parametrize("action", ["seal", "rename", "delete"])
-def test_an_attempt_that_has_not_ended_is_no_stranger(action: str) -> None:
+@pytest.mark.parametrize("action", [SEAL, RENAME, DELETE], ids=lambda each: each.name)
+def test_an_attempt_that_has_not_ended_is_no_stranger(action: Action[Any, Any]) -> None:
     """Who asks again meanwhile waits for its lock, or meets what it did under way."""
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
         await client.act("create", log="clicks", log_id="1")
         request = ChangeRequest(log="clicks", log_id="1")
-        if action == "rename":
+        if action is RENAME:
             request = RenameRequest(log="clicks", log_id="1", new_name="older")
         async with Endpoint(served.servers[0].location, patience_s=60.0) as calls:
-            await asyncio.gather(*(act(calls, action, request, Any) for _ in range(3)))
+            await asyncio.gather(*(act(calls, action, request) for _ in range(3)))
         direct = served.cluster.namespaces[0]
-        names = {"seal": ["clicks"], "rename": ["older"], "delete": []}[action]
+        names = {SEAL: ["clicks"], RENAME: ["older"], DELETE: []}[action]
         assert await direct.get_logs() == names
-        if action == "seal":
+        if action is SEAL:
             assert await (await direct.open_log("clicks")).is_end_of_stream_marked()
 
     with_proxies()(scenario)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from dlcore.base.errors import ProxyUnavailableError
+from dlcore.flight import actions
 from dlcore.proxy.service import FLIGHT
 from dlcore.remote import endpoint, open_namespace
 from dlcore.remote.endpoint import Endpoint
@@ -73,6 +75,8 @@ def test_one_that_never_answers_is_left(
     Alone it is an error, once the patience is over; another proxy answers.
     """
     monkeypatch.setattr(endpoint, "ANSWER_S", 0.1)
+    for name in ("OWNER", "TRUNCATE"):
+        monkeypatch.setattr(actions, name, replace(getattr(actions, name), answer_s=0.1))
     monkeypatch.setattr(endpoint, "LIST_ANSWER_S", 0.1)
 
     async def scenario(served: Proxies) -> None:

@@ -123,7 +123,7 @@ def test_what_the_proxy_refuses_ends_the_writer() -> None:
         log = await remote(served)
         writer = await log.open_writer()
         waiting = writer.write_batch(pa.record_batch({"speed": [1]}))
-        with pytest.raises(ConfigurationError, match="is of bytes"):
+        with pytest.raises(ConfigurationError, match="is a byte log"):
             await waiting
         with pytest.raises(WriteError, match="failed and takes no more records: Configuration"):
             await writer.flush()
@@ -133,7 +133,7 @@ def test_what_the_proxy_refuses_ends_the_writer() -> None:
         await untold.submit_batch(pa.record_batch({"speed": [1]}))
         await untold.wait_for_capacity()
         await asyncio.wait([untold._task])
-        with pytest.raises(WriteError, match="is of bytes"):
+        with pytest.raises(WriteError, match="is a byte log"):
             await untold.aclose()
         gone = RemoteLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):

@@ -1,0 +1,316 @@
+"""The actions of DoAction: for each its name, its two messages, its errors, and what it does.
+
+A client sends an action of this table, and a proxy has a handler for each: neither writes a name or
+a message by itself.  `tests.flight_document` makes the table of docs/proxy.md from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from dlcore.base import errors
+from dlcore.flight import answers, planning, requests
+from dlcore.flight.appends import AppendRequest
+
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
+
+ANSWER_S = 30.0
+"""A client gives up a call after this time, and asks another proxy."""
+LONG_ANSWER_S = 120.0
+"""The same for calls that may wait for a lock, for records being written, or for many logs."""
+DRAIN_ANSWER_S = 600.0
+"""The same for a drain, which waits for all logs of a proxy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Action(Generic[_Request, _Answer]):
+    """One action.
+
+    Attributes:
+        name: its type in Flight's messages.
+        request: the body, as JSON.
+        answer: the result, as JSON.
+        text: what it does; clients list the first sentence.
+        details: further sentences, for the documentation.
+        errors: the errors of its own; every action may also fail as `COMMON_ERRORS`.
+        answer_s: after this long a client gives an attempt up, in seconds.
+    """
+
+    name: str
+    request: type[_Request]
+    answer: type[_Answer]
+    text: str
+    details: str = ""
+    errors: tuple[type[errors.DLError], ...] = ()
+    answer_s: float = ANSWER_S
+
+
+COMMON_ERRORS = (
+    errors.ConfigurationError,
+    errors.UnknownActionError,
+    errors.LogNotReadyError,
+    errors.MetadataConnectionError,
+)
+_BY_ID = "With `log_id` the action is for this log only, whatever its name is, and may be repeated."
+_LETS_GO = "The proxy lets go of the log before; UNAVAILABLE names another proxy that owns it."
+
+CREATE = Action(
+    name="create",
+    request=requests.CreateRequest,
+    answer=answers.NoAnswer,
+    text="Create a log; with `schema`, an Arrow schema message in base64, a typed one.",
+    details="`log_id` is a unique id; repeated with the same id the action succeeds.",
+    errors=(errors.LogExistsError, errors.InvalidLogNameError),
+)
+MERGE_SCHEMA = Action(
+    name="merge_schema",
+    request=requests.SchemaRequest,
+    answer=answers.NoAnswer,
+    text="Add columns to a typed log, or widen their types.",
+    errors=(errors.LogNotFoundError, errors.SchemaMismatchError),
+)
+COMMIT_APPEND = Action(
+    name="commit_append",
+    request=AppendRequest,
+    answer=answers.CommittedAppend,
+    text="Append staged records to their logs, all or nothing, once.",
+    details="See [atomic appends](#atomic-appends).",
+    errors=(
+        errors.AppendAbortedError,
+        errors.AppendMismatchError,
+        errors.AppendSupersededError,
+        errors.DuplicateAppendError,
+        errors.EndOfStreamError,
+        errors.LogNotFoundError,
+        errors.OwnershipAcquireFailedError,
+        errors.TransactionIdOutOfOrderError,
+        errors.TransactionTooLargeError,
+    ),
+    answer_s=LONG_ANSWER_S,
+)
+ABORT_APPEND = Action(
+    name="abort_append",
+    request=AppendRequest,
+    answer=answers.NoAnswer,
+    text="Drop staged records, unless they were committed.",
+    answer_s=LONG_ANSWER_S,
+)
+DELETE = Action(
+    name="delete",
+    request=requests.ChangeRequest,
+    answer=answers.NoAnswer,
+    text="Delete a log and its data.",
+    details=f"{_BY_ID} {_LETS_GO}",
+    errors=(
+        errors.LogNotFoundError,
+        errors.LogRenamedError,
+        errors.LogElsewhereError,
+        errors.OwnershipAcquireFailedError,
+    ),
+    answer_s=LONG_ANSWER_S,
+)
+RENAME = Action(
+    name="rename",
+    request=requests.RenameRequest,
+    answer=answers.NoAnswer,
+    text="Give a log another name.",
+    details=f"{_BY_ID} {_LETS_GO}",
+    errors=(*DELETE.errors, errors.LogExistsError, errors.InvalidLogNameError),
+    answer_s=LONG_ANSWER_S,
+)
+SEAL = Action(
+    name="seal",
+    request=requests.ChangeRequest,
+    answer=answers.NoAnswer,
+    text="Let no record follow in a log.",
+    details=f"{_BY_ID} {_LETS_GO}",
+    errors=(*DELETE.errors, errors.EndOfStreamError),
+    answer_s=LONG_ANSWER_S,
+)
+SETTINGS = Action(
+    name="settings",
+    request=requests.SettingsRequest,
+    answer=answers.SettingsOfLog,
+    text="Tell the settings of a log, after changing those in `changes`; null unsets one.",
+    details=_BY_ID,
+    errors=(errors.LogNotFoundError,),
+)
+TRUNCATE = Action(
+    name="truncate",
+    request=requests.TruncateRequest,
+    answer=answers.TruncatedLog,
+    text="Drop the records of a log below a position, a transaction id or a time.",
+    details=_BY_ID,
+    errors=(errors.LogNotFoundError, errors.LedgerReadError),
+    answer_s=LONG_ANSWER_S,
+)
+STREAM_END = Action(
+    name="stream_end",
+    request=requests.StreamRequest,
+    answer=answers.StreamEnd,
+    text="Tell where the bytes of a stream end.",
+    details=f"{_BY_ID} With `flush` its owner first makes durable what it has accepted.",
+    errors=(errors.LogNotFoundError, errors.LogElsewhereError, errors.LogModeError),
+    answer_s=LONG_ANSWER_S,
+)
+OWNER = Action(
+    name="owner",
+    request=requests.LogRequest,
+    answer=answers.LogOwner,
+    text="Tell which proxy owns a log, or should own it, and the log's id.",
+    details="`log_id` is null if there is no such log.",
+    errors=(errors.InvalidLogNameError,),
+)
+LOGS = Action(
+    name="logs",
+    request=requests.NoRequest,
+    answer=answers.OwnedLogs,
+    text="List the logs that this proxy owns.",
+)
+RELEASE = Action(
+    name="release",
+    request=requests.LogRequest,
+    answer=answers.ReleasedLog,
+    text="Let go of a log.",
+    details="A direct writer can take it then.",
+    errors=(errors.InvalidLogNameError,),
+    answer_s=LONG_ANSWER_S,
+)
+DRAIN = Action(
+    name="drain",
+    request=requests.NoRequest,
+    answer=answers.NoAnswer,
+    text="Let go of all logs, and take none until `undrain`.",
+    details="It answers once this proxy owns nothing.",
+    answer_s=DRAIN_ANSWER_S,
+)
+UNDRAIN = Action(
+    name="undrain",
+    request=requests.NoRequest,
+    answer=answers.NoAnswer,
+    text="Take logs again after a drain.",
+    details="A proxy that was not drained stays as it is.",
+)
+PRODUCER_INIT = Action(
+    name="producer_init",
+    request=requests.ProducerRequest,
+    answer=answers.BegunProducer,
+    text="Begin an incarnation of a producer, which fences earlier ones.",
+    details="The answer is what `ready` tells a new incarnation.",
+    errors=(
+        errors.LogNotFoundError,
+        errors.LogElsewhereError,
+        errors.LogModeError,
+        errors.EndOfStreamError,
+        errors.WriteError,
+    ),
+)
+POSITIONS = Action(
+    name="positions",
+    request=planning.PositionsRequest,
+    answer=answers.LogPositions,
+    text="Tell where a log begins and ends, and where some of its records are.",
+    details=(
+        "`at` has up to 1,000 positions, in the form of tickets. A record that is yet to come has "
+        "the place of the end."
+    ),
+    errors=(errors.LogNotFoundError, errors.InvalidLogNameError, errors.LedgerReadError),
+)
+SUBSCRIPTIONS = Action(
+    name="subscriptions",
+    request=requests.SubscriptionsRequest,
+    answer=answers.Subscriptions,
+    text="Tell the positions that a log stores for subscribers, or for one.",
+    details=_BY_ID,
+    errors=(errors.LogNotFoundError,),
+)
+MOVE_SUBSCRIPTION = Action(
+    name="move_subscription",
+    request=requests.MoveRequest,
+    answer=answers.MovedSubscription,
+    text="Store a subscriber's position, if its state is still the one of `mark`.",
+    details=(
+        "`mark` comes from an earlier answer, null for a new subscriber; `token` is the client's "
+        "own name for this reader. Repeated, the action has the same answer. With `waits` it waits "
+        "for a reader that holds the subscriber's lock."
+    ),
+    errors=(
+        errors.LogNotFoundError,
+        errors.SubscriptionMovedError,
+        errors.OwnershipAcquireFailedError,
+        errors.OverCapacityError,
+    ),
+    answer_s=LONG_ANSWER_S,
+)
+DELETE_SUBSCRIPTION = Action(
+    name="delete_subscription",
+    request=requests.ForgetRequest,
+    answer=answers.NoAnswer,
+    text="Delete a subscriber's position, if its state is still the one of `mark`.",
+    details="A subscriber without a position is no error.",
+    errors=(
+        errors.LogNotFoundError,
+        errors.SubscriptionMovedError,
+        errors.OwnershipAcquireFailedError,
+    ),
+)
+HEALTH = Action(
+    name="health",
+    request=requests.NoRequest,
+    answer=answers.ProxyHealth,
+    text="Tell whether this proxy takes logs, how many it owns, and the state of its balance.",
+    details=(
+        "`degraded` is there only while the proxy has no connection to the metadata store, and "
+        "says since when. gRPC's own health service answers, too."
+    ),
+)
+PROXIES = Action(
+    name="proxies",
+    request=requests.NoRequest,
+    answer=answers.LivingProxies,
+    text="List the locations of the live proxies.",
+)
+SNAPSHOTS = Action(
+    name="snapshots",
+    request=planning.SnapshotsRequest,
+    answer=answers.LogSnapshots,
+    text="Tell what logs hold, for planners of reads of this release.",
+    errors=(errors.InvalidLogNameError, errors.LedgerReadError),
+    answer_s=LONG_ANSWER_S,
+)
+SCHEMAS = Action(
+    name="schemas",
+    request=planning.LogsRequest,
+    answer=answers.LogSchemas,
+    text="Tell the columns of logs, for planners of reads of this release.",
+    errors=(errors.InvalidLogNameError,),
+    answer_s=LONG_ANSWER_S,
+)
+PLACES = Action(
+    name="places",
+    request=planning.PlacesRequest,
+    answer=answers.FoundPlaces,
+    text="Find records of logs, for planners of reads of this release.",
+    errors=(errors.LogNotFoundError,),
+    answer_s=LONG_ANSWER_S,
+)
+
+ACTIONS: tuple[Action[Any, Any], ...] = (
+    CREATE, MERGE_SCHEMA, DELETE, RENAME, SEAL, SETTINGS, TRUNCATE, STREAM_END,
+    OWNER, LOGS, RELEASE, DRAIN, UNDRAIN, HEALTH, PROXIES,
+    PRODUCER_INIT, COMMIT_APPEND, ABORT_APPEND,
+    POSITIONS, SUBSCRIPTIONS, MOVE_SUBSCRIPTION, DELETE_SUBSCRIPTION,
+    SNAPSHOTS, SCHEMAS, PLACES,
+)  # fmt: skip
+"""All actions, in the order of the documentation."""
+
+
+def described(action: Action[Any, Any]) -> str:
+    """Return what an action does, and the fields of its body; those with defaults in brackets."""
+    body = msgspec.structs.fields(action.request)
+    names = (each.name if each.required else f"[{each.name}]" for each in body)
+    return f"{action.text} Body: {{{', '.join(names)}}}."
