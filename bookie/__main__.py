@@ -205,7 +205,7 @@ async def _follow(
         logging.getLogger().setLevel(config.log_level.upper())
         for key, value in left.items():
             kept = config.options[key]
-            logger.warning("%s=%s needs a restart, %s stays", key, value, kept)
+            logger.warning("%s=%s takes effect after a restart, until then %s", key, value, kept)
 
 
 def _call_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

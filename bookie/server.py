@@ -196,7 +196,7 @@ class BookieServer(AsyncClosing):
                 async with asyncio.timeout(self._config.drain_timeout_s):
                     await service.drain()
             except TimeoutError:
-                logger.warning("clients did not take their results bookie=%s", self.bookie)
+                logger.warning("clients did not receive their answers bookie=%s", self.bookie)
             server.close()
             await service.aclose(grace_s=_READS_GRACE_S)
 

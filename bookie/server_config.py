@@ -135,19 +135,19 @@ class BookieConfig:
             condition=bool(self.advertised_host) or self.host not in _ANY_HOST,
             key="advertised_host",
             value=self.advertised_host,
-            rule=f"expected the address that clients connect to, since host={self.host!r} is none",
+            rule=f"expected an address for clients, because host={self.host!r} is not one",
         )
         require(
             condition=self.storage.entry_size_bytes_max <= ENTRY_SIZE_BYTES_MAX,
             key="entry_size_bytes_max",
             value=self.storage.entry_size_bytes_max,
-            rule=f"expected at most {ENTRY_SIZE_BYTES_MAX}, what the protocol can carry",
+            rule=f"expected at most {ENTRY_SIZE_BYTES_MAX}, the limit of the protocol",
         )
         require(
             condition=self.read_bytes_max >= ADD_BYTES_MAX,
             key="read_bytes_max",
             value=self.read_bytes_max,
-            rule=f"expected at least {ADD_BYTES_MAX}, what the largest entry needs",
+            rule=f"expected at least {ADD_BYTES_MAX}, the size of the largest entry",
         )
         require(
             condition=self.tls_client_auth in ("required", "none"),

@@ -53,9 +53,9 @@ def register(spark: SparkSession) -> None:
         inherited = (jvm.System.getenv("PYTHONPATH") or "").split(os.pathsep)
         if shipped.name not in [Path(entry).name for entry in inherited]:
             logger.warning(
-                "dlog comes from %s, which Spark ships to tasks, and not to the processes that "
-                "plan streams: for these set PYTHONPATH to it where the driver starts, or install "
-                "dlog there",
+                "dlog comes from %s, which Spark ships to tasks, but not to the processes that "
+                "plan streams: set PYTHONPATH to it before the driver starts, or install dlog on "
+                "the driver's machine",
                 shipped,
             )
     spark.dataSource.register(DistributedLogDataSource)

@@ -160,8 +160,8 @@ class RowBuilder:
         if array.null_count and not field.nullable:
             # Spark would compute with the memory behind a null.
             raise SchemaMismatchError(
-                f"log {self._name!r}: column {name!r} is read as one that cannot be null, and has "
-                f"{array.null_count} nulls. Where the log's schema has changed since, start the "
+                f"log {self._name!r}: column {name!r} is not nullable in this read, and has "
+                f"{array.null_count} nulls. If the log's schema has changed since, start the "
                 "query again"
             )
         if array.type.equals(kind):
@@ -171,7 +171,7 @@ class RowBuilder:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaMismatchError(
                 f"log {self._name!r}: column {name!r} is {array.type}, and not all of its values "
-                f"are {kind}, as which it is read: {error}. Where the log's schema has changed "
+                f"fit {kind}, the type of this read: {error}. If the log's schema has changed "
                 "since, start the query again"
             ) from error
 

@@ -394,7 +394,7 @@ def _parse_uri(table: _Table) -> str:
     if endpoint is not None:
         if uri is not None:
             raise ConfigurationError(
-                f"options uri={uri!r} and endpoint={endpoint!r}: exactly one says where logs are"
+                f"options uri={uri!r} and endpoint={endpoint!r}: expected exactly one of them"
             )
         if re.match(r"grpc(\+tls)?://[^/]+$", endpoint.strip()) is None:
             raise ConfigurationError(f"option endpoint={endpoint!r}: {_ENDPOINT_RULE}")
@@ -536,8 +536,8 @@ def _parse_limits(table: _Table) -> Limits:
         )
     if table.given(("maxTriggerDelay",)) and limits.min_records is None:
         raise ConfigurationError(
-            f"option maxTriggerDelay={table.get('maxTriggerDelay')!r} says how long "
-            "minRecordsPerTrigger waits: give that too, or leave it out"
+            f"option maxTriggerDelay={table.get('maxTriggerDelay')!r} limits the wait of "
+            "minRecordsPerTrigger: give that option as well, or leave this one out"
         )
     return limits
 

@@ -197,7 +197,7 @@ def require_reached(snapshot: LogSnapshot, bound: Bound) -> None:
         return
     found = "it holds no record" if last is None else f"its highest is {last}"
     raise ConfigurationError(
-        f"option {option}={wanted}: log {snapshot.log!r} has not come to this {what} yet, {found}; "
+        f"option {option}={wanted}: log {snapshot.log!r} has not reached this {what} yet, {found}; "
         "to start at its end, set startingOffsetsByTimestampStrategy to latest"
     )
 
@@ -209,15 +209,15 @@ def warn_of_bounds(snapshot: LogSnapshot, start: DLSN, end: DLSN | None = None) 
     """
     if start > snapshot.end:
         logger.warning(
-            "log %r: the start %s lies beyond its end, %s: nothing is read before it comes there",
+            "log %r: the start %s lies beyond its end, %s: no record is read before it gets there",
             snapshot.log,
             start,
             snapshot.end,
         )
     elif end is not None and end < start < snapshot.end:
         logger.warning(
-            "log %r: nothing is read, because what the options say of its end, %s, lies before "
-            "what they say of its start, %s",
+            "log %r: no record is read, because the end %s in the options lies before the start "
+            "%s in the options",
             snapshot.log,
             end,
             start,
@@ -285,9 +285,8 @@ def require_kind(snapshots: Iterable[LogSnapshot], options: ReadOptions) -> None
         if (snapshot.schema is not None) is not typed:
             raise SchemaMismatchError(
                 f"log {snapshot.log!r} is {'one of bytes' if typed else 'typed'}, and rows of "
-                f"{'typed columns' if typed else 'bytes'} are to be read: it was not there, or "
-                "another, when the DataFrame was made; make it again, and read logs of the two "
-                "kinds apart"
+                f"{'typed columns' if typed else 'bytes'} are expected: the log was created after "
+                "the DataFrame; create the DataFrame again, and read logs of the two kinds apart"
             )
 
 
@@ -387,8 +386,8 @@ def _left_after(
     if snapshot is not None and snapshot.segments and snapshot.end < part.end:
         # A proxy may know fewer records than the process that planned: these are not lost.
         raise LedgerReadError(
-            f"log {part.log!r}: records up to {part.end} were there when the read was planned, now "
-            f"only those up to {snapshot.end} are known: read again"
+            f"log {part.log!r}: records up to {part.end} were readable when the read was planned, "
+            f"but now only those up to {snapshot.end}: read again"
         ) from error
     scans = [] if snapshot is None else snapshot.scans(start, part.end)
     left, end, number_at_end = None, part.end, end_sequence_id(part)

@@ -201,7 +201,7 @@ def _check_field(field: StructField) -> None:
     else:
         raise ConfigurationError(
             f"a log of bytes has no column {field.name!r}: {_EXPECTED}; write to a typed log, "
-            "which the options createLog and typed create, or pack what else there is into value, "
+            "which the options createLog and typed create, or pack the other columns into value, "
             "for example with to_json(struct(...))"
         )
 

@@ -134,8 +134,8 @@ def _check_write(options: WriteOptions, schema: StructType, *, overwrite: bool) 
     """Determine whether a write is to typed logs, and prepare its log."""
     if overwrite and options.log is None:
         raise ConfigurationError(
-            "to overwrite, name the log with the option log: which logs the rows of a column log "
-            "leave out cannot be told; use append, or write log by log"
+            "an overwrite needs the option log: with a column log it is unknown which logs without "
+            "rows to overwrite; use append, or write log by log"
         )
     from dlspark.sessions import find_schemas, require_logs
     from dlspark.typed_write import prepare_typed, writes_typed

@@ -80,7 +80,7 @@ def stage_rows(
     except LogNotFoundError as error:
         if options.create_log:
             raise LogNotFoundError(
-                f"{error}; it was deleted during the write: written again, it is created again"
+                f"{error}; it was deleted during the write: write again to create it again"
             ) from error
         require_logs(options.address, logs)  # this error says how to create the missing log
         raise

@@ -344,8 +344,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert snapshot is not None
         raise LedgerReadError(
             f"log {wanted.log!r}: records up to {wanted.end} (exclusive) were readable when the "
-            f"batch was planned, now only up to {snapshot.end}: bookies of its last segment do not "
-            "answer"
+            f"batch was planned, but now only up to {snapshot.end}: bookies of its last segment do "
+            "not answer"
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -88,8 +88,8 @@ def spark_type(name: str, kind: Any) -> sql.DataType:
         if is_kind(kind):
             return found
     raise SchemaMismatchError(
-        f"column {name!r} has the type {kind}, for which this version of Spark has none: name the "
-        "columns to read with the option columns, without this one"
+        f"column {name!r} has the type {kind}, which this version of Spark does not support: name "
+        "the columns to read with the option columns, without this one"
     )
 
 

@@ -166,13 +166,13 @@ def capabilities(directory: Path) -> tuple[bool, bool] | None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        logger.warning("cannot try out what the file system can do: %s", error)
+        logger.warning("cannot test what the file system supports: %s", error)
         return None if error.errno in NO_ROOM else (False, False)
     try:
         can_allocate = _is_possible(lambda: fallocate(descriptor, 0, 2 * BLOCK_BYTES))
         is_direct = can_allocate and _is_possible(lambda: _try_direct(path, descriptor))
     except OSError as error:
-        logger.warning("what the file system can do is tried out later: %s", error)
+        logger.warning("cannot test what the file system supports now, trying later: %s", error)
         return None
     finally:
         path.unlink()
@@ -187,7 +187,7 @@ def _is_possible(attempt: Callable[[], None]) -> bool:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise
-        logger.info("not on this file system: %s", error)
+        logger.info("not supported by this file system: %s", error)
         return False
     return True
 
@@ -203,7 +203,7 @@ def _try_direct(path: Path, descriptor: int) -> None:
                 block[:] = filling * BLOCK_BYTES
                 os.pwritev(direct, [block], BLOCK_BYTES, os.RWF_DSYNC)
                 if os.pread(descriptor, BLOCK_BYTES, BLOCK_BYTES) != block[:]:
-                    raise OSError(errno.EIO, "a direct write was not seen by a reader")
+                    raise OSError(errno.EIO, "a read did not return the bytes of a direct write")
     finally:
         os.close(direct)
 

@@ -211,7 +211,7 @@ class MemoryDisk:
     async def hold(self, size_bytes: int) -> None:
         """Reserve `size_bytes` in all; the reserve survives crashes."""
         if size_bytes - self._held_bytes > self._room_bytes():
-            raise DiskFullError("cannot hold back space: no space left on device")
+            raise DiskFullError("cannot reserve space: no space left on device")
         self._held_bytes = size_bytes
 
     async def release(self, size_bytes: int) -> bool:

@@ -361,7 +361,7 @@ class RealDisk:
     async def hold(self, size_bytes: int) -> None:
         """Reserve `size_bytes` in all; no more than now if the file system cannot allocate."""
         path = self._directory / RESERVE_NAME
-        with device_errors("hold back space in", path):
+        with device_errors("reserve space in", path):
             self._held_bytes = await self.write_in_thread(hold, path, size_bytes)
 
     async def release(self, size_bytes: int) -> bool:

@@ -338,7 +338,7 @@ class EntryReader:
             if entries is None or any(entries.between(entry_id, entry_id, 1)):
                 self._handles.let_go(number)
                 raise BookieStorageError(
-                    f"entry {ledger_id}:{entry_id} cannot be called absent: the footer of "
+                    f"entry {ledger_id}:{entry_id} may be stored here or not: the footer of "
                     f"{file_name(number)} is damaged"
                 )
 

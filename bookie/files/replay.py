@@ -273,7 +273,7 @@ async def _settle_tail(file: DiskFile, replayed: _Replayed) -> None:
     """
     if file.size > replayed.records_end:
         logger.info(
-            "cutting what is behind the last record file=%s offset=%d bytes=%d",
+            "cutting off bytes behind the last record file=%s offset=%d bytes=%d",
             file.name,
             replayed.records_end,
             file.size - replayed.records_end,
@@ -301,7 +301,7 @@ async def _open_sealed(
         index: SealedIndex | FileIndex | None = await _read_footer(disk, file, header, records_end)
         has_footer = True
         if index is None:
-            logger.warning("making a damaged footer again file=%s", file.name)
+            logger.warning("writing a damaged footer again file=%s", file.name)
             replayed = await _replay_sealed(disk, file, header, records_end)
             has_footer = await _make_footer(disk, file, replayed)
             index = replayed.index

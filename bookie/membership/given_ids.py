@@ -122,7 +122,7 @@ class GivenIds:
             if problem:
                 answer.set_exception(
                     BookieUnavailableError(
-                        f"whether ledger {ledger_id} was ever made is not known here: {problem}"
+                        f"cannot find out whether ledger {ledger_id} was ever created: {problem}"
                     )
                 )
             elif self.covers(ledger_id):
@@ -130,7 +130,8 @@ class GivenIds:
             else:
                 answer.set_exception(
                     BadRequestError(
-                        f"ledger {ledger_id} was never made: the next new one is {self._next_id}"
+                        f"ledger {ledger_id} was never created: the next new ledger is "
+                        f"{self._next_id}"
                     )
                 )
 

@@ -247,8 +247,8 @@ def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -
     ):
         raise ConfigurationError(
             f"the data folder is an older copy of bookie {local.name!r}: it was last started as "
-            f"life {local.life}, the cluster knows life {remote.life} (cookie {node}); what was "
-            "acknowledged since is not in it.  Start the bookie on its newest folder; if that is "
+            f"life {local.life}, the cluster knows life {remote.life} (cookie {node}); it lacks "
+            "later acknowledged entries.  Start the bookie on its newest folder; if that is "
             f"lost, empty this one, and dlog bookie cookie delete {local.name} lets the bookie "
             "start as a new one"
         )

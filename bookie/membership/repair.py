@@ -131,5 +131,5 @@ class Repairer:
             else:
                 return
         raise BookieStorageError(
-            f"no other bookie gave it: {'; '.join(failures) or 'there is none'}"
+            f"no other bookie returned it: {'; '.join(failures) or 'there is none'}"
         )

@@ -78,7 +78,7 @@ _STEPS_PER_TURN = 16
 _UNSENT_BYTES_HIGH = 64 * 1024
 _UNSENT_BYTES_LOW = 16 * 1024
 _SHUTTING_DOWN = "the bookie is shutting down"
-_GIVEN_UP = "the bookie gave the request up"
+_GIVEN_UP = "the bookie dropped the request"
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -203,13 +203,13 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_reading:
             self._keepalive.heard(now_s)  # it may have sent bytes that we do not read now
         if self.stalled_s() >= self._service.silence_s:
-            logger.info("client given up peer=%s: it takes no answers", self.peer)
+            logger.info("client disconnected peer=%s: it receives no answers", self.peer)
             self.abort()
             return
         try:
             ping = self._keepalive.check(now_s)
         except BookieUnavailableError as error:
-            logger.info("client given up peer=%s: %s", self.peer, error)
+            logger.info("client disconnected peer=%s: %s", self.peer, error)
             self.abort()
             return
         self._tick_later(now_s)
@@ -493,7 +493,7 @@ class Connection(asyncio.BufferedProtocol):
     def _open_stream(self, request: ReadEntries | Follow) -> None:
         try:
             if len(self._streams) >= _STREAMS_MAX:
-                raise BookieOverloadedError(f"{_STREAMS_MAX} reads are open on this connection")
+                raise BookieOverloadedError(f"a connection has at most {_STREAMS_MAX} open reads")
             stream = self._new_stream(request)
         except DLError as error:
             self._end.end(request.request_id)

@@ -85,8 +85,8 @@ class BookieControl(BookieControlServicer):
         try:
             if request.incarnation != self._bookie.incarnation:
                 raise WrongIncarnationError(
-                    f"this is {self._bookie.name}, incarnation {self._bookie.incarnation}; "
-                    f"not {request.incarnation}"
+                    f"this is bookie {self._bookie.name}, incarnation {self._bookie.incarnation}; "
+                    f"the request is for incarnation {request.incarnation}"
                 )
             for ranges in self._reads.list_entries(request.ledger_id).pages():
                 for start in range(0, len(ranges), LISTED_RANGES_MAX):

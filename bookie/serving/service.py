@@ -149,10 +149,16 @@ class BookieService:
             return
         for connection in list(self.connections):
             if reads_wait and connection.stalled_s() >= _STALL_S_MAX:
-                logger.info("client does not read, and others wait peer=%s", connection.peer)
+                logger.info(
+                    "client disconnected peer=%s: it receives nothing, and others wait",
+                    connection.peer,
+                )
                 connection.abort()
             elif adds_wait and connection.sends_slowly(_STALL_S_MAX, _HELD_S_MAX):
-                logger.info("client sends slowly, and others wait peer=%s", connection.peer)
+                logger.info(
+                    "client disconnected peer=%s: it sends slowly, and others wait",
+                    connection.peer,
+                )
                 connection.abort()
         self._relieve_later()
 

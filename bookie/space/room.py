@@ -84,7 +84,7 @@ class Room:
     def note_stalled(self, *, is_stalled: bool) -> None:
         """Note that a write waits for space, or that the log continues."""
         if is_stalled:
-            logger.error("the disk is full: what was accepted waits for room")
+            logger.error("the disk is full: accepted entries wait for space")
         self._guard.is_stalled = is_stalled
 
     def look(self) -> None:
@@ -106,7 +106,7 @@ class Room:
         try:
             await self._disk.hold(self._config.space.held_bytes)
         except BookieStorageError as error:
-            logger.warning("no space is held back: %s", error)
+            logger.warning("cannot reserve space: %s", error)
 
 
 def run_room_bytes(run: FrameRun) -> int:

@@ -123,7 +123,7 @@ class StorageStatus:
         try:
             self._room.look()
         except BookieStorageError as error:
-            logger.warning("how much room the disk has is not known: %s", error)
+            logger.warning("cannot determine the free space of the disk: %s", error)
             self._timers.call_later(self._check_interval_s, self.look)
         if self.is_read_only:
             self._timers.call_later(self._check_interval_s, self.look)

@@ -171,7 +171,7 @@ class LedgerClient:
         if self._is_short:
             logger.log(
                 logging.INFO if was_short else logging.WARNING,
-                "ledger %d begins with bookies for %s where %s is wanted",
+                "too few bookies: ledger %d begins with quorum %s instead of %s",
                 metadata.ledger_id,
                 metadata.quorum,
                 metadata.wanted,

@@ -79,7 +79,7 @@ async def forget_log(context: LogContext, name: str) -> None:
     name = validate_log_name(name)
     damage = await damage_of(context, name)
     if not damage:
-        raise ConfigurationError(f"log {name!r} is not damaged: delete it as any other")
+        raise ConfigurationError(f"log {name!r} is not damaged: delete it as other logs")
     logger.warning("deleting log=%s, which is damaged: %s", name, damage)
     path = context.paths.log(name)
     node = await persistently(lambda: context.store.get(path, fresh=True))

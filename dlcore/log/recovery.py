@@ -31,7 +31,7 @@ async def read_frame(reader: LedgerReader, entry_id: int) -> EntryFrame:
         async for frames in chunks:
             for frame in frames:
                 return frame
-    raise LedgerReadError(f"{reader!r} gave no frame for entry {entry_id}")
+    raise LedgerReadError(f"{reader!r} returned no frame for entry {entry_id}")
 
 
 async def read_header(reader: LedgerReader, entry_id: int) -> EntryHeader:

@@ -33,7 +33,7 @@ class Tidier:
     async def submit(self, what: str, job: Callable[[], Awaitable[None]]) -> None:
         """Take a job; it waits only if very many do.  `what` names the job in messages."""
         if self._is_closed:
-            logger.info("%s is left to others: the namespace is closed", what)
+            logger.info("%s is left to other clients: the namespace is closed", what)
             return
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), name="tidier")
@@ -65,7 +65,7 @@ class Tidier:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._jobs.join()
         except TimeoutError:
-            logger.warning("%d jobs of tidying are left to others", self._jobs.qsize())
+            logger.warning("%d jobs of tidying are left to other clients", self._jobs.qsize())
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
         while not self._jobs.empty():  # so that no `submit` waits for ever

@@ -304,7 +304,7 @@ def test_who_takes_nothing_for_long_is_given_up(
 
     with caplog.at_level(logging.INFO, "bookie.serving.connection"):
         run(scenario)
-    assert "it takes no answers" in caplog.text
+    assert "it receives no answers" in caplog.text
 
 
 @pytest.mark.parametrize(

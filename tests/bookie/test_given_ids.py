@@ -77,7 +77,7 @@ def test_an_id_that_was_never_given_is_refused_and_leaves_nothing(made_up: int) 
 
     async def scenario() -> None:
         async with opened(Counter(16)) as storage:
-            reason = f"ledger {made_up} was never made: the next new one is 16"
+            reason = f"ledger {made_up} was never created: the next new ledger is 16"
             with pytest.raises(BadRequestError, match=reason):
                 await storage.reads.read_lac(made_up, fence=True)
             with pytest.raises(BadRequestError, match=reason):
@@ -168,9 +168,9 @@ def test_without_an_answer_of_the_metadata_nothing_is_known() -> None:
         counter = Counter(16)
         counter.error = MetadataConnectionError("no ZooKeeper")
         async with opened(counter) as storage:
-            with pytest.raises(BookieUnavailableError, match=r"ledger 3 .* not known here: no Zoo"):
+            with pytest.raises(BookieUnavailableError, match="ledger 3 was ever created: no Zoo"):
                 await storage.writes.add_entry(make_frame(3, 0))
-            with pytest.raises(BookieUnavailableError, match="not known here"):
+            with pytest.raises(BookieUnavailableError, match="cannot find out whether"):
                 await storage.reads.read_lac(3, fence=True)
             counter.error = None
             await storage.writes.add_entry(make_frame(3, 0))
@@ -262,7 +262,7 @@ def test_a_metadata_server_that_lags_makes_no_new_ledger_refused() -> None:
         ids = GivenIds(LedgerStore(store, PATHS).next_ledger_id)
         for _ in range(40):  # more than are taken at once
             await ids.check(await LedgerStore(writer, PATHS).new_ledger_id())
-        with pytest.raises(BadRequestError, match="was never made"):
+        with pytest.raises(BadRequestError, match="was never created"):
             await ids.check(HIGHEST)
         await ids.aclose()
 

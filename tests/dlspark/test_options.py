@@ -470,7 +470,7 @@ def test_an_endpoint_takes_the_place_of_the_uri() -> None:
     secure = {"endpoint": "grpc+tls://a:1", "tlsCa": "ca.pem", "log": "clicks"}
     assert ReadOptions.parse(secure, Mode.BATCH).address.tls == TlsFiles(ca="ca.pem")
     for wrong, told in (
-        (endpoint | {"uri": URI}, "exactly one says where logs are"),
+        (endpoint | {"uri": URI}, "expected exactly one of them"),
         ({"endpoint": "a:1", "log": "b"}, "option endpoint='a:1': expected grpc://"),
     ):
         with pytest.raises(ConfigurationError, match=told):

@@ -124,8 +124,8 @@ def test_bounds_that_leave_nothing_to_read_are_told(
     assert bench.read(log=bench.log, startingTxid="7", endingOffsets="1:2:0") == []
     (told,) = caplog.messages
     assert told == (
-        f"log '{bench.log}': nothing is read, because what the options say of its end, 1:2:0, "
-        "lies before what they say of its start, 2:2:0"
+        f"log '{bench.log}': no record is read, because the end 1:2:0 in the options lies "
+        "before the start 2:2:0 in the options"
     )
     assert bench.read(log=bench.log, startingTxid="99", endingOffsets="1:2:0") == []
     assert len(caplog.messages) == 1
@@ -134,7 +134,7 @@ def test_bounds_that_leave_nothing_to_read_are_told(
     reader = source.streamReader(source.schema())
     reader.initialOffset()
     reader.stop()
-    beyond = f"log '{bench.log}': the start 2:7:0 lies beyond its end, 2:5:0: nothing is read"
+    beyond = f"log '{bench.log}': the start 2:7:0 lies beyond its end, 2:5:0: no record is read"
     assert [beyond in message for message in caplog.messages[1:]] == [True, True]
 
 
@@ -344,7 +344,7 @@ def test_writers_are_made_for_logs_that_exist_and_to_append(bench: Bench, kind: 
     assert make(VALUES, log=bench.log) is not None
     assert make(TO_LOGS) is not None
     assert make(VALUES, overwrite=True, log=bench.log) is not None
-    with pytest.raises(ConfigurationError, match="to overwrite, name the log"):
+    with pytest.raises(ConfigurationError, match="an overwrite needs the option log"):
         make(TO_LOGS, overwrite=True)
     with pytest.raises(ConfigurationError, match="log"):
         make(VALUES)

@@ -276,7 +276,7 @@ def test_a_log_that_was_deleted_is_created_again_by_the_next_task(
         namespace.delete_log(target.log)
     with monkeypatch.context() as patch:
         patch.setattr("dlspark.staging.require_logs", lambda *_, **__: None)
-        with pytest.raises(LogNotFoundError, match="deleted during the write: written again"):
+        with pytest.raises(LogNotFoundError, match="deleted during the write: write again"):
             stage()
     commit_staged([stage()], options=options)
     assert target.payloads() == [b"a"]

@@ -188,7 +188,7 @@ def test_start_beyond_the_end_is_refused(logs: LogBench, sink: Sink, start: dict
     sink.start(logs.stream(log=log, **start))
     text = sink.message_of_failure()
     assert f"option {next(iter(start))}=" in text
-    assert f"log '{log}' has not come to this" in text
+    assert f"log '{log}' has not reached this" in text
 
 
 def test_pattern_finds_new_logs(logs: LogBench, sink: Sink) -> None:

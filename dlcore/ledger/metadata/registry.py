@@ -82,12 +82,12 @@ class BookieRegistry:
         try:
             count = len(await self.get_addresses())
         except DLError as error:
-            logger.info("how many bookies are registered cannot be told: %s", error)
+            logger.info("cannot count the registered bookies: %s", error)
             return
         if count < quorum.ensemble_size:
             logger.warning(
-                "%s needs %d bookies (E/Qw/Qa %s), registered are %d: start more before it is "
-                "written",
+                "%s needs %d bookies (E/Qw/Qa %s), but %d are registered: start more before the "
+                "first write",
                 what,
                 quorum.ensemble_size,
                 quorum,

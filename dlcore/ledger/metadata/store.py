@@ -93,7 +93,7 @@ class LedgerStore:
         path = self._paths.ledger_idgen
         node = await self._store.get(path, fresh=True)
         if node is None:
-            raise CorruptMetadataError(f"{path} does not exist: nobody knows the next ledger id")
+            raise CorruptMetadataError(f"{path} does not exist: the next ledger id is unknown")
         return _parse_id(node.value, path)
 
     async def _take_ids(self) -> int:

@@ -138,7 +138,7 @@ class ReadLane:
         return [
             FailRead(
                 error=LedgerReadError(
-                    f"ledger {self._ledger_id}: no replica gave entry {self.next_entry_id}: "
+                    f"ledger {self._ledger_id}: no replica returned entry {self.next_entry_id}: "
                     f"{answers}",
                     is_damaged=all(
                         isinstance(error, DigestMismatchError | BookieStorageError)

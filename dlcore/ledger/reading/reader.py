@@ -143,10 +143,10 @@ class LedgerReader:
     def _undecided(self, end: LedgerEnd) -> LedgerReadError:
         state = self._metadata.state.name
         return LedgerReadError(
-            f"ledger {self._metadata.ledger_id} ({state}): whether entries behind {end.told} are "
-            f"acknowledged could not be found out within {self._config.read_timeout_s} s: too few "
-            "of its bookies answer, or its recovery does not end, and its writer tells nothing; "
-            "recovering the log decides it"
+            f"ledger {self._metadata.ledger_id} ({state}): its last acknowledged entry is unknown "
+            f"after {self._config.read_timeout_s} s: entry {end.told} is acknowledged, but too few "
+            "bookies answer about later ones, or a recovery does not end; recover the log to "
+            "decide it"
         )
 
     async def _ask_end(self, ensemble: Ensemble, patience_s: float) -> LedgerEnd:
@@ -184,7 +184,7 @@ class LedgerReader:
             await asyncio.gather(*tasks, return_exceptions=True)
         if end is None:
             raise LedgerReadError(
-                f"ledger {self._metadata.ledger_id}: too few bookies told its LAC: "
+                f"ledger {self._metadata.ledger_id}: too few bookies returned its LAC: "
                 f"{'; '.join(errors)}"
             )
         return end
@@ -200,7 +200,7 @@ class LedgerReader:
         )
         if confirmed < claimed:
             logger.warning(
-                "ledger=%d: a bookie says that entry %d is confirmed, others prove that %d is not",
+                "ledger=%d: a bookie claims the LAC %d, but entry %d is not on an ack quorum",
                 self._metadata.ledger_id,
                 claimed,
                 confirmed + 1,

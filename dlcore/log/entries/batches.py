@@ -94,8 +94,8 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
     value, old = _column(batch, "value"), _column(batch, "payload")
     if value is not None and old is not None:
         raise ConfigurationError(
-            "a batch has the columns value and payload, which is the old name of value: leave out "
-            "the one that is not meant"
+            "a batch has the columns value and payload, and payload is the old name of value: "
+            "leave out one of them"
         )
     if old is not None:
         warn_of_old_names(["payload"])
@@ -103,7 +103,7 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
     if value is None:
         raise ConfigurationError(
             f"a batch needs a column value, it has {batch.schema.names}: a log of bytes takes "
-            "that and txid; other columns are for logs that were created with a schema"
+            "value and txid; a log with other columns is created with a schema"
         )
     txid = _column(batch, "txid")
     if txid is None:

@@ -449,13 +449,14 @@ def plan_reset_txid(paths: LogPaths, at: VersionedHead, txid: int) -> Change | N
     head = at.head
     if head.open_extent is not None:
         raise ConfigurationError(
-            f"log {at.name!r} has a writer, or was left by one: close it, or recover the log first"
+            f"log {at.name!r} has a writer, or a segment of a dead writer: close the writer, or "
+            "recover the log first"
         )
     if head.first_active_dlsn < head.end_dlsn:
         raise ConfigurationError(
             f"log {at.name!r} holds records from {head.first_active_dlsn} to {head.end_dlsn}, "
-            "which are found by their transaction ids: copy what is worth keeping, and truncate "
-            f"the log to {head.end_dlsn} first"
+            "and they are found by their transaction ids: copy records that are still needed, and "
+            f"truncate the log to {head.end_dlsn} first"
         )
     if head.max_txid == txid:
         return None

@@ -45,6 +45,6 @@ async def read_chunks(
             number += chunk.covers
     if number > numbers.stop:
         raise ChunkMissingError(
-            f"chunks of segment {lssn} stand for numbers up to {number - 1}, expected "
+            f"chunks of segment {lssn} cover numbers up to {number - 1}, expected "
             f"{numbers.stop - 1}"
         )

@@ -82,7 +82,7 @@ class SharedStaging(ShownFields):
 
     def __post_init__(self) -> None:
         if not self.round:
-            raise ConfigurationError("round='': expected a text that tells rounds apart")
+            raise ConfigurationError("round='': expected a name that differs from other rounds")
 
 
 class Verdict(enum.Enum):

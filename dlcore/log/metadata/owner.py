@@ -75,7 +75,7 @@ class SessionNode:
         try:
             await self.ensure()
         except DLError as error:
-            logger.warning("%s could not be made again: %s", self.path, error)
+            logger.warning("%s could not be created again: %s", self.path, error)
 
     async def aclose(self) -> None:
         """Stop renewing; the node vanishes with the session."""

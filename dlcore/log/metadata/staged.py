@@ -227,7 +227,7 @@ async def read_readable(
         try:
             staged = decode_node(context.paths, ledger_id, node)
         except CorruptMetadataError as error:
-            logger.warning("staged ledger=%d is left as it is: %s", ledger_id, error)
+            logger.warning("staged ledger=%d is not changed: %s", ledger_id, error)
             damaged.add(ledger_id)
         else:
             if staged is not None:
@@ -273,7 +273,7 @@ async def _note_left(context: LogContext, node: StagedNode, in_round: str) -> No
     try:
         await context.store.multi([node.put(replace(node.staged, left_in=in_round))])
     except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
-        logger.info("staged ledger=%d: that it was left: %s", node.staged.ledger_id, error)
+        logger.info("staged ledger=%d is not marked as left: %s", node.staged.ledger_id, error)
 
 
 async def drop(context: LogContext, node: StagedNode) -> bool:

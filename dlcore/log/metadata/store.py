@@ -143,7 +143,8 @@ class LogStore:
                     return found
             if at.version == version:
                 raise CorruptMetadataError(
-                    f"log {name!r} (id {log.log_id}): its name does not lead to it"
+                    f"log {name!r} (id {log.log_id}): the node of its name is missing, or that of "
+                    "another log"
                 )
             version = at.version  # it was renamed or deleted meanwhile: read its head again
 
@@ -247,8 +248,8 @@ class LogStore:
             else:
                 return settings
         raise MetadataConnectionError(
-            f"log {log.name!r}: its settings could not be changed: each try was overtaken or not "
-            "answered"
+            f"log {log.name!r}: its settings could not be changed: each attempt had a conflict, or "
+            "got no answer"
         )
 
     async def _listed_settings(self, log: LogKey) -> LogSettings:
@@ -299,8 +300,8 @@ class LogStore:
             else:
                 return schema
         raise MetadataConnectionError(
-            f"log {log.name!r}: its schema could not be changed: each try was overtaken or not "
-            "answered"
+            f"log {log.name!r}: its schema could not be changed: each attempt had a conflict, or "
+            "got no answer"
         )
 
     async def read_lock(self, log: LogKey) -> LockHolder | None:
@@ -349,7 +350,7 @@ class LogStore:
                 if not after.head.deleted:
                     await self.read(after.log)  # raises if the log is gone
                 raise MetadataVersionError(
-                    f"log {after.name!r} was changed by somebody else: {error}"
+                    f"log {after.name!r} was changed by another client: {error}"
                 ) from error
             else:
                 return after
@@ -369,4 +370,4 @@ class LogStore:
             return False
         if node is not None and node.version == after.version and node.value == encode(after.head):
             return True
-        raise MetadataVersionError(f"log {after.name!r} was changed by somebody else")
+        raise MetadataVersionError(f"log {after.name!r} was changed by another client")

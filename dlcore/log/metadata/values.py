@@ -73,7 +73,9 @@ def pack(extents: Iterable[Extent]) -> _Packed:
 def unpack(flat: _Packed) -> tuple[Extent, ...]:
     """Invert `pack`; raise `CorruptMetadataError` if that is impossible."""
     if len(flat) % _INTS_PER_EXTENT:
-        raise CorruptMetadataError(f"{len(flat)} integers are no whole extents")
+        raise CorruptMetadataError(
+            f"{len(flat)} integers, expected a multiple of {_INTS_PER_EXTENT} for extents"
+        )
     extents: list[Extent] = []
     ledger_id = end = txid = time_ms = 0
     for start in range(0, len(flat), _INTS_PER_EXTENT):

@@ -166,7 +166,7 @@ class LogWatch(AsyncClosing):
             except AlreadyClosedError:
                 return
             except DLError as error:
-                logger.warning("%r goes on: %s: %s", self, type(error).__name__, error)
+                logger.warning("%r is tried again: %s: %s", self, type(error).__name__, error)
                 await asyncio.sleep(_RETRY_DELAY_S)
                 continue
             try:

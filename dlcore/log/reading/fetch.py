@@ -187,7 +187,7 @@ class Fetcher:
             )
         if step is IdleStep.LOOK:
             logger.warning(
-                "log=%s: a reader at %s heard of no record for %.3g s, and looks again",
+                "log=%s: a reader at %s got no news for %.3g s, and reads the metadata again",
                 self._state.name,
                 self._cursor.position,
                 idle_s,

@@ -120,8 +120,8 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
                 reader = await opened.enter_async_context(await opening)
                 if reader.is_typed:
                     raise SchemaMismatchError(
-                        f"log {name!r} is typed, its rows are no records of bytes, which a merged "
-                        "reader gives: read its batches by a reader of its own"
+                        f"log {name!r} is typed, and a merged reader returns records of bytes: "
+                        "read its batches with a reader of its own"
                     )
                 readers[name] = reader
             opened.pop_all()

@@ -413,7 +413,7 @@ class Finder:
         if is_lost:
             raise AlreadyTruncatedError(
                 f"log {self._snapshot.log!r}: {what} was truncated away, the first one left is "
-                f"at {first}: name a record that is left, or none, to begin at the first one"
+                f"at {first}: name that one or a later one, or none to begin at the first one"
             )
 
     async def _first_sequence_id(self) -> int:

@@ -407,7 +407,7 @@ class SubscriptionHold:
     def _moved(self) -> SubscriptionMovedError:
         return SubscriptionMovedError(
             f"log {self._log.name!r}: subscriber {self._subscriber!r} was taken over, moved or "
-            "deleted by somebody else"
+            "deleted by another client"
         )
 
 

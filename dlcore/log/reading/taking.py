@@ -42,6 +42,6 @@ def drop_taken(rows: deque[_Rows]) -> None:
 def no_records() -> SchemaMismatchError:
     """Return the error for a caller that wants records of a typed log."""
     return SchemaMismatchError(
-        "the log is typed, its rows are no records of bytes: use read_batch() or batches() of "
-        "a reader, or read() of the log, which gives tables and frames"
+        "the log is typed, it has rows and no records of bytes: use read_batch() or batches() of "
+        "a reader, or read() of the log, which returns tables and frames"
     )

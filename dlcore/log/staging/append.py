@@ -256,7 +256,7 @@ class StagedAppend(AsyncClosing):
             try:
                 await self._context.store.multi(ops)
             except (MetadataVersionError, NodeExistsError, NoNodeError) as error:
-                logger.info("append %s v%d overtaken: %s", self._identity, self._version, error)
+                logger.info("append %s v%d conflicts: %s", self._identity, self._version, error)
             except UNANSWERED as error:
                 logger.info("append %s v%d unanswered: %s", self._identity, self._version, error)
             else:
@@ -264,7 +264,7 @@ class StagedAppend(AsyncClosing):
             await asyncio.sleep(self._context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
         raise MetadataConnectionError(
             f"append {self._identity!r} version {self._version}: {_ATTEMPTS_MAX} attempts to "
-            "commit were overtaken or not answered"
+            "commit had a conflict, or got no answer"
         )
 
     def _decide(
@@ -286,13 +286,13 @@ class StagedAppend(AsyncClosing):
         if decision.verdict is Verdict.OLDER:
             assert record is not None, "something is newer"
             raise AppendMismatchError(
-                f"{what}: version {record.version} was committed before, and none but the latest "
-                "version is repeated by who goes on from where the last one ended"
+                f"{what}: version {record.version} was committed before; an appender that goes on "
+                f"from its last commit repeats version {record.version} or writes a later one"
             )
         if decision.verdict is Verdict.AHEAD:
             last = "none" if record is None else record.version
             raise AppendMismatchError(
-                f"{what} follows version {self._after}, and the last one committed is {last}"
+                f"{what} must follow version {self._after}, but the last committed one is {last}"
             )
         if decision.verdict is Verdict.ELSEWHERE:
             raise AppendMismatchError(
@@ -350,8 +350,8 @@ class StagedAppend(AsyncClosing):
                 return CommitResult(committed=False, already_committed=True)
             case Verdict.CONFLICTING:
                 raise DuplicateAppendError(
-                    f"{what}: threads appended at the same time; their appends have no order "
-                    "that a repetition could keep, so which were committed cannot be told"
+                    f"{what}: threads appended at the same time, so their appends have no order, "
+                    "and a repetition cannot find out which of them were committed"
                 )
             case Verdict.SUPERSEDED:
                 raise AppendSupersededError(
@@ -438,7 +438,7 @@ class StagedAppend(AsyncClosing):
         try:
             at = self._context.logs.head_of(log, found.heads[log.log_id])
         except LogNotFoundError as error:
-            raise AppendAbortedError(f"records were staged for it, but {error}") from error
+            raise AppendAbortedError(f"records were staged for a log, but {error}") from error
         require_unsealed(at)  # before the wait for its writer
         return at
 

@@ -87,7 +87,7 @@ def schema_from(schema: Any) -> pa.Schema:
         return pa.schema(schema)
     except (pa.ArrowInvalid, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"schema={schema!r:.200}: expected an Arrow schema, or what makes one, like "
+            f"schema={schema!r:.200}: expected an Arrow schema, or names and types, like "
             f"{{'city': 'string', 'fare': 'double'}}: {error}"
         ) from error
 
@@ -337,7 +337,7 @@ def _conformed(array: Any, known: pa.Field, field: pa.Field) -> Any:
     if null is not None:
         raise SchemaMismatchError(
             f"column {null} was {wanted} when this read began, and has nulls since the log's "
-            "schema was changed: begin a new one"
+            "schema was changed: begin a new read"
         )
     return plain if plain.type == field.type else pa.array(_Retyped(plain, field.type))
 
@@ -369,13 +369,13 @@ def _require_values(log: str, array: Any, column: Column, *, is_missing: bool) -
     """Raise `SchemaMismatchError` if a value is null that must not be."""
     if is_missing and not column.nullable:
         raise SchemaMismatchError(
-            f"log {log!r}: column {column} is missing: it cannot be null, give its values"
+            f"log {log!r}: column {column} is missing, and it cannot be null: give its values"
         )
     null = _null_in(array, column)
     if null is not None:
         raise SchemaMismatchError(
             f"log {log!r}: column {null} is null in some rows, and the log has {column}: give its "
-            "values, or let update_schema make it one that can be null"
+            "values, or make the column nullable with update_schema"
         )
 
 

@@ -133,8 +133,8 @@ class LogSchema(msgspec.Struct, frozen=True, kw_only=True):
             return self
         if self.latest_id == VERSIONS_MAX:
             raise ConfigurationError(
-                f"log {log!r}: its schema has changed {VERSIONS_MAX - 1} times, which is the most; "
-                "write to a new log"
+                f"log {log!r}: its schema has changed {VERSIONS_MAX - 1} times, the limit: write "
+                "to a new log"
             )
         return _bounded(LogSchema(versions=(*self.versions, latest)))
 
@@ -154,19 +154,19 @@ def _refused(
 ) -> SchemaMismatchError:
     return SchemaMismatchError(
         f"log {log!r}: {why}; columns may be added, and types may get wider. The log has "
-        f"({describe(known)}), wanted is ({describe(wanted)})"
+        f"({describe(known)}), the new schema has ({describe(wanted)})"
     )
 
 
 def check_columns(columns: Sequence[Column]) -> None:
     """Raise `ConfigurationError` if a log cannot have these columns."""
     if not columns:
-        raise ConfigurationError("a schema needs a column, it has none")
+        raise ConfigurationError("a schema has no columns: expected one at least")
     for column in columns:
         if column.name.lower() in METADATA_COLUMNS:
             raise ConfigurationError(
                 f"a column cannot be called {column.name!r}: {', '.join(METADATA_COLUMNS)} are "
-                "what a log says of its records; rename it"
+                "columns that a log adds itself; rename the column"
             )
     _check_names(columns, "the schema")
 
@@ -176,7 +176,7 @@ def _check_names(columns: Sequence[Column], where: str) -> None:
     for column in columns:
         if column.type == NULL and not column.nullable:
             raise ConfigurationError(
-                f"{where}: {column} could hold nothing: give it a type, or leave not null out"
+                f"{where}: {column} could hold no value: give it a type, or leave not null out"
             )
         if not column.name or column.name in seen:
             raise ConfigurationError(

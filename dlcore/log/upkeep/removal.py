@@ -133,7 +133,7 @@ async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None
     paths = context.logs.paths_of(log)
     head = decode(LogHead, node.value, source=paths.head)
     if not head.deleted:
-        raise UnexpectedError(f"log {log.name!r} is listed as deleted, and its head is not")
+        raise UnexpectedError(f"log {log.name!r} is listed as deleted, but its head is not deleted")
     at = VersionedHead(log=log, head=head, version=node.version)
     while pieces := await _next_pieces(context, at):
         at = await _remove(context, at, pieces)

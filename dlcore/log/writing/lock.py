@@ -272,9 +272,9 @@ class WriterLock:
             return  # it has changed, and the watch fires
         except UNANSWERED as error:
             # After a reconnection the watch fires, and the next look asks again.
-            logger.info("log=%s: was its owner asked to let go? %s", self._name, error)
+            logger.info("log=%s: its owner may have no request to release: %s", self._name, error)
         else:
-            logger.info("log=%s: its owner %s is asked to let go", self._name, holder.owner)
+            logger.info("log=%s: its owner %s is asked to release it", self._name, holder.owner)
 
     async def _verify(self) -> int | None:
         return None if self.verify is None else await self.verify()

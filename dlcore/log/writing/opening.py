@@ -36,12 +36,14 @@ def checked_metadata(given: Mapping[str, str]) -> dict[str, str]:
         ConfigurationError: it has keys that dlog itself uses, or is too large.
     """
     if taken := _OWN_METADATA & given.keys():
-        raise ConfigurationError(f"ledger_metadata: {sorted(taken)} are what dlog itself says")
+        raise ConfigurationError(
+            f"ledger_metadata: {sorted(taken)} are keys that dlog sets itself: expected others"
+        )
     size = sum(len(text.encode()) for text in (*given, *given.values()))
     if size > _LEDGER_METADATA_BYTES_MAX:
         raise ConfigurationError(
             f"ledger_metadata: {size} bytes of keys and values, expected at most "
-            f"{_LEDGER_METADATA_BYTES_MAX}, for they are stored with each ledger"
+            f"{_LEDGER_METADATA_BYTES_MAX}, because each ledger stores them"
         )
     return dict(given)
 

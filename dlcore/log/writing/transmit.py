@@ -470,7 +470,7 @@ def _whole(parts: Iterable[tuple[pa.RecordBatch, int]]) -> list[tuple[pa.RecordB
     found = list(parts)
     if len(found) > 1:
         raise ConfigurationError(
-            f"{sum(size for _, size in found)} bytes cannot be written all or none: expected "
-            f"{WHOLE_BYTES_MAX} at most"
+            f"{sum(size for _, size in found)} bytes do not fit into one entry, as all or none "
+            f"requires: expected {WHOLE_BYTES_MAX} at most"
         )
     return found

@@ -98,10 +98,12 @@ class TurnGiver:
                     self._changed.set()
             except UNANSWERED as error:
                 # The append asks as long as it waits; after a reconnection the watch fires.
-                logger.info("log=%s: is a turn asked for? %s", self._log.name, error)
+                logger.info(
+                    "log=%s: cannot read whether a turn is asked for: %s", self._log.name, error
+                )
                 continue
             except DLError as error:
-                logger.info("log=%s gives no turns any more: %s", self._log.name, error)
+                logger.info("log=%s: cannot read if a turn is asked for: %s", self._log.name, error)
                 return  # sealed, failed or closed
             # The waiting writers get the same time: consecutive appends must not block them.
             await asyncio.sleep(min(clock() - begun_s, TURN_S))
@@ -126,7 +128,7 @@ class TurnGiver:
             if await self._lock.set_turn("asked", "given"):
                 await self._wait_taken()
         except UNANSWERED as error:
-            logger.info("log=%s: whose turn it is is not known: %s", self._log.name, error)
+            logger.info("log=%s: cannot read whether its turn is over: %s", self._log.name, error)
         await self._go_on()
 
     async def _go_on(self) -> None:

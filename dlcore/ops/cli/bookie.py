@@ -182,7 +182,7 @@ async def _describe_garbage(namespace: Namespace, name: str) -> str:
 
 @bookie_group.command("read-only", epilog="Example: dlog bookie read-only bookie-3")
 @click.argument("name")
-@click.option("--off", is_flag=True, help="Let it take new ledgers again.")
+@click.option("--off", is_flag=True, help="Allow new ledgers on the bookie again.")
 @common_options
 def set_read_only(name: str, *, off: bool) -> None:
     """Keep the bookie NAME from getting new ledgers, until --off, also over restarts.

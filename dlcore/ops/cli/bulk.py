@@ -24,7 +24,7 @@ _CHUNK_BYTES = 1 << 20
 @click.command("copy", epilog="Example: dlog log copy clicks clicks-copy --create")
 @click.argument("source")
 @click.argument("target")
-@click.option("--create", is_flag=True, help="Create TARGET, if it is missing, like SOURCE.")
+@click.option("--create", is_flag=True, help="Create a missing TARGET with the schema of SOURCE.")
 @common_options
 def copy_records(source: str, target: str, *, create: bool) -> None:
     """Copy the readable records of the log SOURCE to the end of the log TARGET, each record once.

@@ -68,7 +68,7 @@ def common_options(command: _Command) -> _Command:
             is_eager=True,  # errors in the other options are also printed as JSON
             expose_value=False,
             callback=_remember(JSON_KEY),
-            help="Answer in JSON, for programs; also errors.",
+            help="Print results and errors as JSON, for programs.",
         ),
         click.option(
             "--patience",
@@ -77,7 +77,7 @@ def common_options(command: _Command) -> _Command:
             expose_value=False,
             callback=_remember(_PATIENCE_KEY),
             envvar="DLOG_PATIENCE",
-            help=f"How long a question to the cluster may take [{_PATIENCE_S:g}].",
+            help=f"Longest time that the cluster may take for an answer [{_PATIENCE_S:g}].",
         ),
         click.option(
             "--config",
@@ -101,11 +101,11 @@ def common_options(command: _Command) -> _Command:
             expose_value=False,
             callback=_remember(ENDPOINT_KEY),
             envvar="DLOG_ENDPOINT",
-            help="Ask proxies, as at grpc://host:port, and nobody else; default: $DLOG_ENDPOINT.",
+            help="Use proxies only, like grpc://host:port; default: $DLOG_ENDPOINT.",
         ),
-        _tls_option("ca", "Certificates to trust: connections to bookies, or to proxies, use TLS"),
-        _tls_option("cert", "Our certificate, where they ask for one"),
-        _tls_option("key", "Its private key"),
+        _tls_option("ca", "Use TLS to bookies or proxies, and trust these certificates"),
+        _tls_option("cert", "Certificate of this client, if they require one"),
+        _tls_option("key", "Private key of --tls-cert"),
     ):
         command = option(command)
     return command
@@ -250,7 +250,7 @@ def namespace_uri() -> str:
     if namespace_endpoint() is not None:
         raise click.UsageError(
             f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
-            "proxies are asked for log create, list, show, schema, count, position, lag, "
+            "with --endpoint work log create, list, show, schema, count, position, lag, "
             "subscriptions, settings, retention, write, tail, dump, truncate, seal, rename and "
             "delete",
             context,
@@ -299,7 +299,7 @@ def require_consent(*, yes: bool) -> None:
     """
     if not yes and (wants_json() or sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError(
-            "--yes is needed where nobody can be asked, and with --json",
+            "--yes is required without a terminal, and with --json",
             click.get_current_context(),
         )
 

@@ -127,7 +127,7 @@ async def _repair(namespace: Namespace, log: str, wanted: list[str]) -> None:
 @click.option(
     "--group-by",
     metavar="REGEX",
-    help="Sum up logs for which this matches the same text, or has the same first group.",
+    help="Sum up logs with the same match of REGEX in their names, or the same first group of it.",
 )
 @common_options
 def show_space(prefix: str | None, group_by: str | None) -> None:

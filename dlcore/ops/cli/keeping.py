@@ -33,9 +33,9 @@ _KEEPING = ("retention_s", "explicit_truncation")
     "changes",
     multiple=True,
     metavar="KEY=VALUE",
-    help=f"Change one; any number of times: {', '.join(LogSettings.__struct_fields__)}.",
+    help=f"Change a setting; may be repeated.  KEY: {', '.join(LogSettings.__struct_fields__)}.",
 )
-@click.option("--unset", multiple=True, metavar="KEY", help="Leave it to who writes the log.")
+@click.option("--unset", multiple=True, metavar="KEY", help="Leave a setting to the log's writers.")
 @confirmed
 @common_options
 def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *, yes: bool) -> None:

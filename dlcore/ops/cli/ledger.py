@@ -54,7 +54,7 @@ def ledger_group() -> None:
 
 @ledger_group.command("list", epilog="Example: dlog ledger list --from 1000 -n 20")
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, metavar="ID", help="Start.")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="At most N ledgers.")
 @lists_names
 @common_options
 def list_ledgers(first: int, count: int | None) -> None:
@@ -104,7 +104,7 @@ def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @click.option("--first", type=click.IntRange(min=0), default=0, metavar="ENTRY", help="Start [0].")
 @click.option("--last", type=click.IntRange(min=0), metavar="ENTRY", help="End, included.")
-@click.option("--raw", is_flag=True, help="Only the entries' bodies, one after the other.")
+@click.option("--raw", is_flag=True, help="Print only the bodies of the entries.")
 @common_options
 def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> None:
     """Read entries of a ledger, each verified: its bytes, its LAC, and its records.

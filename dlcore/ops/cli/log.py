@@ -78,7 +78,7 @@ for command in (
     "--replication-factor",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Every entry on N bookies, acknowledged by all N; instead of the three quorum options.",
+    help="Store every entry on N bookies, and wait for all N; instead of the three quorum options.",
 )
 @click.option("--ensemble", type=click.IntRange(min=1), metavar="E", help="Bookies per ledger [3].")
 @click.option(
@@ -91,14 +91,14 @@ for command in (
     "--schema",
     "schema_text",
     metavar="COLUMNS",
-    help="Make a typed log, of columns like 'city string, fare double'; types are Arrow's.",
+    help="Create a typed log with columns like 'city string, fare double'; types are Arrow's.",
 )
 @click.option(
     "--schema-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same from a file: such a text, or the schema of an Arrow or Parquet file.",
+    help="Read the columns from a file with such text, or from an Arrow or Parquet file.",
 )
-@click.option("--if-missing", is_flag=True, help="Leave a log LOG alone that is there already.")
+@click.option("--if-missing", is_flag=True, help="Do nothing if LOG exists.")
 @common_options
 def create_log(
     log: str,
@@ -118,7 +118,7 @@ def create_log(
     sizes = (replication_factor, ensemble, write_quorum, ack_quorum)
     asks_proxies = namespace_endpoint() is not None
     if asks_proxies and any(size is not None for size in sizes):
-        raise click.UsageError("proxies say on how many bookies a log is: give --uri to say it")
+        raise click.UsageError("proxies have their own quorums: give --uri to choose other ones")
     quorum, schema = _quorum(*sizes), _schema(schema_text, schema_file)
     name = validate_log_name(log)
     try:
@@ -139,7 +139,7 @@ def create_log(
 
 def _schema(text: str | None, file: Path | None) -> pa.Schema | None:
     if text is not None and file is not None:
-        raise click.UsageError("--schema and --schema-file say the same: give one or the other")
+        raise click.UsageError("give one of --schema and --schema-file")
     from dlcore.api.schemas import schema_from_bytes, schema_from_text
 
     if text is not None:
@@ -246,13 +246,13 @@ def count_records(log: str, start: str | None, end: str | None) -> None:
 
 @log_group.command("position", epilog="Example: dlog log position clicks --timestamp 2026-01-31")
 @click.argument("log")
-@click.option("--txid", type=int, metavar="TXID", help="Of the first record with this or more.")
+@click.option("--txid", type=int, metavar="TXID", help="The first record with TXID or more.")
 @click.option(
     "--timestamp",
     "timestamp_ms",
     type=EpochMs(SystemClock().now_ms),
     metavar="TIME",
-    help="Of the first record written then or later: 2026-01-31T12:00:00Z, -1h (an hour ago), or "
+    help="The first record written at TIME or later: 2026-01-31T12:00:00Z, -1h (an hour ago), or "
     "epoch milliseconds.",
 )
 @common_options
@@ -262,7 +262,7 @@ def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
     If no record is so late, print the end of the log, which is the position of the next record.
     """
     if (txid is None) == (timestamp_ms is None):
-        raise click.UsageError("give --txid or --timestamp, one of them")
+        raise click.UsageError("give one of --txid and --timestamp")
 
     async def find(namespace: Namespace) -> tuple[DLSN, DLSN]:
         async with await namespace.open_log(log) as manager:
@@ -379,7 +379,7 @@ def show_schema(log: str) -> None:
 
 @log_group.command("subscriptions", epilog="Example: dlog log subscriptions clicks --json")
 @click.argument("log")
-@click.option("--delete", "subscriber", metavar="NAME", help="Forget the position of this one.")
+@click.option("--delete", "subscriber", metavar="NAME", help="Delete the position of NAME.")
 @confirmed
 @common_options
 def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
@@ -411,7 +411,7 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
 
 @log_group.command("delete", epilog="Example: dlog log delete clicks --yes")
 @click.argument("log")
-@click.option("--damaged", is_flag=True, help="Its metadata is damaged: delete what can be told.")
+@click.option("--damaged", is_flag=True, help="Delete a log with damaged metadata, where readable.")
 @confirmed
 @common_options
 def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
@@ -444,7 +444,7 @@ async def _describe_deletion(namespace: Namespace, log: str, damaged: bool) -> s
             "that can still be told from it; others stay until `dlog ledger audit --delete`"
         )
     if damage:
-        raise CorruptMetadataError(f"{damage}; --damaged deletes what can be told of the log")
+        raise CorruptMetadataError(f"{damage}; --damaged deletes the log as far as it is readable")
     try:
         async with await namespace.open_log(log) as manager:
             snapshot = await manager.get_snapshot()

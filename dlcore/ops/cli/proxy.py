@@ -100,8 +100,7 @@ def _act(action: Action[NoRequest, NoAnswer]) -> None:
     endpoint = namespace_endpoint()
     if endpoint is None or "," in endpoint:
         raise click.UsageError(
-            f"--endpoint {endpoint or 'is missing'}: expected the one proxy that is meant, as "
-            "grpc://host:port"
+            f"--endpoint {endpoint or 'is missing'}: expected a single proxy, like grpc://host:port"
         )
 
     async def act() -> None:
@@ -128,7 +127,7 @@ def release_log(log: str) -> None:
     endpoint = namespace_endpoint()
     if endpoint is None:
         raise click.UsageError(
-            "proxy release asks proxies: give --endpoint grpc://host:port, or DLOG_ENDPOINT"
+            "proxy release needs proxies: give --endpoint grpc://host:port, or DLOG_ENDPOINT"
         )
     work = release(endpoint, log, patience_s=patience() / 2, tls=namespace_tls())
     if asyncio.run(in_time(work, endpoint)):

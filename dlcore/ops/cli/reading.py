@@ -88,7 +88,7 @@ class RecordPrinter:
         if (template is not None) + raw + framed + wants_json() > 1:
             raise click.UsageError("give one of --format, --raw, --framed and --json")
         if delimiter is not None and not raw:
-            raise click.UsageError("--delimiter stands behind each payload of --raw: give both")
+            raise click.UsageError("--delimiter ends each payload of --raw: give both")
         if template is not None:
             template = _parsed(template)
         return cls(
@@ -172,21 +172,21 @@ def printed(command: _Command) -> _Command:
         click.option(
             "--framed",
             is_flag=True,
-            help="Only the payloads, each behind its length, 4 bytes, the highest first.",
+            help="Print only the payloads, each after its length in 4 bytes, big-endian.",
         ),
         click.option(
             "--delimiter",
             type=DELIMITER,
             metavar="TEXT",
-            help="With --raw: what stands behind each payload, instead of a line's end.",
+            help="With --raw: end each payload with TEXT instead of a line end.",
         ),
-        click.option("--raw", is_flag=True, help="Only the payloads, as they are."),
+        click.option("--raw", is_flag=True, help="Print only the payloads, unchanged."),
         click.option(
             "--format",
             "template",
             metavar="TEXT",
-            help=f"A line for each record, like '{{dlsn}} {{value}}'; of {', '.join(_FIELDS)}, "
-            r"with \t for a tab and \n for a line's end.",
+            help="Print each record as a line like '{dlsn} {value}'; the fields are "
+            rf"{', '.join(_FIELDS)}; \t is a tab, \n a line end.",
         ),
     ):
         command = option(command)
@@ -196,7 +196,7 @@ def printed(command: _Command) -> _Command:
 @click.command("tail", epilog="Example: dlog log tail clicks -n 100 -f")
 @click.argument("log")
 @click.option(
-    "-n", "--lines", type=click.IntRange(min=0), metavar="N", help="How many records [10]."
+    "-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Number of records [10]."
 )
 @click.option("-f", "--follow", is_flag=True, help="Wait for more records, until interrupted.")
 @click.option("--from-dlsn", metavar="DLSN", help="Start at this position instead of near the end.")
@@ -215,7 +215,7 @@ def printed(command: _Command) -> _Command:
     default=LogConfig().read_unavailable_timeout_s,
     show_default=True,
     metavar="SECONDS",
-    help="With -f: give up when ZooKeeper or all bookies are gone for so long.",
+    help="With -f: give up if ZooKeeper or all bookies are gone for this time.",
 )
 @common_options
 def tail_log(
@@ -239,7 +239,7 @@ def tail_log(
     --json each record is one line.
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
-        raise click.UsageError("give --from-dlsn, --from-txid or --from-timestamp, one of them")
+        raise click.UsageError("give one of --from-dlsn, --from-txid and --from-timestamp")
     tail = _Tail(
         log=log,
         config=LogConfig(read_unavailable_timeout_s=unavailable_timeout_s),
@@ -340,9 +340,9 @@ def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
 
 @click.command("dump", epilog="Example: dlog log dump clicks --entries --json")
 @click.argument("log")
-@click.option("--from-dlsn", metavar="DLSN", help="Start here instead of at the first record.")
+@click.option("--from-dlsn", metavar="DLSN", help="Start at DLSN instead of at the first record.")
 @click.option("--to-dlsn", metavar="DLSN", help="End before this position.")
-@click.option("--entries", is_flag=True, help="Show the entries that hold the records instead.")
+@click.option("--entries", is_flag=True, help="Show entries instead of records.")
 @printed
 @common_options
 def dump_log(
@@ -365,7 +365,7 @@ def dump_log(
     """
     printer = RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed)
     if entries and (template is not None or raw or framed):
-        raise click.UsageError("--entries shows no records: --format, --raw, --framed do not go")
+        raise click.UsageError("--entries shows no records: leave out --format, --raw and --framed")
     start = None if from_dlsn is None else DLSN.parse(from_dlsn)
     end = None if to_dlsn is None else DLSN.parse(to_dlsn)
 
@@ -379,7 +379,7 @@ def dump_log(
 
     async def dump_remote(namespace: RemoteNamespace) -> None:
         if entries:
-            raise click.UsageError("--entries is told by bookies: give --uri and no --endpoint")
+            raise click.UsageError("--entries reads from bookies: give --uri and no --endpoint")
         now = (await snapshot_of(namespace, log)).end
         await _dump_records(await namespace.open_log(log), printer, start, min(end or now, now))
 

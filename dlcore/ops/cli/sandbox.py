@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "sandbox", epilog="Example: dlog sandbox --bookies 4 --data-dir ./data --uri-file uri.txt"
 )
 @click.option(
-    "--bookies", type=click.IntRange(min=1), default=3, show_default=True, help="How many bookies."
+    "--bookies", type=click.IntRange(min=1), default=3, show_default=True, help="Number of bookies."
 )
 @click.option(
     "--base-port",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep the data here; a restart finds it. By default a temporary folder, then removed.",
+    help="Keep the data here for restarts; by default in a temporary folder that is removed.",
 )
 @click.option(
     "--uri-file",
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     "racks",
     multiple=True,
     metavar="RACK",
-    help="A rack, given several times: the bookies stand in these in turn.",
+    help="A rack for bookies; may be repeated: the bookies get the racks round-robin.",
 )
 @click.option(
     "--proxies",
@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     default=1,
     show_default=True,
     metavar="N",
-    help="How many proxies serve Arrow Flight.",
+    help="Number of proxies that serve Arrow Flight.",
 )
 @click.option(
     "--autorecovery/--no-autorecovery",
     default=True,
     show_default=True,
-    help="Whether a process makes replicas again that lost bookies held.",
+    help="Whether to run a process that restores replicas of lost bookies.",
 )
 @common_options
 def sandbox_command(

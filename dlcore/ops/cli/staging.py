@@ -61,7 +61,7 @@ def list_staged() -> None:
     default=_DEFAULTS.leftovers_age_s / _DAY_S,
     show_default=True,
     metavar="DAYS",
-    help="How old what a dead process staged must be.",
+    help="Age from which leftovers of dead processes are removed.",
 )
 @click.option(
     "--commits-days",
@@ -69,7 +69,7 @@ def list_staged() -> None:
     default=_DEFAULTS.commits_age_s / _DAY_S,
     show_default=True,
     metavar="DAYS",
-    help="How old the record of a commit must be: a replay that is older is not recognised.",
+    help="Age from which records of commits are removed; later replays are not recognized.",
 )
 @confirmed
 @common_options

@@ -48,14 +48,14 @@ _CHUNK_BYTES = 1 << 20
     "--delimiter",
     type=DELIMITER,
     metavar="TEXT",
-    help="What stands behind each record instead of a line's end; \\0 and the like are escapes.",
+    help="TEXT ends each record instead of a line end; \\0 and the like are escapes.",
 )
 @click.option(
     "--framed",
     is_flag=True,
-    help="Each record stands behind its length (4 bytes, the highest first): for any bytes.",
+    help="Each record follows its length (4 bytes, big-endian): for any bytes.",
 )
-@click.option("--whole", is_flag=True, help="All of the input is one record.")
+@click.option("--whole", is_flag=True, help="The whole input is one record.")
 @click.option(
     "--stream",
     is_flag=True,

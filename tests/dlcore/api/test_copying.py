@@ -166,7 +166,7 @@ def test_an_append_that_follows_another_version_is_refused() -> None:
         for version, after, wanted in ((4, -1, True), (9, 4, True), (12, 4, False), (9, 4, False)):
             append = await namespace.begin_append("me", version, after=after)
             if version == 12:
-                with pytest.raises(AppendMismatchError, match="the last one committed is 9"):
+                with pytest.raises(AppendMismatchError, match="the last committed one is 9"):
                     await append.commit()
             else:
                 assert (await append.commit()).committed is wanted

@@ -412,7 +412,7 @@ def test_a_log_is_found_by_any_name_that_it_had() -> None:
         node = await store.get(path)
         assert node is not None
         await store.delete(path)
-        with pytest.raises(CorruptMetadataError, match=r"'visits' .* does not lead to it"):
+        with pytest.raises(CorruptMetadataError, match=r"'visits' .* of its name is missing"):
             await logs.find_again(old)
         await store.create(path, node.value)
         await log.delete()

@@ -83,7 +83,7 @@ def test_only_when_all_failed_for_one_entry_the_read_fails_naming_them() -> None
     (effect,) = lane.failed(bookie("C"), MISSING)
     assert isinstance(effect, FailRead)
     text = str(effect.error)
-    assert "ledger 7: no replica gave entry 0" in text
+    assert "ledger 7: no replica returned entry 0" in text
     assert "A/00000000: NoSuchEntryError: not here" in text
     assert "B/00000000: BookieStorageError: damaged" in text
 

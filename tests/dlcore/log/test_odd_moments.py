@@ -177,7 +177,7 @@ def test_a_log_that_is_listed_as_deleted_and_is_not() -> None:
         before = await read_all(log)
         namespace = cluster.namespaces[0]
         context, key = namespace._context, log._log
-        with pytest.raises(UnexpectedError, match="listed as deleted, and its head is not"):
+        with pytest.raises(UnexpectedError, match="listed as deleted, but its head is not"):
             await remove_deleted(context, key)
         assert await read_all(log) == before
         await namespace.delete_log("clicks")

@@ -80,5 +80,5 @@ def test_a_batch_to_write_may_have_the_old_name() -> None:
         rows = byte_log_batch(pa.record_batch({"txid": [1], "payload": [b"a"]}))
     assert [each.filename for each in told] == [__file__]
     assert rows == byte_log_batch(pa.record_batch({"txid": [1], "value": [b"a"]}))
-    with pytest.raises(ConfigurationError, match="payload, which is the old name of value"):
+    with pytest.raises(ConfigurationError, match="payload is the old name of value"):
         byte_log_batch(pa.record_batch({"txid": [1], "value": [b"a"], "payload": [b"b"]}))

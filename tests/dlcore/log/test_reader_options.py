@@ -109,7 +109,7 @@ def test_an_idle_reader_looks_again(
             assert found is not None
 
     on_log(body)
-    assert "heard of no record for 0.1" in caplog.text
+    assert "got no news for 0.1" in caplog.text
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -132,7 +132,7 @@ def test_damaged_entries_are_left_out_only_when_asked(*, is_open: bool) -> None:
         async with await log.open_reader() as reader:
             assert len(await reader.read_bulk(99, timeout_s=60)) == 7
             for _ in range(2):
-                with pytest.raises(LedgerReadError, match="no replica gave entry 1"):
+                with pytest.raises(LedgerReadError, match="no replica returned entry 1"):
                     await reader.read_next()
             assert reader.broken_entries == 0
         async with await log.open_reader(skip_broken_entries=True) as reader:

@@ -200,7 +200,7 @@ def test_ledgers_carry_what_their_writer_says() -> None:
     """Beside what dlog says of them itself, which nobody else may."""
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        with pytest.raises(ConfigurationError, match=r"\['log'\] are what dlog itself says"):
+        with pytest.raises(ConfigurationError, match=r"\['log'\] are keys that dlog sets itself"):
             await log.open_writer(ledger_metadata={"log": "x", "team": "a"})
         with pytest.raises(ConfigurationError, match=r"4097 bytes .* at most 4096"):
             await log.open_writer(ledger_metadata={"team": "a" * 4093})

@@ -178,7 +178,7 @@ def test_what_is_written_all_or_none_and_is_not_is_refused() -> None:
     async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
         owner = await Owner.open(log)
         large = batch_of([0, 0], [bytes(1000 * 1000)] * 2)
-        with pytest.raises(Exception, match="cannot be written all or none"):
+        with pytest.raises(Exception, match="do not fit into one entry"):
             owner.writer.write_fitted(large, whole=True)
         assert await owner.writer.find_last() is None
         await owner.writer.aclose()

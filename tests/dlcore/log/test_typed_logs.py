@@ -255,7 +255,7 @@ def test_bytes_and_columns_do_not_mix() -> None:
         with pytest.raises(SchemaMismatchError, match="was created without a schema"):
             await plain.update_schema(TRIPS)
         async with await plain.open_writer() as writer:
-            with pytest.raises(ConfigurationError, match="logs that were created with a schema"):
+            with pytest.raises(ConfigurationError, match="other columns is created with a schema"):
                 writer.write_batch(trips(range(1)))
 
     on_trips(body)

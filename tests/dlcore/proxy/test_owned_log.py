@@ -121,7 +121,7 @@ def test_what_is_sent_again_waits_for_what_is_in_flight() -> None:
             await owned.accept(rows(b"a", b"b"), Mark(claim, 0)),
             await owned.accept_if(rows(b"b"), None, Mark(claim, 1)),
         ]
-        with pytest.raises(ConfigurationError, match="has written 1 of 2 records"):
+        with pytest.raises(ConfigurationError, match="has written 1 of "):
             await owned.accept_if(rows(b"b", b"c"), LAST, Mark(claim, 1))
         ((_, future),) = writer.written
         future.set_result(DLSN(1, 8, 1))

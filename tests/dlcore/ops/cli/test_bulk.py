@@ -45,7 +45,7 @@ def test_old_segments_are_purged(shell: Shell, log: str, tmp_path: Path) -> None
         shell.text("log", "write", log, "--file", path)
     txids = [int(t) for t in shell.text("log", "tail", log, "--format", "{txid}").split()]
     exit_code, _, err = shell.outcome("log", "purge", log, str(txids[3]))
-    assert (exit_code, "--yes is needed" in err) == (EXIT_USAGE, True)
+    assert (exit_code, "--yes is required" in err) == (EXIT_USAGE, True)
     exit_code, out, err = shell.outcome("log", "purge", log, str(txids[2]), "--yes")
     assert (exit_code, out) == (0, f"purged log {log}\n")
     assert f"Drop the 2 records of log {log} before segment 2" in err

@@ -75,7 +75,7 @@ def test_retention(shell: Shell, log: str, two_records: str) -> None:
     assert f"Drop records of log {log} that are older than 7d: 0 are now" in err
     assert shell.json("log", "retention", log)["retention_s"] == 7 * 24 * 3600
     assert shell.json("log", "retention", log, "forever")["retention_s"] is None
-    assert "--yes is needed" in shell.outcome("log", "retention", log, "1h")[2]
+    assert "--yes is required" in shell.outcome("log", "retention", log, "1h")[2]
 
 
 def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str) -> None:
@@ -94,7 +94,7 @@ def test_what_goes_by_a_setting_is_said(shell: Shell, log: str, two_records: str
     shown = shell.text("log", "retention", log)
     assert shown == f"log {log} keeps all its records, and truncated ones until they are 2h old\n"
     assert told("retention", log, "1h") == f"Drop the truncated {older} 1h\n"
-    assert "--yes is needed" in shell.outcome("log", "retention", log, "forever")[2]
+    assert "--yes is required" in shell.outcome("log", "retention", log, "forever")[2]
     assert told("retention", log, "forever") == f"Drop the truncated records of log {log}\n"
     told("retention", log, "7d")
     err = told("settings", log, "--set", "explicit_truncation=false", "--json")
@@ -108,7 +108,7 @@ def test_a_ledger_that_is_written_is_closed_when_somebody_says_so(shell: Shell, 
         writer.write(LogRecord(txid=1, payload=b"a"))
         writer.commit()
         ledger_id = str(manager.get_log_segments()[0].extents[0].ledger_id)
-        assert "--yes is needed" in shell.outcome("ledger", "recover", ledger_id)[2]
+        assert "--yes is required" in shell.outcome("ledger", "recover", ledger_id)[2]
         exit_code, out, err = shell.outcome("ledger", "recover", ledger_id, "--yes")
         assert exit_code == 0
         assert f"ledger {ledger_id} of log {log}: who still writes it is fenced" in err

@@ -62,7 +62,10 @@ def options_of(path: str) -> list[click.Option]:
         (["log", "show", "--uri", NOWHERE], "error: Missing argument 'LOG'"),
         (["log", "list", "--uri", "http://example.com"], "error: "),
         (["log", "truncate", "clicks", "3-17", "--uri", NOWHERE], "error: expected a DLSN like"),
-        (["log", "tail", "c", "--from-dlsn", "1:0:0", "--from-txid", "1"], "error: give --from"),
+        (
+            ["log", "tail", "c", "--from-dlsn", "1:0:0", "--from-txid", "1"],
+            "error: give one of --from",
+        ),
         (
             ["log", "create", "c", "--replication-factor", "3", "--ensemble", "3"],
             "one or the other",
