@@ -71,6 +71,7 @@ class DlogReader(DataSourceReader):
         logs = list_selected(address, options.logs)
         if not logs:
             raise LogNotFoundError(f"no log in {address} matches {options.logs}")
+        # After the check above: a filter may exclude every log, which is no error.
         logs = [log for log in logs if self._wanted.takes_log(log)]
         source = LogSnapshots(address)
         snapshots = require_all(source.take(logs), address)

@@ -306,6 +306,7 @@ class StreamOffset:
         callers that accept the loss.  The offset equals this one if there is nothing new, also if
         only a new segment began.
         """
+        # By id first: with two renames at once, a name of this offset may belong to another log.
         step = _Step(self, ends or {})
         followed = self._followed(views)
         renamed = {was for log, was in followed.items() if was != log}
@@ -321,6 +322,7 @@ class StreamOffset:
             elif known is not None:
                 step.pass_over(log, known, is_gone=log in self.gone)
         moved = StreamOffset(logs=step.logs, init=step.init, gone=frozenset(step.gone))
+        # Spark runs no batch if the offset is equal: `init` alone must not make a difference.
         is_same = (moved.logs, moved.gone) == (self.logs, self.gone)
         return (self if is_same else moved), step.losses
 
@@ -338,6 +340,7 @@ class StreamOffset:
 
     def ranges_to(self, end: StreamOffset) -> list[LogRange]:
         """Return the ranges of the batch from here to `end`, by log name, without empty ranges."""
+        # Compared as Spark stores them: a batch between equal offsets is empty, also with `init`.
         if self.to_json() == end.to_json():
             return []
         ranges = []
@@ -391,6 +394,8 @@ class _Step:
             self.losses.append(loss)
 
     def _begin(self, log: str, view: LogView) -> None:
+        # A new log is read from its first record ever; truncated ones before our first look are
+        # a loss as well.
         if view.first_sequence_id:
             start = LogPosition(log_id=view.log_id, dlsn=DLSN.INITIAL, sequence_id=0)
             self.losses.append(DataLoss.truncated(log, start, view))

@@ -156,6 +156,8 @@ def losses_of(
         start = bound_of(snapshot.log, bound)
         if not isinstance(start, TxidBound) or start.txid == 0:
             continue
+        # The head names the highest id of removed segments; between it and the first record,
+        # truncated entries that still exist are searched.
         if start.txid <= snapshot.truncated_txid:
             found.append(DataLoss.of_txids(snapshot, start.txid))
         elif snapshot.first > DLSN(snapshot.first.lssn, 0, 0):
@@ -235,6 +237,7 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
 def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -> list[Stretch]:
     """Return the parts of `stretches` that can hold wanted records."""
     searches = wanted.searches()
+    # With many logs, one search for each end of the filter instead of one for each interval.
     if len(stretches) > LOGS_SEARCHED_MAX:
         searches = [[(runs[0][0], runs[-1][1])] for runs in searches]
     keys = list({key for runs in searches for run in runs for key in run if key is not None})
@@ -321,7 +324,7 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
         AlreadyTruncatedError: records were truncated after the partition was planned.
         LogNotFoundError: the log was deleted meanwhile.
     """
-    freeze_imports()
+    freeze_imports()  # garbage collections then skip the imported modules
     shape = shape_of_rows(options)
     if isinstance(partition, CountedPartition):
         for log, first_sequence_id, records in partition.ranges:
@@ -359,6 +362,7 @@ def _scan_until_lost(
     part: ScanRange, options: ReadOptions
 ) -> Generator[ScanBatch, None, ScanRange | None]:
     """Scan a range up to lost records; return the rest behind them, None at the range's end."""
+    # Counted along, so that a loss is reported with the exact number of records.
     start, sequence_id = part.start, first_sequence_id(part)
     try:
         for batch in scan_range(options.address, part):

@@ -50,7 +50,7 @@ _kept = _Kept()
 
 
 def _start_afresh() -> None:
-    # Another thread may have held the lock during the fork.
+    # Another thread may have held the lock during the fork, and connections belong to the parent.
     global _kept
     _kept = _Kept()
 
@@ -160,6 +160,7 @@ def staging_writer(address: Address, append: AppendIdentity) -> Iterator[Staging
     """
     key = (address, append.staged_as)
     keep = append.shared is not None
+    # Taken out while it is in use: concurrent tasks of one process must not share a writer.
     with _kept.lock:
         writer, _ = _kept.writers.pop(key, (None, 0))
     if writer is None:

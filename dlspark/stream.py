@@ -148,6 +148,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.limits.bounds_batches and not has_admission_control():
                 self._warn_of_version()
         views = self._look(since)
+        # Reported before the offset goes on: an offset without these logs cannot report them.
         left_out = self._left_out(since)
         self._report(left_out)
         since = since.without(loss.log for loss in left_out)
@@ -155,6 +156,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(losses)
         if not is_unlimited(limit):
             offset = self._limited(since, offset, views)
+        # Only a batch with records starts the wait of minRecordsPerTrigger anew.
         if offset.logs != since.logs:
             self._last_batch_ns = self._monotonic_ns()
         self._known = offset
@@ -177,6 +179,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waiting = sum(backlog.records for backlog in backlogs.values())
         last_ns = self._last_batch_ns
         waited_s = None if last_ns is None else (self._monotonic_ns() - last_ns) / 1e9
+        # A run with an end takes all records up to it, even if they are few.
         if self._target is None and not limits.is_enough(waiting, waited_s=waited_s):
             return since
         cut = [
@@ -198,6 +201,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             for (log, _), place in zip(cut, found, strict=True)
         }
+        # Advanced from `since` again: `offset` has already passed the records that are left out.
         return since.advanced(views, {**self._ends(views), **stops})[0]
 
     def _ends(self, views: Mapping[str, LogView | None]) -> dict[str, LogPosition]:
@@ -302,6 +306,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Divide the records between two offsets, also of a batch of an earlier run."""
+        # Without arguments, as in Spark 4.1, `latestOffset` goes on from this offset.
         until = StreamOffset.from_json(end)
         self._known = until
         ranges = StreamOffset.from_json(start).ranges_to(until)
@@ -324,6 +329,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Stretch(snapshot=snapshot, start=wanted.start.dlsn, end=wanted.end)]
 
     def _snapshot_of(self, wanted: LogRange) -> LogSnapshot | None:
+        # A batch of an earlier run was planned with other snapshots: take a new one if need be.
         snapshot = self._snapshots.get(wanted.log)
         if (
             snapshot is not None
@@ -377,7 +383,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = [loss for loss in losses if fail or loss.key not in self._counted]
         report_losses(new, fail=fail)
         for loss in losses:
-            self._counted.pop(loss.key, None)
+            self._counted.pop(loss.key, None)  # moves it to the end: the oldest ones are dropped
             self._counted[loss.key] = None
         while len(self._counted) > max(LOSSES_KEPT_MAX, len(losses)):
             del self._counted[next(iter(self._counted))]
@@ -411,7 +417,7 @@ class DlogStreamWriter(DataSourceStreamArrowWriter):
         """Stage the rows of a task."""
         context = TaskContext.get()
         assert context is not None, "Spark calls write in a task"
-        assert self._columns is not None, "who plans a batch makes the writer of its tasks"
+        assert self._columns is not None, "a writer without columns only commits"
         return stage_rows(
             iterator,
             options=self._options,

@@ -82,6 +82,7 @@ class _Subscription:
                 continue
             self._update = update
             self._on_news()
+            # The next update is not requested yet: a slow caller then slows the bookie down.
             await self._is_used.wait()
             self._is_used.clear()
 
@@ -238,7 +239,7 @@ class LedgerFollower:
         is_answered = asking is not None and asking.done()
         if subscription.has_news:
             if is_answered or self._told_end > self._last_add_confirmed:
-                self._news.set()  # the answers are handled in the next turn
+                self._news.set()  # the answers are handled by the next call
             return await self._take_update(subscription)
         if is_answered:
             assert asking is not None
@@ -276,6 +277,7 @@ class LedgerFollower:
 
         The remaining ones come with a step.
         """
+        # Only while `steps` waits, else entries could pass those of a step that is being delivered.
         if not self._is_waiting or self._is_first or update.fenced:
             return False
         lac = max(self._last_add_confirmed, update.last_add_confirmed)
@@ -288,7 +290,7 @@ class LedgerFollower:
                 return False
             self._next += 1
         if self._next <= lac:
-            return False
+            return False  # confirmed entries are missing here: `_deliver` reads them from others
         self._heard_s = self._loop.time()
         self._heed(update)
         return True
@@ -300,6 +302,7 @@ class LedgerFollower:
             await self._switch(error)
             return None
         self._heed(update)
+        # A fence announces a recovery, which changes the metadata; the watch may come late.
         if update.fenced and not self._is_fenced:
             self._is_fenced = True
             self._is_stale = True
@@ -354,6 +357,8 @@ class LedgerFollower:
                 is_more_held |= any(last > best for _, last in answer.ranges)
             elif not isinstance(answer, DLError):
                 raise answer
+        # Bookies hold entries above every known LAC: their writer may be dead, and its last LAC
+        # may never arrive.  Then the entries themselves decide.
         if best_bookie is None and is_more_held:
             best = await self._read_end(best)
         return best, best_bookie
@@ -428,7 +433,7 @@ class LedgerFollower:
         metadata = self._reader.metadata
         if metadata.state is LedgerState.CLOSED:
             return False
-        vouched = self._next - 1
+        vouched = self._next - 1  # these entries were read, so they exist
         confirmed = await self._reader.disprove(
             metadata.last_ensemble, vouched=vouched, claimed=lac
         )
@@ -438,6 +443,7 @@ class LedgerFollower:
         self._told_end = min(self._told_end, confirmed)
         if self._told_by is not None:
             self._distrusted.add(self._told_by)
+        # Some bookie must be followed: each LAC is checked again when an entry is missing.
         if self._distrusted.issuperset(metadata.last_ensemble.bookies):
             self._distrusted.clear()
         await self._unsubscribe()

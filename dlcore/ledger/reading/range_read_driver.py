@@ -163,6 +163,7 @@ class RangeRead:
                 return lane.ready.popleft()
             self._raise_if_failed(lane)
             return ()
+        # With several lanes, lane k reads every n-th entry from the k-th on.
         merged: list[EntryFrame] = []
         for entry_id in range(self._next, self._last + 1):
             lane = self._lanes[(entry_id - self._first) % len(self._lanes)]
@@ -220,6 +221,7 @@ class RangeRead:
             self._end(lane, stream, BookieStorageError("the stream ended before its last entry"))
             return
         entries, damage = self._verify(lane, stream, frames)
+        # Damage counts as an answer, not as silence: the stream is ended for it below.
         lane.quiet_since = now
         if entries:
             self._health.reads.note_success(stream.bookie, now)
@@ -234,6 +236,7 @@ class RangeRead:
     ) -> tuple[list[EntryFrame], DLError | None]:
         """Return the good entries at the head of a chunk, and the error of the next one, if any."""
         stride = lane.machine.stride
+        # All frames in one pass over their memory; only a run with damage goes frame by frame.
         if isinstance(frames, FrameRun):
             sound = decode_run(
                 frames,
@@ -264,7 +267,7 @@ class RangeRead:
             error,
         )
         if lane.streams.get(stream.bookie) is not stream:
-            return
+            return  # the machine has closed or replaced this stream already
         if not isinstance(error, NoSuchEntryError | NoSuchLedgerError):  # these are valid answers
             self._health.reads.note_failure(stream.bookie, self._loop.time())
         del lane.streams[stream.bookie]
@@ -277,6 +280,7 @@ class RangeRead:
                 message = f"no answer within {self._config.read_timeout_s} s"
                 self._end(lane, stream, BookieUnavailableError(message))
         if now >= lane.quiet_since + self._config.speculative_read_delay_s:
+            # Not yet an error: the machine asks the next replica too, and takes the first answer.
             lane.quiet_since = now
             effects = lane.machine.silent()
             if effects:

@@ -114,10 +114,12 @@ class LedgerReader:
             finally:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
+            # The LAC of one bookie alone may be false: the entries that bookies hold decide.
             if not end.is_vouched:
                 confirmed = await self.disprove(ensemble, vouched=end.vouched, claimed=end.told)
                 if confirmed < end.told:
                     return confirmed
+            # Entries above the LAC count only if no ensemble change or recovery drops them.
             if end.is_decided and (end.held == end.told or await self._stays(ensemble)):
                 return end.held
             if self._ledger_store is None:
@@ -225,6 +227,7 @@ class LedgerReader:
         try:
             return await self._bookies.read_held(bookie, ledger_id=self._metadata.ledger_id)
         except NoSuchLedgerError:
+            # A complete answer: the bookie holds no entry of the ledger.
             return HeldEntries(-1, ENTRY_ID_MAX, ())
 
     async def read(self, first: int, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:

@@ -111,6 +111,7 @@ class _Read:
         for copy in self.copies:
             if bytes_before is None or copy.ledger_bytes == bytes_before + len(copy.body):
                 return copy
+        # None follows the bytes before it.  One such copy alone proves nothing, even with Qa = 1.
         for copy in self.copies:
             same = sum(bytes(each.data) == bytes(copy.data) for each in self.copies)
             if same >= max(ack_quorum_size, 2):
@@ -187,7 +188,7 @@ class LedgerRecovery:
         effects: list[Effect] = [StartWriteBack(last_add_confirmed=start)]
         if start == INVALID_ENTRY_ID:
             self._bytes_before = 0
-        elif start >= self._ensemble.first_entry_id:  # else these bookies may not hold it
+        elif start >= self._ensemble.first_entry_id:  # an earlier ensemble stores the others
             self._anchor = start
             effects += self._read(start)
         return effects + self._read_ahead()
@@ -246,6 +247,7 @@ class LedgerRecovery:
 
     @property
     def _noes_needed(self) -> int:
+        # With so many bookies without the entry, fewer than Qa can ever have it.
         return self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
 
     def _decide(self) -> list[Effect]:
@@ -258,6 +260,8 @@ class LedgerRecovery:
         if not self._is_anchored():
             return []
         effects: list[Effect] = []
+        # A copy decides before the noes: one copy of an unacknowledged entry may be kept, but an
+        # acknowledged entry must never be dropped.
         while (read := self._reads.get(self._next_entry)) is not None:
             copy = read.copy_after(self._bytes_before, ack_quorum_size=self._quorum.ack_quorum_size)
             if copy is not None:

@@ -93,6 +93,7 @@ async def _store_end(
 ) -> LedgerMetadata:
     """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that another client stored."""
     stored = pinned
+    # Recovery changes the last ensemble only; auto-recovery may change the others meanwhile.
     kept = len(pinned.metadata.ensembles) - 1
     while True:
         if stored.metadata.state is LedgerState.CLOSED:
@@ -143,6 +144,7 @@ class _Recoverer:
         assert self._writer is not None
         if last_entry_id > self._start:
             return last_entry_id, self._writer.appender.confirmed_bytes
+        # No entry was written back, so no frame with the ledger's length was read.
         return last_entry_id, await self._length_at(last_entry_id)
 
     async def aclose(self) -> None:
@@ -175,6 +177,7 @@ class _Recoverer:
     def _start_write_back(self, last_add_confirmed: int) -> None:
         self._start = last_add_confirmed
         self._writer = AppendDriver(
+            # Without persistence: new ensembles are stored with the end, in one change.
             LedgerAppender(
                 self._pinned.metadata, last_add_confirmed=last_add_confirmed, persist=False
             ),
@@ -228,6 +231,7 @@ class _Recoverer:
             )
             entry = decode_frame(frame, ledger_id=ledger_id, entry_id=effect.entry_id)
         except (NoSuchEntryError, NoSuchLedgerError):
+            # A proven no of a fenced bookie: it will not get this entry any more.
             return self._machine.missing(entry_id=effect.entry_id, position=effect.position)
         except DLError as error:
             return self._machine.unknown(

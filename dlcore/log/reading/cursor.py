@@ -145,6 +145,7 @@ class ReadCursor:
 
     def _pass_truncated(self, state: LogState) -> None:
         first = state.first_active
+        # Truncation drops positions at once, but segments later: until then they can be read.
         if self._truncated is TruncationRule.IGNORE and state.segments:
             first = min(first, max(state.segments[0].start, self.position))
         if self.position >= first:
@@ -155,12 +156,14 @@ class ReadCursor:
                 f"the first one left is {first}"
             )
         if not self._has_read_up_to(first, state):
-            self._next_sequence_id = None
+            self._next_sequence_id = None  # records are left out, so the next number is unknown
         self.position = first
         self._has_delivered = False
 
     def _has_read_up_to(self, first: DLSN, state: LogState) -> bool:
         """Return whether every record below `first` was delivered, though the position is lower."""
+        # The position may be at the end of a segment and `first` at the start of a later one, with
+        # no record between.  Sequence ids have no gaps, so they decide.
         following = self._next_sequence_id
         if following is None or first.slot_id:
             return False
@@ -181,6 +184,7 @@ class ReadCursor:
             step = FollowExtent if extent.is_open else ReadExtent
             last, end = extent.last_entry_id, self._end
             if last is not None and end is not None and end.lssn == segment.lssn:
+                # Whole entries are read: the one that contains `end` is cut by the caller.
                 last_wanted = end.entry_id if end.slot_id else end.entry_id - 1
                 last = min(last, extent.first_entry_id + last_wanted - base)
             return step(
@@ -220,6 +224,7 @@ class ReadCursor:
         Returns: its entry id in the segment, and the sequence id of its first record.
         """
         entry_id = step.base_entry_id + ledger_entry_id - step.extent.first_entry_id
+        # Both checks are on entries that bookies returned: a reader rather fails than skips one.
         if (step.lssn, entry_id) != (self.position.lssn, self.position.entry_id):
             raise UnexpectedError(
                 f"log {self._log!r}: entry {entry_id} of segment {step.lssn} was read, "

@@ -162,7 +162,8 @@ class Fetcher:
             await self._news.wait()
 
     def _set_alarm(self, wake_at: float) -> None:
-        # It stays for later waits, which mostly end long before: ringing early does no harm.
+        # The timer is kept for later waits, most of which end much sooner; an early wake-up does no
+        # harm, and a new timer for each wait would cost more.
         self._stop_alarm()
         self._alarm_s = wake_at
         self._alarm = self._loop.call_at(wake_at, self._ring)
@@ -197,6 +198,7 @@ class Fetcher:
     def fail(self, error: DLError) -> None:
         """Stop fetching; entries after the one that was taken last are not delivered."""
         self._task.cancel()
+        # Buffered entries follow the failed one: delivered, they would leave a gap.
         self._entries.clear()
         self._buffered_bytes = 0
         self._fail(error)
@@ -235,6 +237,7 @@ class Fetcher:
 
         The log's metadata is read again, unless more is known to be readable.
         """
+        # On copies: planning may move the cursor, which only the fetching task may do.
         if isinstance(self._cursor.copy().plan(self._state), ReadExtent):
             return True  # unless it is truncated right now: then `wait` returns without it
         state = await self._reread()
@@ -319,10 +322,11 @@ class Fetcher:
                 assert isinstance(step, ReadExtent | FollowExtent)
                 self._skip(step, error)
                 return
+            # Truncation, recovery and merges remove ledgers, and each of them changes the head.
             before = self._state
             await self._refresh()
             if self._state.version == before.version:
-                raise  # not explained by truncation or recovery
+                raise
 
     async def _next_state(self) -> None:
         self._times_idle += 1
@@ -331,6 +335,7 @@ class Fetcher:
         await self._refresh()
 
     async def _refresh(self) -> None:
+        # Cleared before the read, so that no change during the read is missed.
         self._changed.clear()
         self._state = await self._reread()
 
@@ -352,6 +357,8 @@ class Fetcher:
         entry_bytes = step.extent.size_bytes / step.extent.entry_count
         async with aclosing(opened), aclosing(opened.chunks()) as chunks:
             async for frames in chunks:
+                # Near its end the next extent is opened, so that the first chunk of this one is
+                # here in time: between small extents the reader would wait for a round trip each.
                 left_bytes = entry_bytes * (last_entry_id - frames[-1].entry_id)
                 if left_bytes <= _OPENED_AHEAD_BYTES and self._opened is None:
                     self._open_next(step)
@@ -383,6 +390,7 @@ class Fetcher:
         async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
             async for frames in chunks:
                 if reader.metadata is not known:
+                    # The reader found that entries were moved: spare the next readers the search.
                     known = reader.metadata
                     self._context.ledger_cache.correct(known)
                 yield frames
@@ -455,6 +463,7 @@ class Fetcher:
         self, step: ReadExtent | FollowExtent, frames: Sequence[EntryFrame]
     ) -> None:
         for frame in frames:
+            # Above the bound by one entry at most: an entry larger than it must pass as well.
             while self._buffered_bytes > self._ahead_bytes:
                 self._room.clear()
                 await self._room.wait()
@@ -479,7 +488,7 @@ class Fetcher:
         try:
             header = decode_entry_header(frame.body)
         except InvalidEntryError:
-            return False
+            return False  # `_deliver` gets it again, and skips it or fails
         self._buffer(step, frame, header)
         return True
 

@@ -198,6 +198,7 @@ class LogFollower:
 
     async def take(self) -> LogSnapshot:
         """Return a snapshot with every change that completed before this call."""
+        # Before the read: a notification during it may be of a change that the read missed.
         heard = self.heard
         return await self.take_at(await self._context.logs.read(self.log), heard=heard)
 
@@ -205,6 +206,7 @@ class LogFollower:
         """Return a snapshot as of a head, or a later one; `heard` is from before its read."""
         while True:
             same = self._snapshot
+            # With the same head only addresses and schema can differ: they have nodes of their own.
             if same is not None and self._is_final and at.version <= self._version:
                 addresses = await persistently(self._context.registry.get_addresses)
                 schema = await self._read_schema()
@@ -263,6 +265,7 @@ class LogFollower:
         changed: list[tuple[LogSegment, SegmentView | None, int]] = []
         for segment in state.segments:
             before = self._views.get(segment.lssn)
+            # The history keeps unchanged segments as the same objects.
             if before is not None and before[0] is segment and not segment.has_open_extent:
                 kept[segment.lssn] = before
                 continue
@@ -316,7 +319,7 @@ async def _view_of(
             extent = await _readable_extent(reader, each, known)
             ledger = replace(reader.metadata, custom={})
         if extent is None:
-            break
+            break  # the open extent has no readable entry yet, and it is the last one
         named[each.ledger_id] = ledger
         last = extent.last_entry_id
         assert last is not None
@@ -431,6 +434,7 @@ class Finder:
         for segment, view in self._extents():
             if view.last_txid < txid:
                 continue
+            # All records of an append without own ids share one: the first of them is the answer.
             if view.txid_assigned:
                 return DLSN(segment.lssn, view.base_entry_id, 0)
             entry_id = await self._first_entry(

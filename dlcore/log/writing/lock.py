@@ -235,10 +235,13 @@ class WriterLock:
         for _ in range(_GUARDED_ATTEMPTS_MAX):
             ops: list[Op] = [create]
             if guarded:
+                # Between the lost session and this attempt another writer may have come and gone.
                 version = await self._verify()
                 if version is None:
                     return LogMoved()
                 ops = [Check(self._guard_path, version), create]
+            # Before the attempt: without an answer the node may exist, and only its token shows
+            # that it is ours.
             self._ownership.attempted(token)
             try:
                 await self._store.multi(ops)
@@ -300,6 +303,7 @@ class WriterLock:
         node = await self._store.get(self._path, fresh=True)
         if node is None or not self._is_own(node) or self._holder_of(node).turn != before:
             return False
+        # Compare-and-set: an append may ask for its turn, or end it, at the same time.
         value = encode(replace(self._holder_of(node), turn=turn))
         try:
             await self._store.multi([Put(self._path, value, node.version)])

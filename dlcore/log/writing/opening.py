@@ -64,6 +64,7 @@ async def open_locked(
         EndOfStreamError: it is sealed.
         LedgerRecoveryError, LedgerReadError, MetadataError: the state cannot be found now.
     """
+    # Read under the lock: another writer may have changed the log since it was opened.
     at, settings = await context.logs.open(log)
     (schema,) = await context.logs.read_schemas([log])
     at = await recover_log(context, at)
@@ -96,7 +97,8 @@ async def restore_producers(
         try:
             found = await _stamps_of(context, segment, last)
         except LedgerNotFoundError:
-            # Its entries were merged into another ledger.
+            # A merge may have moved its entries to another ledger.  It changes the head: with the
+            # same head the ledger is really lost.
             known, at = at, await context.logs.read(at.log)
             if at.version == known.version:
                 raise

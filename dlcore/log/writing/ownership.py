@@ -203,7 +203,7 @@ class Ownership:
 
     def _taken(self) -> list[Effect]:
         if not self._connected:
-            return []  # a session that is gone has taken it
+            return []  # the node belongs to an expired session, and vanishes with it
         self.holder = None
         if self.state is OwnershipState.ACQUIRING:
             self.state = OwnershipState.OWNED
@@ -217,11 +217,13 @@ class Ownership:
         self.holder = holder
         if self.is_own(holder):
             return []  # our earlier session left it, and it will soon vanish
+        # A new owner has fenced our ledger, or will: waiting for the lock would be useless.
         if self.state is OwnershipState.LOST:
             return self._deny()
         if self.state is OwnershipState.ACQUIRING and not self._waits:
             return self._deny()
         if self.state is OwnershipState.ACQUIRING and self._asks:
+            # One that refuses turns does not watch its node for requests.
             lets_go = holder.turn != "refused" and not holder.wanted_by
             return [AskHolder(holder)] if lets_go else []
         return []

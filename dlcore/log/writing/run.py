@@ -60,6 +60,7 @@ class Run:
         stamp: bytes = b"",
     ) -> list[BytesLike]:
         """Return the parts of the next entry's body, which holds `group`, and count it."""
+        # Readers search by time, so it never decreases, even if the clock is set back.
         self.timestamp_ms = max(self.timestamp_ms, now_ms)
         body = self._encode(group, compressor, stamp)
         if not self.entry_count:
@@ -72,6 +73,7 @@ class Run:
         return body
 
     def _encode(self, group: Group[Any], compressor: Compressor, stamp: bytes) -> list[BytesLike]:
+        # Records written one by one are encoded without a batch, which costs more than they do.
         plain, form = group.plain_records(), plain_format()
         if plain is not None and form is not None and compressor.leaves_bytes:
             header = encode_entry_header(

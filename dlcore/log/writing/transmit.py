@@ -287,7 +287,8 @@ class Transmitter(Generic[_Ticket]):
         group = self._group_for(txid, size_bytes)
         run = group.run or group.begin_run()
         self._txids, self._payloads, self._tickets = run.txids, run.payloads, group.tickets
-        # A grant is too small for a record that is too long.
+        # A record beyond the limit never fits a grant.  Therefore it comes here, where it is
+        # checked, and `add_record` needs no check of its own.
         longest = RECORD_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
         granted = min(granted, self.entry_bytes - group.size_bytes, longest)
         self._granted_bytes = max(granted, size_bytes)
@@ -369,6 +370,7 @@ class Transmitter(Generic[_Ticket]):
             txids = part.column(0)
             first_txid, self.last_txid = txids[0].as_py(), txids[-1].as_py()
             group = self._group_for(first_txid, size_bytes, schema_id)
+            # If this group is never sent, the rows before it may still be in the log.
             group.goes_on |= before is not None and group is not before
             before = group
             group._add_batch(part, self.last_txid, size_bytes)
@@ -385,6 +387,7 @@ class Transmitter(Generic[_Ticket]):
         self, first_txid: int, size_bytes: int, schema_id: int = BYTES_SCHEMA_ID
     ) -> Group[_Ticket]:
         group = self._open
+        # An entry has one schema id, by which readers find its columns.
         if group is not None and (
             group.size_bytes + size_bytes > self.entry_bytes or group.schema_id != schema_id
         ):
@@ -419,6 +422,7 @@ class Transmitter(Generic[_Ticket]):
     @property
     def has_next(self) -> bool:
         """Whether a group should be sent now."""
+        # Nagle's rule: a group that is not full waits while another one is in flight.
         return bool(self._sealed) or (self._open is not None and not self._in_flight)
 
     @property

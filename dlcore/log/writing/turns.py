@@ -85,6 +85,7 @@ class TurnGiver:
         clock = asyncio.get_running_loop().time
         while not self._machine.is_over:
             await self._changed.wait()
+            # Cleared before the look: a change during the look wakes the loop again.
             self._changed.clear()
             try:
                 if not await self._is_turn_asked_for():
@@ -103,7 +104,7 @@ class TurnGiver:
                 )
                 continue
             except DLError as error:
-                logger.info("log=%s: cannot read if a turn is asked for: %s", self._log.name, error)
+                logger.info("log=%s gives no turns any more: %s", self._log.name, error)
                 return  # sealed, failed or closed
             # The waiting writers get the same time: consecutive appends must not block them.
             await asyncio.sleep(min(clock() - begun_s, TURN_S))
@@ -120,6 +121,8 @@ class TurnGiver:
         return holder.turn == "asked"
 
     async def _give(self) -> None:
+        # The writer first completes its extent: an append may change only a head without an open
+        # extent, and "given" promises this.
         aside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._machine.end_with(Ending.ASIDE, aside)
         self._perform(())
@@ -132,6 +135,7 @@ class TurnGiver:
         await self._go_on()
 
     async def _go_on(self) -> None:
+        # Always with the stored head: an append may have committed although we got no answer.
         while True:
             try:
                 at = await self._logs.read(self._log)

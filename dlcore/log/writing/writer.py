@@ -259,6 +259,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         """Flush, and return the position of the log's last record.  Raises: as `commit`."""
         while True:
             await self.flush()
+            # An append or a truncation may change the log during the read: then read again.
             at = self._machine.at
             last = None if self._machine.end else await find_last_dlsn(self._context, self._log)
             if at is self._machine.at:
@@ -401,7 +402,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
                     if isinstance(step, AppendEntry):
                         await self._append()
                     else:
-                        async with self._changing:
+                        async with self._changing:  # which may wait: the step may be another one
                             await self._change(self._next_step())
                 except DLError as error:
                     self._fail(error)
@@ -504,6 +505,7 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         plan = partial(
             plan_start, self._paths, at, now_ms=now_ms, closing=step.closing, limits=limits
         )
+        # One transaction creates the ledger and changes the head: a crash leaves no orphan.
         ledger = await self._context.ledgers.create_ledger(
             self._log.quorum,
             custom={**self._ledger_metadata, "log": at.name, "log_id": at.log.log_id},
