@@ -156,8 +156,8 @@ def losses_of(
         start = bound_of(snapshot.log, bound)
         if not isinstance(start, TxidBound) or start.txid == 0:
             continue
-        # The head names the highest id of removed segments; between it and the first record,
-        # truncated entries that still exist are searched.
+        # Truncated extents are known by their ids.  If an extent is truncated in part, its entries
+        # still exist, and are searched below.
         if start.txid <= snapshot.truncated_txid:
             found.append(DataLoss.of_txids(snapshot, start.txid))
         elif snapshot.first > DLSN(snapshot.first.lssn, 0, 0):

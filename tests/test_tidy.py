@@ -35,11 +35,6 @@ LATE_SUBJECT = re.compile(
     r"(?:^|(?<=[.!?] ))(?:What|Who|Whoever|Whose|Whom|Of|So|Likewise)\b.{0,40}"
 )
 A_PERSON = re.compile(r"\b(?:he|him|his|himself)\b.{0,40}", re.I)
-NOT_YET_PLAIN = {
-    "dlcore/proxy": 28,
-}
-"""Folders and files whose docstrings are not rewritten yet, with the issue that asks for it.  The
-list only shrinks: an entry goes once nothing below it is found any more."""
 
 
 def hand_written_files() -> list[Path]:
@@ -185,23 +180,8 @@ def test_docstrings_name_their_subjects(facts: dict[str, Facts]) -> None:
         found
         for name, each in facts.items()
         if name.startswith(tuple(f"{package}/" for package in PACKAGES))
-        if not any(is_below(name, entry) for entry in NOT_YET_PLAIN)
         for found in each.dark_sentences
     ]
-
-
-def test_the_folders_that_are_not_plain_yet_get_fewer(facts: dict[str, Facts]) -> None:
-    """An entry without such a sentence would let one in again."""
-    assert not [
-        entry
-        for entry in NOT_YET_PLAIN
-        if not any(each.dark_sentences for name, each in facts.items() if is_below(name, entry))
-    ]
-
-
-def is_below(name: str, entry: str) -> bool:
-    """Return whether a file is `entry`, or lies in that folder."""
-    return name == entry or name.startswith(f"{entry}/")
 
 
 def docstrings_of(nodes: list[ast.AST]) -> list[tuple[int, str]]:

@@ -1,11 +1,11 @@
-"""The live proxies of a namespace: each an ephemeral node named by its location.
+"""The live proxies of a namespace; each has an ephemeral node that is named by its location.
 
-A location is what Flight clients connect to: ``grpc://host:port``, or ``grpc+tls://`` with TLS.
+Flight clients connect to a location: ``grpc://host:port``, or ``grpc+tls://`` with TLS.
 
-A node holds the load of its proxy, if this one tells any (`ProxyLoad`), as it was some seconds ago.
+A node holds the load that its proxy published some seconds ago (`ProxyLoad`), if it publishes any.
 
-What is known is a moment old.  That harms nobody: who owns a log is decided by its lock, its fence
-and the version of its head; this only says whom to ask.
+The known list may be a moment old.  This does no harm: a log's lock, its fence and the version of
+its head decide which proxy owns the log.  The list only determines which proxy is asked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAVE_S = 2.0
 
 
 class Membership:
-    """Which proxies are alive, as seen by the one at `location`."""
+    """The live proxies, as seen by the one at `location`."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class Membership:
         self._has_left = False
         self._vanishing: asyncio.Task[None] | None = None
         self.live: frozenset[str] = frozenset()
+        """Locations of the proxies that acquire logs, with this one until it leaves."""
         self.changes = 0
-        """How often `live` has changed: a proxy that restarted may be in it as before."""
-        """Locations of the proxies that take logs, this one among them until it leaves."""
+        """Number of changes of `live`: after a restart of a proxy it may be the same as before."""
 
     def preferred(self, log: str) -> str | None:
         """Return the location of the proxy that should own a log; None if there is none."""
         return preferred_owner(log, self.live)
 
     async def owner_of(self, log: LogKey) -> str | None:
-        """Return the live proxy that owns a log; where none does, the one that should.
+        """Return the live proxy that owns a log; if none does, the one that should own it.
 
         Raises: MetadataError.
         """
@@ -81,14 +81,14 @@ class Membership:
         return self.preferred(log.name)
 
     async def is_gone(self, location: str) -> bool:
-        """Return whether connections are refused where a live proxy serves: asked anew each time.
+        """Return whether the location of a live proxy refuses connections now.
 
-        Its node vanishes with its session, seconds later.
+        The node of a dead proxy vanishes only with its session, seconds later.
         """
         if location not in self.live or location == self.location:
             return False
         probe = self._probes.get(location)
-        if probe is None:  # those who ask at the same time share one
+        if probe is None:  # concurrent calls share one probe
             probe = self._tasks.start(self._probe(location), name=f"looking for {location}")
             self._probes[location] = probe
             probe.add_done_callback(lambda _: self._probes.pop(location, None))
@@ -98,30 +98,30 @@ class Membership:
         return is_gone
 
     async def tell_load(self, load: ProxyLoad) -> None:
-        """Let the other proxies know a load of this one.  Raises: MetadataError: they may not."""
+        """Publish the load of this proxy.  Raises: MetadataError: it may not be published."""
         await self._node.put(encode(load))
 
     async def loads_of(self, locations: Sequence[str]) -> dict[str, ProxyLoad | None]:
-        """Return what these proxies told of their loads last; None: nothing.
+        """Return the last published loads of these proxies; None if one has none.
 
         Raises: MetadataError.
         """
         nodes = await self._store.get_many([self._paths.proxy(each) for each in locations])
         return {
-            # Of an earlier release it is a token of the session.
+            # A proxy of an earlier release has a session token in its node instead.
             location: decode_or_tell(ProxyLoad, node, source=location, tell=lambda _: None)
             for location, node in zip(locations, nodes, strict=True)
         }
 
     async def join(self) -> None:
-        """Appear among the live ones, and know the others.  Raises: MetadataError."""
+        """Join the live proxies, and begin to follow them.  Raises: MetadataError."""
         await self._node.ensure()
         await self._look()
         self._unsubscribe = self._store.watch(self._paths.proxies, self._changed.set)
         self._tasks.start(self._follow(), name="following the live proxies")
 
     async def leave(self) -> None:
-        """Vanish from the live ones, and go on to know the others.  Idempotent."""
+        """Leave the live proxies, but go on to follow them.  Idempotent."""
         self._has_left = True
         await self._node.aclose()
         try:
@@ -130,12 +130,12 @@ class Membership:
         except NoNodeError:
             pass
         except (MetadataError, TimeoutError):
-            # As long as the others see it they send it clients, which it sends back.
+            # While other proxies still see it, they redirect clients to it; it redirects them back.
             self._vanishing = self._tasks.start(self._vanish(), name="leaving the live proxies")
         self.live -= {self.location}
 
     async def rejoin(self) -> None:
-        """Appear among the live ones again, after `leave`.  Raises: MetadataError."""
+        """Join the live proxies again, after `leave`.  Raises: MetadataError."""
         if not self._has_left:
             return
         if self._vanishing is not None:
@@ -157,7 +157,7 @@ class Membership:
             logger.warning("%s goes with the session: %s", self._node.path, error)
 
     async def aclose(self) -> None:
-        """Know nothing more; the node goes with the session, unless it left before."""
+        """Stop following; the node vanishes with the session, unless the proxy left before."""
         if self._unsubscribe is not None:
             self._unsubscribe()
         self.outages.close()
@@ -173,7 +173,7 @@ class Membership:
             except AlreadyClosedError:
                 return  # the namespace was closed before
             except MetadataError as error:
-                # After a reconnection the watch rings again.
+                # After a reconnection the watch fires again.
                 logger.warning("the live proxies are not known: %s", error)
 
     async def _look(self) -> None:

@@ -232,7 +232,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             elif index in caught_up or source.has_ended:
                 heappop(heap)
             else:
-                break
+                break  # its next record is not fetched yet, and may come before all others
         return merged
 
     async def records(

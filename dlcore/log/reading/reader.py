@@ -118,6 +118,7 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
             entry = self._undecoded or self._fetcher.take()
             if entry is not None:
                 if self._schemas is not None:
+                    # Kept during the wait: a cancelled call must not lose the entry.
                     self._undecoded = entry
                     await self._schemas.learn(entry.header.schema_id)
                     self._undecoded = None

@@ -313,6 +313,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         except TimeoutError:
             return None
         except DLError:
+            # The caller first gets the rows before the error.
             if not self._rows:
                 raise
             return None

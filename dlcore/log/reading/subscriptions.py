@@ -207,6 +207,7 @@ class SubscriptionHold:
                 version = await self._store.put(self._path, encode(stored), version=self._version)
             except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
                 node = await self._read()
+                # Our last state: the store did not apply this attempt, so it is tried again.
                 if node is not None and node.version == self._version:
                     await asyncio.sleep(_RETRY_S)
                 elif not self._take_up(node):
@@ -249,6 +250,7 @@ class SubscriptionHold:
             await self._lock(timeout_s=timeout_s)
         value = encode(self._at(position, token))
         for _ in range(_TRIES_MAX):
+            # An earlier attempt, or an earlier request with a lost answer, may have stored it.
             seen = await self.look()
             if seen == Seen(position, Mark(mark.version + 1, token)):
                 return seen.mark
@@ -271,6 +273,7 @@ class SubscriptionHold:
         """
         if await self.look() is None:
             return
+        # Looked at again under the lock: only then no reader can change it before the deletion.
         await self._lock(timeout_s=0)
         seen = await self.look()
         if seen is None or seen.mark != mark:
@@ -386,6 +389,7 @@ class SubscriptionHold:
 
     async def _take_over(self) -> None:
         """Write our token, so that the former owner can no longer move it."""
+        # The lock alone does not stop an owner that lost its session and does not know it yet.
         while True:
             node = await self._read()
             if node is None:

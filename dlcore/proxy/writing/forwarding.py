@@ -1,13 +1,13 @@
-"""Calls that this proxy makes at the owner of a log, for clients that reach this one only.
+"""Calls that this proxy makes at the owner of a log, for clients that reach only this proxy.
 
-What such a client sends goes on to the owner message by message, and what the owner answers comes
-back as it is, its status and trailing metadata included: this proxy looks into none of it.  One
-message of a stream is on its way at a time, which counts as memory of its log here; while the owner
-takes none, the client's are not read.  The owner accepts and acknowledges, numbers producers, and
-counts rates and limits of log and client, as on a stream of the client's own.
+Messages of such a client are passed on to the owner one by one.  Answers of the owner, with its
+status and trailing metadata, are passed back unchanged.  One message of a stream is in transit at a
+time, and counts as memory of its log here.  While the owner accepts none, the client is not read.
+The owner accepts and acknowledges records, numbers producers, and applies rates and limits of log
+and client, as on a direct stream of the client.
 
-Promises: what is acknowledged is durable, for only the owner says so; a stream whose owner is gone
-ends with UNAVAILABLE, after all acknowledgements that came of it; a call is forwarded once.
+Promises: acknowledged records are durable, because only the owner acknowledges; if the owner is
+gone, the stream ends with UNAVAILABLE, after all its acknowledgements; a call is forwarded once.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _IDLE_MAX = 16
-"""Channels without a call that are kept."""
+"""Most channels without a call that are kept."""
 _KNOWN_MAX = 256
-"""So many sessions of proxies are known to be live; then all are asked for anew."""
+"""Most sessions of proxies that are remembered as live; beyond it all are checked again."""
 _PARTING_S = 1.0
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""What the end of a call raises where a message is written."""
+"""Exceptions of a write to a call that has ended."""
 
 
 class OwnerStatusError(Exception):
-    """The owner of a log ended a call with this status, which is the client's."""
+    """The owner of a log ended a call with this status, which is passed on to the client."""
 
     def __init__(
         self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str], ...]
@@ -72,7 +72,7 @@ class OwnerStatusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How a call at another proxy ended before anything was answered."""
+    """The end of a call at another proxy that had no answer."""
 
     code: grpc.StatusCode
     details: str
@@ -80,18 +80,18 @@ class Refusal:
 
     @property
     def location(self) -> str | None:
-        """Where that proxy sends the call."""
+        """The location to which that proxy redirects the call."""
         return dict(self.metadata).get(LOCATION_KEY)
 
     @property
     def is_unreached(self) -> bool:
-        """Whether gRPC ended the call, and no proxy."""
+        """Whether gRPC ended the call, and not a proxy."""
         silent = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         is_silent = self.code in silent or self.details == BROKEN
         return is_silent and ERROR_KEY not in dict(self.metadata)
 
     def error(self) -> OwnerStatusError:
-        """Return it for the client."""
+        """Return the error that passes the status on to the client."""
         return OwnerStatusError(self.code, self.details, self.metadata)
 
 
@@ -109,9 +109,9 @@ class Forwarding:
         self._paths = paths
         self._membership = membership
         self._config = config
-        self._channels: dict[str, _Channel] = {}  # the one used last comes last
+        self._channels: dict[str, _Channel] = {}  # in the order of use, the latest last
         self._known: set[tuple[str, str]] = set()
-        self._relays: dict[Relay, None] = {}  # a set that keeps its order
+        self._relays: dict[Relay, None] = {}  # an ordered set
         self._closings = BackgroundTasks()
 
     def __len__(self) -> int:
@@ -119,24 +119,24 @@ class Forwarding:
 
     @property
     def location(self) -> str:
-        """Where this proxy serves."""
+        """The location of this proxy."""
         return self._membership.location
 
     def wish(self, context: Context) -> Wish:
-        """Return how a call wants to be served.  Raises: ConfigurationError."""
+        """Return the wish of a call.  Raises: ConfigurationError."""
         return wish_of(context.invocation_metadata() or ())
 
     async def client_of(self, context: Context, wish: Wish) -> str:
-        """Return for whom a call is: its client, or the one that a live proxy makes it for."""
+        """Return the client of a call; for a call of a live proxy, the client that it names."""
         forwarder = wish.forwarder
         if forwarder is not None and await self._is_live(forwarder):
             return forwarder.client
         return client_of(context)
 
     async def _is_live(self, forwarder: Forwarder) -> bool:
-        """Return whether a proxy is live by the session that it tells, which clients do not know.
+        """Return whether a proxy is live, by its session, which clients do not know.
 
-        One that is not, for it is told to drain, is a client like others.
+        A proxy that is not live, because it drains, counts as a client.
         """
         key = (forwarder.location, forwarder.session)
         if forwarder.location not in self._membership.live:
@@ -166,12 +166,12 @@ class Forwarding:
         route: Route,
         ask: Callable[[str], Awaitable[Refusal | None]],
     ) -> bool:
-        """Give a call to the proxy that `error` names, or the one that that names.
+        """Give a call to the proxy that `error` names, and follow its redirections.
 
-        Returns: whether one has served it; else this proxy is to be asked anew.
+        Returns: True if a proxy has served the call; False if this proxy must decide again.
 
         Raises:
-            OwnerStatusError: it was refused there.
+            OwnerStatusError: the owner refused the call.
             LogNotReadyError: no proxy serves the log now.
         """
         effect = route.handle(Sent(error.location))
@@ -213,20 +213,20 @@ class Forwarding:
         client: str,
         held: Callable[[int], AbstractAsyncContextManager[None]],
     ) -> Refusal | None:
-        """Serve a stream at another proxy, to its end; return why that one does not, if so.
+        """Serve a stream at another proxy to its end; return the refusal if it does not serve it.
 
         Args:
             context: the client's call.
-            location: of the proxy.
+            location: the location of the other proxy.
             first: the message that opens the stream.
-            client: whose stream it is.
-            held: takes memory for so many bytes meanwhile.
+            client: the client of the stream.
+            held: holds memory for a number of bytes during its block.
         """
         call = self._call(location, "stream_stream", "DoPut", client)
         relay = Relay(context, call, location, held)
         try:
             answer: Any = grpc.aio.EOF
-            with contextlib.suppress(*_ENDS):  # of which the end of the call tells more
+            with contextlib.suppress(*_ENDS):  # the status of the call says more, see below
                 await call.write(first)
                 answer = await call.read()
             if answer is grpc.aio.EOF:
@@ -244,7 +244,7 @@ class Forwarding:
     async def act(
         self, location: str, request: bytes, client: str, timeout_s: float | None
     ) -> tuple[list[bytes], Refusal | None]:
-        """Have another proxy perform an action; return its answers, or why it does not."""
+        """Have another proxy perform an action; return its answers, or its refusal."""
         call = self._call(location, "unary_stream", "DoAction", client, request, timeout_s)
         try:
             return [answer async for answer in call], None
@@ -292,7 +292,7 @@ class Forwarding:
             self._closings.start(closing, name=f"closing the channel to {location}")
 
     def end(self) -> None:
-        """Forward nothing more on the streams that are open: they end once all is acknowledged."""
+        """Stop forwarding on open streams; they end when all forwarded messages are answered."""
         for relay in list(self._relays):
             relay.end()
 
@@ -304,7 +304,7 @@ class Forwarding:
 
 
 class _Channel:
-    """A channel to a proxy, and how many calls it has."""
+    """A channel to a proxy, and its number of calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel = channel
@@ -312,7 +312,7 @@ class _Channel:
 
 
 class Relay:
-    """One stream between a client and the owner of a log, which has taken it."""
+    """One stream between a client and the owner of a log, which has accepted it."""
 
     def __init__(
         self,
@@ -328,16 +328,16 @@ class Relay:
         self._told: tuple[bytes, ...] = ()  # the last two messages of the owner
         self._is_writing = False
         self._ending = asyncio.Event()
-        self._has_dropped = False  # messages that came when nothing more was forwarded
+        self._has_dropped = False  # messages that came after the end of forwarding
         self._endings = BackgroundTasks()
 
     async def run(self, answer: bytes) -> None:
-        """Forward both ways, to the end that the owner makes.
+        """Forward both ways until the owner ends the stream.
 
         Raises:
-            OwnerStatusError: with its status.
+            OwnerStatusError: the owner's status.
             WriteError: the owner is gone.
-            LogNotReadyError: a message had no room here for long; or this proxy stops.
+            LogNotReadyError: a message got no memory here for long; or this proxy stops.
         """
         taking = asyncio.create_task(self._take(), name="forwarding a stream")
         try:
@@ -354,7 +354,7 @@ class Relay:
             await self._endings.aclose()
 
     async def _take(self) -> None:
-        """Send the owner what comes, until the client has sent all, or it has no room here."""
+        """Pass messages on to the owner, until the client has sent all, or memory is refused."""
         try:
             while isinstance(data := await self._context.read(), bytes):
                 if self._ending.is_set():
@@ -376,11 +376,11 @@ class Relay:
             self._has_dropped = True  # the owner's answer says why
         except DLError:
             with contextlib.suppress(*_ENDS):
-                await self._call.done_writing()  # what it has accepted it acknowledges
+                await self._call.done_writing()  # the owner acknowledges the accepted messages
             raise
 
     async def _tell(self, answer: Any) -> None:
-        """Send the client what the owner tells, until it ends the stream."""
+        """Pass the owner's answers on to the client, until the owner ends the stream."""
         try:
             while answer is not grpc.aio.EOF:
                 self._told = (*self._told[-1:], answer)
@@ -393,7 +393,7 @@ class Relay:
             raise refusal.error() from None
 
     def end(self) -> None:
-        """Forward nothing more, and let the owner acknowledge what it has."""
+        """Stop forwarding, and let the owner acknowledge the forwarded messages."""
         if not self._ending.is_set():
             self._ending.set()
             if not self._is_writing:
@@ -404,7 +404,10 @@ class Relay:
             await self._call.done_writing()
 
     async def _part(self, taking: asyncio.Task[None]) -> None:
-        """Let a client end a stream of which all that went on is acknowledged, for a while."""
+        """Tell the client that this proxy stops, and give it some time to end the stream.
+
+        All forwarded messages are acknowledged by then.
+        """
         draining = json.dumps({"draining": {"location": self._location}}).encode()
         await send(self._context, pb.PutResult(app_metadata=draining))
         await asyncio.wait([taking], timeout=_PARTING_S)
@@ -413,7 +416,7 @@ class Relay:
         taking.result()
 
     def lost(self, why: str) -> WriteError:
-        """Return what to tell of a stream whose owner is gone, and of what it acknowledged."""
+        """Return the error for a stream whose owner is gone, with its last acknowledgement."""
         acked = 0
         for message in self._told:  # the last one may say that the owner drains
             acked = json.loads(pb.PutResult.FromString(message).app_metadata).get("acked", acked)
@@ -425,7 +428,7 @@ class Relay:
 
 
 async def _refusal_of(call: Any) -> Refusal | None:
-    """Return how a call has ended; None: in order."""
+    """Return the status of a call that has ended; None if it ended in order."""
     code = await call.code()
     if code is grpc.StatusCode.OK:
         return None

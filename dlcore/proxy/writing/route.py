@@ -1,10 +1,11 @@
-"""The way of a forwarded call to the owner of its log: a pure machine, without I/O and clock.
+"""The route of a forwarded call to the owner of its log: a pure machine, without I/O and clock.
 
-Theory of operation.  A proxy that does not own a log knows who should, by its list of live proxies,
-and gives the call to that one.  The other may know better: it names the proxy that holds the lock,
-which is asked next.  Each is asked once in a round.  One that names who was asked already, or this
-proxy itself, has another list, for a moment: after a pause this proxy is asked anew, which begins
-the next round.  One that is not reached is passed over from then on, as for a client that says so.
+Theory of operation.  A proxy that does not own a log finds by its list of live proxies the one that
+should own it, and gives the call to that one.  The other proxy may redirect the call to the proxy
+that holds the lock, which is asked next.  Each proxy is asked once in a round.  If a proxy
+redirects to one that was asked already, or to this one, the lists of the proxies differ for a
+moment.  Then this proxy decides again after a pause, which begins the next round.  A proxy that is
+not reached is passed over from then on, as if the client had reported it as unreachable.
 
 Invariants: the call is given to no proxy twice in a round, and never to this one; after
 `ASKED_MAX` answers it is given up.
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 ASKED_MAX = 8
-"""Answers of proxies that are heard: four rounds of two, whose pauses are 0.3 s together."""
+"""Most answers of proxies for one call: four rounds of two, with 0.3 s of pauses in all."""
 _FIRST_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Event: the proxy that was asked names this location."""
+    """Event: the asked proxy redirects to this location."""
 
     location: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """Event: the proxy at this location was not reached, and has accepted nothing."""
+    """Event: the proxy at this location was not reached, and has accepted no message."""
 
     location: str
 
@@ -48,7 +49,7 @@ class GiveTo:
 
 @dataclass(frozen=True, slots=True)
 class AskHere:
-    """Effect: ask this proxy anew after a pause, with those that are `unreachable`."""
+    """Effect: decide here again after a pause, without the proxies that are `unreachable`."""
 
     pause_s: float
 
@@ -65,7 +66,7 @@ Effect: TypeAlias = GiveTo | AskHere | GiveUp
 
 
 class Route:
-    """The way of one call that came to the proxy at `here`."""
+    """The route of one call that a client made to the proxy at `here`."""
 
     def __init__(self, here: str, unreachable: Iterable[str] = ()) -> None:
         self._here = here
@@ -76,7 +77,7 @@ class Route:
         """Locations that were not reached, by the client or from here."""
 
     def handle(self, event: Event) -> Effect:
-        """Return what to do next."""
+        """Return the next effect."""
         self._steps += 1
         if self._steps > ASKED_MAX:
             return GiveUp(event.location)
