@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from dlcore.ops.sandbox.cluster import Sandbox
 
-DLOG = f"{sys.executable} -m dlcore.ops.cli"
+DLOG = f"{shlex.quote(sys.executable)} -m dlcore.ops.cli"
 LIMIT_S = 60
 ALL_S = 240
 PATIENCE_S = "5"
