@@ -26,6 +26,9 @@ is still the one that the entries were sent to.  A failed position gets no new e
 replaced or, when no bookie can replace it, re-admitted.  An entry that cannot reach Qa waits for
 bookies as long as the driver allows it; then the machine fails.
 
+A new bookie may refuse a copy that the others hold, because its limits are lower.  It would refuse
+the copy again, so the machine leaves it out for the rest of the ledger.
+
 Recovery writes entries back through the same machine with ``persist=False``: its ensemble changes
 take effect at once and in memory only.  They reach the metadata with the closing write.
 
@@ -53,7 +56,7 @@ from dlcore.wire.digest import BytesLike, EntryFrame, encode_frame, frame_parts
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -147,6 +150,7 @@ class LedgerAppender:
         self._adds: dict[int, _Add] = {}  # unconfirmed, or not yet answered by all; ascending
         self._failed: dict[int, BookieId] = {}  # positions whose bookie failed
         self._reasons: dict[BookieId, DLError] = {}  # why it failed last
+        self._unfit: dict[BookieId, DLError] = {}  # what a new bookie refused that others hold
         self._is_looking = False
         self._is_waiting = False  # for bookies, with an entry that cannot reach Qa
         self._joining: dict[int, BookieId] = {}  # new bookies by position, until the change
@@ -280,6 +284,8 @@ class LedgerAppender:
         if isinstance(error, LedgerFencedError):
             return self.fail(error)
         if self._owes(self._adds.get(entry_id), position, bookie):
+            if isinstance(error, EntryTooLargeError | BadRequestError):
+                self._unfit[bookie] = error
             self._joining = {}
             return self._look()
         add = self._take_answer(entry_id, position, bookie)
@@ -366,7 +372,7 @@ class LedgerAppender:
             return []
         ensemble = self.metadata.last_ensemble
         chosen = choose_replacements(
-            candidates,
+            [each for each in candidates if each not in self._unfit],
             ensemble=ensemble.bookies,
             positions=sorted(self._failed),
             write_quorum_size=self.metadata.quorum.write_quorum_size,
@@ -425,14 +431,13 @@ class LedgerAppender:
         return effects
 
     def _not_enough(self, add: _Add) -> NotEnoughBookiesError:
-        failed = ", ".join(
-            f"{each} ({self._reasons[each]})" for each in sorted(self.failed_bookies)
-        )
+        failed = _told({each: self._reasons[each] for each in self.failed_bookies})
+        refused = f", for new ones refused entries: {_told(self._unfit)}" if self._unfit else ""
         quorum = self.metadata.quorum
         return NotEnoughBookiesError(
             f"ledger {self.metadata.ledger_id}: entry {add.entry_id} cannot reach "
             f"{quorum.ack_quorum_size} of {quorum.write_quorum_size} bookies: {failed} failed, "
-            "and no other writable bookie can take the place"
+            f"and no other writable bookie can take the place{refused}"
         )
 
     def _unconfirmed(self) -> list[_Add]:
@@ -508,3 +513,7 @@ class LedgerAppender:
     def seal(self) -> None:
         """Take no more entries and start no more changes: the ledger is about to be closed."""
         self._is_sealed = True
+
+
+def _told(errors: Mapping[BookieId, DLError]) -> str:
+    return ", ".join(f"{each} ({errors[each]})" for each in sorted(errors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -312,6 +313,40 @@ def test_one_who_joins_and_fails_is_replaced_before_it_is_named() -> None:
     effects = bench.listed("E")
     assert targets(effects) == [(0, "E"), (1, "E")]
     assert bench.planned(effects) == metadata_of((0, "AEC"))
+
+
+@pytest.mark.parametrize("error", [EntryTooLargeError("big"), BadRequestError("what?")])
+def test_one_who_refuses_a_copy_that_others_hold_is_left_out(error: DLError) -> None:
+    """Its limits are lower: asked again it would refuse again, for ever."""
+    bench = Bench()
+    bench.append(2)
+    bench.ok(0, "A")
+    bench.fail(0, "B")
+    assert targets(bench.listed("D")) == [(0, "D"), (1, "D")]
+    assert bench.machine.add_failed(entry_id=0, position=1, bookie=bookie("D"), error=error) == [
+        FindReplacements()
+    ]
+    assert bench.listed("D") == [RetryReplacements(failed=frozenset(bookies("B")))]
+    assert bench.ok(0, "C") == [complete(0, 0)], "without a replacement it goes on"
+    assert bench.machine.retry_replacements() == [FindReplacements()]
+    effects = bench.listed("DE")
+    assert targets(effects) == [(1, "E")]
+    assert bench.planned(effects) == metadata_of((0, "ABC"), (1, "AEC"))
+
+
+def test_without_others_the_error_says_what_those_who_are_left_out_refused() -> None:
+    """With the sizes, which an operator is to make equal."""
+    bench = Bench()
+    bench.append(1)
+    bench.fail(0, "A")
+    bench.listed("D")
+    error = EntryTooLargeError("entry of 30 bytes, expected at most 20")
+    bench.machine.add_failed(entry_id=0, position=0, bookie=bookie("D"), error=error)
+    bench.fail(0, "B")
+    bench.listed("D")
+    assert isinstance(bench.machine.error, NotEnoughBookiesError)
+    told = r"take the place, for new ones refused entries: D.* \(entry of 30 bytes, expected at mos"
+    assert re.search(told, str(bench.machine.error))
 
 
 def test_one_who_failed_to_join_and_joins_later_gets_only_what_it_lacks() -> None:
