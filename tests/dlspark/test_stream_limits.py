@@ -253,6 +253,7 @@ def test_spark_is_told_whether_batches_are_limited() -> None:
     assert default(maxRecordsPerTrigger="5", maxBytesPerTrigger="1k") == ReadMaxRows(5)
     assert default(maxBytesPerTrigger="1k") == ReadMaxBytes(1024)
     assert default(minRecordsPerTrigger="7") == ReadMinRows(7)
+    assert default(minRecordsPerTrigger="7", maxBytesPerTrigger="1k") == ReadMaxBytes(1024)
     assert issubclass(DlogStreamReader, SupportsTriggerAvailableNow)
     assert len(inspect.signature(DlogStreamReader.latestOffset).parameters) == 3
 
@@ -383,6 +384,7 @@ def test_records_lost_under_a_limit_are_counted_and_nothing_is_doubled() -> None
     logs.logs["a"] = replace(whole, first=DLSN(1, 2, 3))
     batches += query.run()
     assert all_of(batches, "a") == [*range(15), *range(23, 80)]
+    assert [len(batch["a"]) for batch in batches] == [15] * 4 + [12], "what is gone takes no room"
     assert (query.lag().skipped_records, query.lag().losses) == (8, 1)
     words = r"records from 1:1:5 up to 1:2:3 \(exclusive\), 8 of them, .*1:2:3 … 2:4:0.*failOnData"
     with pytest.raises(AlreadyTruncatedError, match=words):

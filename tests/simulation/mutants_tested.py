@@ -11,6 +11,7 @@ from tests.simulation import (
     mutants_tested_proxy,
     mutants_tested_repair,
     mutants_tested_sharing,
+    mutants_tested_spark,
     mutants_tested_syncs,
     mutants_tested_ways,
     mutants_tested_wire,
@@ -29,6 +30,7 @@ MODULES = (
     mutants_tested_repair,
     mutants_tested_syncs,
     mutants_tested_sharing,
+    mutants_tested_spark,
     mutants_tested_ways,
     mutants_tested_wire,
 )
