@@ -142,6 +142,27 @@ def test_a_log_is_found_by_its_id() -> None:
     on_log(body)
 
 
+def test_a_planned_part_is_of_the_log_that_it_was_planned_for() -> None:
+    """Of another one that has its name by then nothing is read."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        await write(log, 1)
+        reads = path_of(await cluster.open("proxy"))
+        descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=["clicks"])
+        info = await reads.get_flight_info(descriptor)
+        (ticket,) = [json.loads(each.ticket.ticket) for each in info.endpoint]
+        assert await got(reads, **ticket) == [b"1"]
+        owner = cluster.namespaces[0]
+        await owner.delete_log("clicks")
+        await owner.create_log("clicks")
+        await write(await owner.open_log("clicks"), 2)
+        with pytest.raises(LogNotFoundError):
+            await got(reads, **ticket)
+        await reads.aclose()
+
+    on_log(body)
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -95,3 +95,65 @@ def test_one_that_cannot_vanish_goes_with_its_session(
 
     monkeypatch.setattr("dlcore.log.metadata.store._RETRY_DELAYS_S", ())
     run(body())
+
+
+def test_a_proxy_that_restarts_is_seen_as_a_change() -> None:
+    """Its location is live before and after; who balances waits anew."""
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            for name in ("a", "b"):
+                await cluster.open(name)
+            here = Membership(cluster.stores["a"], cluster.paths, "grpc://here:1")
+            await here.join()
+            there = Membership(cluster.stores["b"], cluster.paths, "grpc://there:1")
+            for is_live in (True, False, True):
+                before = here.changes
+                await (there.join() if is_live else there.leave())
+                await until(lambda: here.changes == before + 1)  # noqa: B023
+                assert ("grpc://there:1" in here.live) == is_live
+                await there.aclose()
+                there = Membership(cluster.stores["b"], cluster.paths, "grpc://there:1")
+            await here.aclose()
+
+    run(body())
+
+
+def test_whether_a_proxy_is_gone_is_looked_at_each_time() -> None:
+    """It may have come back where it was."""
+    answers = [True, False]
+
+    async def probe(_: str) -> bool:
+        return answers.pop(0)
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            await cluster.open("a")
+            here = Membership(cluster.stores["a"], cluster.paths, "grpc://here:1", probe=probe)
+            here.live = frozenset({"grpc://here:1", "grpc://there:1"})
+            assert [await here.is_gone("grpc://there:1") for _ in range(2)] == [True, False]
+            await here.aclose()
+
+    run(body())
+
+
+def test_a_proxy_takes_over_the_node_that_an_earlier_process_left() -> None:
+    """Which would vanish with the session of that one, while this proxy lives."""
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            for name in ("before", "now"):
+                await cluster.open(name)
+            before = Membership(cluster.stores["before"], cluster.paths, "grpc://here:1")
+            await before.join()
+            now = Membership(cluster.stores["now"], cluster.paths, "grpc://here:1")
+            await now.join()
+            cluster.stores["before"].expire()
+            await before.aclose()
+            path = cluster.paths.proxy("grpc://here:1")
+            node = await cluster.stores["now"].get(path)
+            assert node is not None
+            assert node.session == cluster.stores["now"].session_token
+            await now.aclose()
+
+    run(body())

@@ -11,7 +11,12 @@ import pyarrow as pa
 import pytest
 
 from dlcore.base.config import LogConfig
-from dlcore.base.errors import ConfigurationError, LogNotReadyError, WriteError
+from dlcore.base.errors import (
+    ConfigurationError,
+    LogNotReadyError,
+    ProducerFencedError,
+    WriteError,
+)
 from dlcore.base.ids import DLSN
 from dlcore.log.writing.producers import Mark, Producers
 from dlcore.proxy.writing.owned_log import OwnedLog
@@ -42,6 +47,7 @@ class Writer:
         self.is_aside = False
         self.left: deque[int] = deque()  # what it has unwritten, at each look
         self.written: list[tuple[pa.RecordBatch, asyncio.Future[DLSN]]] = []
+        self.flushes = 0
 
     def write_fitted(self, batch: pa.RecordBatch, **_: object) -> asyncio.Future[DLSN]:
         """Accept rows; return the future of their last position."""
@@ -56,7 +62,10 @@ class Writer:
         self.is_aside, self.last_txid = False, 2**60
 
     async def flush(self) -> None:
-        """Nothing of an earlier incarnation is on its way."""
+        """Wait for what an earlier incarnation has on its way."""
+        self.flushes += 1
+        for _, future in self.written:
+            await future
 
     async def verify(self) -> None:
         """The log is still its own."""
@@ -184,6 +193,38 @@ def test_what_is_sent_again_fails_with_what_is_in_flight() -> None:
         assert (await owned.begin(claim))[1] == -1
 
     with_log(scenario)
+
+
+def test_who_begins_is_told_where_it_goes_on_once_that_is_durable() -> None:
+    """A record before it that is lost later would be written by nobody."""
+
+    async def scenario(owned: OwnedLog, writer: Writer) -> None:
+        claim, _ = await owned.begin("meter")
+        await owned.accept(rows(b"a"), Mark(claim, 0))
+        flushes = writer.flushes
+        beginning = asyncio.create_task(owned.begin("meter"))
+        await until(lambda: writer.flushes > flushes or beginning.done())
+        assert not beginning.done()
+        ((_, future),) = writer.written
+        future.set_result(DLSN(1, 8, 0))
+        later, last = await beginning
+        assert (later.base, last) == (1, 0)
+
+    with_log(scenario)
+
+
+def test_two_incarnations_are_told_apart_wherever_they_begin() -> None:
+    """Two proxies may give out the same epoch; the one that writes first fences the other."""
+
+    async def body() -> None:
+        clocks = ManualClock("here"), ManualClock("there")
+        logs = [OwnedLog(cast("AsyncLogWriter", Writer()), each, Producers()) for each in clocks]
+        (one, _), (other, _) = [await each.begin("meter") for each in logs]
+        assert one.epoch == other.epoch
+        with pytest.raises(ProducerFencedError):
+            await logs[0].begin(other)
+
+    run(body())
 
 
 def test_two_streams_of_a_producer_write_a_record_once() -> None:

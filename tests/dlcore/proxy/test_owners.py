@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore.api.manager import DistributedLogManager
-from dlcore.base.errors import DLError, LogRenamedError
+from dlcore.base.errors import DLError, LogRenamedError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.tickets import Ticket
+from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.rendezvous import preferred_owner
+from dlcore.proxy.writing.owner import LogOwner
 from dlcore.remote import open_namespace
-from tests.fixtures.aio import until
-from tests.fixtures.memory_namespace import TIME_LIMIT_S, record
+from tests.fixtures.aio import run, until
+from tests.fixtures.memory_namespace import TIME_LIMIT_S, memory_cluster, record
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -262,3 +264,31 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
             assert await (await remote.open_log("b")).get_log_record_count() == 0
 
     with_proxies("a")(scenario)
+
+
+@pytest.mark.parametrize("what", ["lost", "wanted"])
+def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
+    """A proxy that has let go of a log and owns it again is told that the old writer failed."""
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            namespace = await cluster.open("a")
+            await namespace.create_log("clicks")
+            context = namespace.log_context
+            membership = Membership(context.store, context.paths, "grpc://here:1")
+            await membership.join()
+            owner = LogOwner(namespace, membership, ProxyConfig())
+            before = await owner.get("clicks")
+            await owner.release("clicks")
+            log = await owner.get("clicks")
+            if what == "lost":
+                owner.lost("clicks", before, WriteError("late"))
+            else:
+                owner._wanted("clicks", before, "somebody")
+            assert owner.owned() == ["clicks"]
+            assert log.ending is None
+            assert await owner.get("clicks") is log
+            await owner.aclose()
+            await membership.aclose()
+
+    run(body())

@@ -75,6 +75,22 @@ def test_without_a_sequence_records_follow_the_last_one() -> None:
     with_proxies("clicks")(scenario)
 
 
+def test_an_incarnation_that_counts_nothing_goes_on_behind_what_it_wrote() -> None:
+    """On its next stream: numbered from its base, its records would count as sent again."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        stream, ready = await client.opened_with("clicks", producer="meter")
+        await stream.send(b"0", b"1")
+        await stream.told_all()
+        again, _ = await client.opened_with("clicks", producer=ready["producer"])
+        await again.send(b"2")
+        await again.told_all()
+        assert await payloads(served) == [b"0", b"1", b"2"]
+
+    with_proxies("clicks")(scenario)
+
+
 def test_a_gap_is_refused_and_tells_what_is_expected() -> None:
     """Between streams, and within one; what came before is acknowledged."""
 

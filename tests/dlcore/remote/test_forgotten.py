@@ -91,11 +91,13 @@ def test_a_writer_with_a_name_is_told() -> None:
     with_proxies("clicks")(scenario)
 
 
+@pytest.mark.parametrize("name", [None, "meter"])
 @pytest.mark.parametrize("is_first", [False, True], ids=["later records", "its first record"])
 def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
-    monkeypatch: pytest.MonkeyPatch, *, is_first: bool
+    monkeypatch: pytest.MonkeyPatch, name: str | None, *, is_first: bool
 ) -> None:
     """It would be there twice: whoever wrote it is told that it may be there."""
+    forgotten_ms = producers.GENERATED_FORGOTTEN_MS if name is None else PRODUCERS_KEPT_MS
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
@@ -104,13 +106,13 @@ def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
 
         async def late(*_: object) -> None:
             monkeypatch.setattr(put._Stream, "_acknowledge", acknowledge)
-            await forgets(served, client, after_ms=producers.GENERATED_FORGOTTEN_MS)
+            await forgets(served, client, after_ms=forgotten_ms)
             asked.set()
             await asyncio.sleep(3600)
 
         monkeypatch.setattr(writing, "SILENCE_S", 0.5)
-        monkeypatch.setattr(writing, "GENERATED_KEPT_MS", 100)
-        writer = await (await remote(served)).open_writer()
+        monkeypatch.setattr(writing, "GENERATED_KEPT_MS" if name is None else "KEPT_MS", 100)
+        writer = await (await remote(served)).open_writer(producer=name)
         if not is_first:
             await writer.write(LogRecord(0, b"acknowledged"))
         monkeypatch.setattr(put._Stream, "_acknowledge", late)

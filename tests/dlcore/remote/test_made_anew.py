@@ -99,6 +99,7 @@ def test_writers_write_nothing_to_another_log() -> None:
             await writer.write(each)
         idle = await log.open_writer()
         await make_anew(served)
+        await told(writer.commit())  # nothing waits, and readers would find nothing of it
         for late in (writer, idle):
             with pytest.raises(LogNotFoundError, match="it is another one"):
                 await late.write(LogRecord(200, b"late"))

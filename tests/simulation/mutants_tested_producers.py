@@ -1,0 +1,328 @@
+"""Bugs of identity and time at proxies that named tests catch: producers, incarnations, lives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from dlcore.flight.tickets import Ticket
+from dlcore.log.entries.stamp import Claim, ProducerRow, Stamp
+from dlcore.log.metadata.owner import SessionNode
+from dlcore.log.writing import producers as producers_module
+from dlcore.log.writing.producers import Mark, Producers
+from dlcore.proxy.membership import Membership
+from dlcore.proxy.reading.serving import ReadPath
+from dlcore.proxy.writing.owned_log import OwnedLog
+from dlcore.proxy.writing.owner import LogOwner
+from dlcore.proxy.writing.put import _Stream
+from dlcore.remote import writing
+from dlcore.remote.planning import get_info
+from dlcore.remote.writing import RemoteWriter
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.base.errors import DLError
+
+_SILENT = "dlcore/log/test_silent_producers.py::test_{}".format
+_OWNED = "dlcore/proxy/test_owned_log.py::test_{}".format
+_MEMBERS = "dlcore/proxy/test_membership.py::test_{}".format
+_ONLY_WRITES = _SILENT("only_what_a_producer_writes_keeps_it")
+_BACK = _SILENT("a_clock_that_goes_back_makes_nobody_older")
+_LATE = "test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one"
+
+
+def _used(table: Producers[Any]) -> dict[str, int]:
+    return {name: each.used_ms for name, each in table._known.items()}
+
+
+# When a producer is forgotten
+
+
+@caught_by(_SILENT("who_wrote_is_known_until_its_time"))
+def producers_are_forgotten_after_an_hour() -> Iterator[None]:
+    """Those with names of their own are kept no longer than those with names made for a writer."""
+    with patch.object(producers_module, "PRODUCERS_KEPT_MS", producers_module.KEPT_MS):
+        yield
+
+
+@caught_by(_BACK)
+def a_clock_that_goes_back_makes_producers_older() -> Iterator[None]:
+    """The time of the last write counts, though it is before that of an earlier one."""
+    accepted = Producers.accepted
+
+    def aging(self: Producers[Any], mark: Mark, count: int, ticket: Any, *, now_ms: int) -> None:
+        accepted(self, mark, count, ticket, now_ms=now_ms)
+        self._known[mark.claim.name].used_ms = now_ms
+
+    with patch.object(Producers, "accepted", aging):
+        yield
+
+
+@caught_by(_BACK)
+def an_entry_of_a_clock_that_went_back_makes_producers_older() -> Iterator[None]:
+    """A next owner takes the time of the last entry, whatever those before it say."""
+    restore = Producers.restore
+
+    def aging(self: Producers[Any], stamp: Stamp, *, written_ms: int, **where: int) -> None:
+        restore(self, stamp, written_ms=written_ms, **where)
+        for run in stamp.runs:
+            self._known[self._numbers[run.number]].used_ms = written_ms
+
+    with patch.object(Producers, "restore", aging):
+        yield
+
+
+@caught_by(_SILENT("the_last_entry_of_a_producer_counts_and_not_the_newest_list"))
+def a_next_owner_takes_times_from_the_list_alone() -> Iterator[None]:
+    """A producer that wrote after the newest list counts as silent since then."""
+    restore = Producers.restore
+
+    def listed(self: Producers[Any], stamp: Stamp, **more: int) -> None:
+        before = {} if stamp.rows is not None else _used(self)
+        restore(self, stamp, **more)
+        for name, used_ms in before.items():
+            self._known[name].used_ms = used_ms
+
+    with patch.object(Producers, "restore", listed):
+        yield
+
+
+@caught_by(_ONLY_WRITES)
+def a_next_owner_renews_all_producers() -> Iterator[None]:
+    """Whoever is in a list counts as having written then, so nobody is ever forgotten."""
+    restore = Producers.restore
+
+    def renewing(self: Producers[Any], stamp: Stamp, *, written_ms: int, **where: int) -> None:
+        restore(self, stamp, written_ms=written_ms, **where)
+        for row in stamp.rows or ():
+            self._known[row.name].used_ms = written_ms
+
+    with patch.object(Producers, "restore", renewing):
+        yield
+
+
+@caught_by(_ONLY_WRITES)
+def a_list_renews_all_producers() -> Iterator[None]:
+    """Each list says that they wrote when it was made."""
+    snapshot_of = Producers._snapshot_of
+
+    def renewing(self: Producers[Any], entry_id: int, now_ms: int) -> tuple[ProducerRow, ...]:
+        rows = snapshot_of(self, entry_id, now_ms)
+        return tuple(replace(row, used_ms=now_ms) for row in rows)
+
+    with patch.object(Producers, "_snapshot_of", renewing):
+        yield
+
+
+@caught_by(_ONLY_WRITES)
+def whoever_begins_again_counts_as_having_written() -> Iterator[None]:
+    """A program that starts each day and writes nothing is known for ever."""
+    grant = Producers.grant
+
+    def renewing(self: Producers[Any], name: str, token: bytes, *, now_ms: int) -> Claim:
+        claim = grant(self, name, token, now_ms=now_ms)
+        self._known[name].used_ms = now_ms
+        return claim
+
+    with patch.object(Producers, "grant", renewing):
+        yield
+
+
+@caught_by(_ONLY_WRITES)
+def whoever_opens_a_stream_counts_as_having_written() -> Iterator[None]:
+    """Likewise with each stream."""
+    continue_with = Producers.continue_with
+
+    def renewing(self: Producers[Any], claim: Claim, *, now_ms: int) -> int:
+        last = continue_with(self, claim, now_ms=now_ms)
+        self._known[claim.name].used_ms = now_ms
+        return last
+
+    with patch.object(Producers, "continue_with", renewing):
+        yield
+
+
+@caught_by(_SILENT("who_has_records_on_their_way_keeps_its_place"))
+def whoever_has_records_on_their_way_is_forgotten_for_another() -> Iterator[None]:
+    """Nobody answers for them then, and what is sent again is written twice."""
+
+    def make_room(self: Producers[Any], now_ms: int) -> None:
+        silent = min(self._known.values(), key=lambda each: each.used_ms)
+        assert now_ms >= silent.used_ms
+        self._forget(silent)
+
+    with patch.object(Producers, "_make_room", make_room):
+        yield
+
+
+@caught_by(_SILENT("each_extent_begins_with_a_list"))
+def only_a_segment_begins_with_a_list() -> Iterator[None]:
+    """A further extent of the same owner refers to one that is before the extents of others."""
+    stamp = Producers.stamp
+
+    def following(self: Producers[Any], rows: Any, **more: Any) -> bytes:
+        return stamp(self, rows, **{**more, "is_first": False})
+
+    with patch.object(Producers, "stamp", following):
+        yield
+
+
+@caught_by(
+    "dlcore/remote/test_forgotten.py::test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot"
+)
+def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
+    """It sends again what a log may hold that has forgotten it."""
+    is_forgotten = RemoteWriter._is_forgotten
+
+    def careless(self: RemoteWriter, claim: Claim, last: int) -> bool:
+        with patch.object(writing, "KEPT_MS", 2**60):
+            return is_forgotten(self, claim, last)
+
+    with patch.object(RemoteWriter, "_is_forgotten", careless):
+        yield
+
+
+# Which incarnation writes, and from where
+
+
+@caught_by(_OWNED("who_begins_is_told_where_it_goes_on_once_that_is_durable"))
+def an_incarnation_begins_behind_what_is_not_durable() -> Iterator[None]:
+    """What is on its way before it may be lost, and then there is a gap."""
+    begin = OwnedLog.begin
+
+    async def early(self: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
+        if isinstance(producer, Claim):
+            return await begin(self, producer)
+        claim = self._producers.grant(
+            producer, self._clock.new_token().encode(), now_ms=self._clock.now_ms()
+        )
+        return claim, claim.base - 1
+
+    with patch.object(OwnedLog, "begin", early):
+        yield
+
+
+@caught_by(_OWNED("two_incarnations_are_told_apart_wherever_they_begin"))
+def incarnations_of_two_proxies_have_the_same_token() -> Iterator[None]:
+    """Those of the same epoch take each other's sequences, and both are acknowledged."""
+    grant = Producers.grant
+
+    def same(self: Producers[Any], name: str, token: bytes, *, now_ms: int) -> Claim:
+        return grant(self, name, bytes(len(token)), now_ms=now_ms)
+
+    with patch.object(Producers, "grant", same):
+        yield
+
+
+@caught_by(
+    "dlcore/proxy/test_producers.py::"
+    "test_an_incarnation_that_counts_nothing_goes_on_behind_what_it_wrote"
+)
+def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
+    """What it sends on a second one counts as sent again, and is acknowledged and not written."""
+    number = _Stream.number
+
+    def anew(self: _Stream, claim: Claim, _: int) -> None:
+        number(self, claim, claim.base)
+
+    with patch.object(_Stream, "number", anew):
+        yield
+
+
+# Which life of a log, or of a proxy, is meant
+
+
+@caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
+def a_late_failure_ends_the_next_life_of_a_log() -> Iterator[None]:
+    """What a writer tells that is gone is taken for news of the log's writer by now."""
+    lost = LogOwner.lost
+
+    def by_name(self: LogOwner, name: str, log: OwnedLog, error: DLError) -> None:
+        lost(self, name, self._logs.get(name, log), error)
+
+    with patch.object(LogOwner, "lost", by_name):
+        yield
+
+
+@caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
+def a_late_wish_ends_the_next_life_of_a_log() -> Iterator[None]:
+    """Somebody who waited for the lock has it, and the proxy lets go of it once more."""
+    wanted = LogOwner._wanted
+
+    def by_name(self: LogOwner, name: str, log: OwnedLog, who: str) -> None:
+        wanted(self, name, self._logs.get(name, log), who)
+
+    with patch.object(LogOwner, "_wanted", by_name):
+        yield
+
+
+@caught_by(
+    "dlcore/proxy/test_known_logs.py::test_a_planned_part_is_of_the_log_that_it_was_planned_for"
+)
+def a_planned_part_is_of_whatever_has_the_name() -> Iterator[None]:
+    """Its ticket does not say which log is meant."""
+    endpoint = ReadPath._endpoint
+
+    def nameless(self: ReadPath, *arguments: Any) -> Any:
+        made = endpoint(self, *arguments)
+        ticket = replace(Ticket.decode(made.ticket.ticket), log_id=None)
+        made.ticket.ticket = ticket.encode()
+        return made
+
+    with patch.object(ReadPath, "_endpoint", nameless):
+        yield
+
+
+@caught_by("dlcore/remote/test_made_anew.py::test_writers_write_nothing_to_another_log")
+def a_commit_is_seen_in_another_log() -> Iterator[None]:
+    """A writer waits until its records are seen under the name of its log."""
+
+    async def by_name(calls: Any, log: str, log_id: str | None = None) -> Any:
+        assert log_id is not None
+        return await get_info(calls, log)
+
+    with patch("dlcore.remote.writing.get_info", by_name):
+        yield
+
+
+@caught_by(_MEMBERS("a_proxy_that_restarts_is_seen_as_a_change"))
+def a_proxy_that_restarts_was_never_away() -> Iterator[None]:
+    """Only who is live counts, and not how often that has changed."""
+    look = Membership._look
+
+    async def uncounted(self: Membership) -> None:
+        before = self.changes
+        await look(self)
+        self.changes = before
+
+    with patch.object(Membership, "_look", uncounted):
+        yield
+
+
+@caught_by(_MEMBERS("whether_a_proxy_is_gone_is_looked_at_each_time"))
+def a_proxy_that_was_gone_is_gone_for_good() -> Iterator[None]:
+    """The first look is the last one."""
+    is_gone, seen = Membership.is_gone, dict[str, bool]()
+
+    async def kept(self: Membership, location: str) -> bool:
+        if location not in seen:
+            seen[location] = await is_gone(self, location)
+        return seen[location]
+
+    with patch.object(Membership, "is_gone", kept):
+        yield
+
+
+@caught_by(_MEMBERS("a_proxy_takes_over_the_node_that_an_earlier_process_left"))
+def a_proxy_keeps_the_node_of_an_earlier_process() -> Iterator[None]:
+    """It vanishes with the session of that one, and nobody knows the proxy that lives."""
+
+    async def leave(_: SessionNode, __: bytes) -> None:
+        pass
+
+    with patch.object(SessionNode, "_replace", leave):
+        yield
