@@ -35,7 +35,7 @@ from dlcore.log.reading.ranges import timestamp_ms_of
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
 from dlcore.remote import planning, subscriptions
-from dlcore.remote.planning import LogInfo, Received, received
+from dlcore.remote.planning import Received, received
 from dlcore.remote.reader import RemoteReader, RemoteRecord
 from dlcore.remote.subscriptions import RemoteHold
 from dlcore.remote.writing import RemoteWriter, append_if
@@ -43,6 +43,7 @@ from dlcore.remote.writing import RemoteWriter, append_if
 if TYPE_CHECKING:
     from dlcore.base.config import LogSettings
     from dlcore.base.records import LogRecord, RecordPlace
+    from dlcore.flight.replies import LogInfo
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.remote.endpoint import Endpoint

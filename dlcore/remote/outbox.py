@@ -17,8 +17,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import msgspec
-
 from dlcore.base.errors import OverCapacityError, UnexpectedError
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.flight.replies import End
+
 _Ticket = TypeVar("_Ticket")
 
 MESSAGE_BYTES = 256 * 1024
@@ -36,17 +36,6 @@ records wait for others until this size is reached."""
 _BATCH_BYTES_MAX = 2 * 1024 * 1024
 _RECORD_BYTES = 256
 """Memory that a record written by itself takes beside its payload."""
-
-
-class End(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a message: its last record is number `records` of the stream, at `dlsn`.
-
-    The last `together` records of the message are consecutive in one entry.
-    """
-
-    records: int
-    dlsn: str | None
-    together: int
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from dlcore.base.errors import EndOfStreamError, LedgerReadError
-from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import RecordField, RecordPlace
@@ -28,6 +27,7 @@ from dlcore.flight.planning import (
     unpack_snapshots,
 )
 from dlcore.flight.put import PutMessage
+from dlcore.flight.replies import LogInfo
 from dlcore.flight.requests import ChangeRequest
 from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
@@ -111,17 +111,6 @@ async def act(
         async for data in results:
             return msgspec.json.decode(pb.Result.FromString(data).body, type=action.answer)
     raise AssertionError("a proxy answers each action once")
-
-
-class LogInfo(ShownFields, msgspec.Struct, frozen=True):
-    """Facts about a log from a proxy; see `dlcore.proxy.reading.serving.InfoMetadata`."""
-
-    log_id: str
-    end: str
-    records: int
-    sealed: bool
-    first: str | None = None
-    last: str | None = None
 
 
 def asked_by(ticket: Ticket) -> pb.FlightDescriptor:

@@ -18,11 +18,12 @@ from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.replies import LogInfo
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.rows import Rows
 from dlcore.log.reading.rows_reader import ReadStart, RowsReader
-from dlcore.remote.planning import LogInfo, asked_by, place_of, received
+from dlcore.remote.planning import asked_by, place_of, received
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

@@ -24,6 +24,7 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
 from dlcore.flight.appends import AppendRequest
 from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
+from dlcore.flight.replies import StagingReply
 from dlcore.flight.sending import framed
 from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.remote.outbox import MESSAGE_BYTES
@@ -39,17 +40,6 @@ if TYPE_CHECKING:
 KEPT_BYTES_MAX = 8 * 1024 * 1024
 """Most bytes that are kept.  Up to this size records wait in memory for `stage`, and are sent again
 if the proxy is lost; beyond it they are sent at once and not kept."""
-
-
-class _Ready(msgspec.Struct):
-    message_bytes_max: int
-
-
-class _Answer(msgspec.Struct):
-    """A message of a proxy: it is ready; or it has staged, None if the status has an error."""
-
-    ready: _Ready | None = None
-    staged: list[StagedExtent] | None = None
 
 
 class RemoteStagingWriter:
@@ -232,14 +222,14 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _pieces(batch.slice(rows // 2))
 
 
-async def _read(call: Any) -> _Answer:
+async def _read(call: Any) -> StagingReply:
     try:
         data = await call.read()
     except grpc.aio.AioRpcError as error:
         raise await ended(call) from error
     if data is grpc.aio.EOF:
         raise await ended(call)
-    return msgspec.json.decode(pb.PutResult.FromString(data).app_metadata, type=_Answer)
+    return msgspec.json.decode(pb.PutResult.FromString(data).app_metadata, type=StagingReply)
 
 
 async def _hear(call: Any) -> list[StagedExtent]:

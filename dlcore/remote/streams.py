@@ -21,11 +21,10 @@ from dlcore.base.errors import (
 )
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.calls import BROKEN
+from dlcore.flight.replies import PutReply
 from dlcore.flight.sending import framed
 from dlcore.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
-from dlcore.log.entries.stamp import Claim
 from dlcore.remote.endpoint import Retries, error_of, is_cancelled
-from dlcore.remote.outbox import End
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,31 +40,7 @@ _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError
 """Exceptions at the end of a call; a cancellation means that the channel was closed."""
 
 
-class Ready(msgspec.Struct):
-    """A proxy accepts the stream; it limits the records and bytes in flight, and each message."""
-
-    window_records: int
-    window_bytes: int
-    message_bytes_max: int
-    producer: Claim | None = None
-    sequence: int = -1
-
-
-class _Draining(msgspec.Struct):
-    location: str | None = None
-
-
-class _Told(msgspec.Struct):
-    """A message of a proxy: one of `ready`, `acked` and `draining` is set."""
-
-    ready: Ready | None = None
-    acked: int | None = None
-    dlsn: str | None = None
-    ends: list[End] = []
-    draining: _Draining | None = None
-
-
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(PutReply).decode
 
 
 @dataclass(eq=False)
@@ -102,7 +77,7 @@ async def ended(call: Any) -> EndedError:
     return EndedError(error, again, location, int(told.get(RETRY_KEY, 0)) / 1000)
 
 
-async def read(call: Any) -> _Told:
+async def read(call: Any) -> PutReply:
     """Return the next message of a proxy.  Raises: EndedError."""
     try:
         data = await call.read()

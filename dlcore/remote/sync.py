@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.base.config import FLUSH_INTERVAL_S
 from dlcore.base.records import LogRecord
+from dlcore.flight.replies import LogInfo
 from dlcore.log.writing.transmit import checked_payload, parts_of
 from dlcore.remote import log as async_log, namespace as async_namespace, writing
 from dlcore.remote.namespace import PATIENCE_S
 from dlcore.remote.outbox import MESSAGE_BYTES
-from dlcore.remote.planning import LogInfo
 from dlcore.remote.reader import RemoteRecord, RemoteRows
 from dlcore.remote.sync_calls import RemoteLogCalls, RemoteNamespaceCalls
 from dlcore.remote.writing import counted

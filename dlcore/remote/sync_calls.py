@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogSettings
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.flight.replies import LogInfo
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.remote.log import RemoteLog as AsyncRemoteLog
     from dlcore.remote.namespace import RemoteNamespace as AsyncRemoteNamespace
-    from dlcore.remote.planning import LogInfo
     from dlcore.remote.reader import RemoteRecord
 
 

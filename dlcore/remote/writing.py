@@ -44,7 +44,6 @@ from dlcore.remote.planning import get_info, seal
 from dlcore.remote.streams import (
     Attempts,
     EndedError,
-    Ready,
     first_message,
     read,
     too_long,
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.base.records import LogRecord
+    from dlcore.flight.replies import Ready
     from dlcore.log.metadata.values import LogKey
     from dlcore.remote.endpoint import Endpoint
 
@@ -337,8 +337,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
                 )
                 await write(call, first_message(target, schema))
                 ready = (await read(call)).ready
-            if ready is None or ready.producer is None:
-                raise UnexpectedError("a proxy did not say that it is ready")
+            if ready is None or ready.producer is None or ready.sequence is None:
+                raise UnexpectedError("a proxy did not say that it is ready for a producer")
             self._calls.is_taken(self.log_name)
             self._take_up(ready.producer, ready.sequence)
             hearing = asyncio.create_task(self._hear(call), name="hearing a proxy")
@@ -495,7 +495,7 @@ async def append_if(
                 told = await read(call)
                 while told.acked is None:
                     told = await read(call)
-                return None if told.dlsn is None else DLSN.parse(told.dlsn)
+                return DLSN.parse(told.dlsn) if isinstance(told.dlsn, str) else None
         except EndedError as end:
             await attempts.failed(end)
         except TimeoutError:

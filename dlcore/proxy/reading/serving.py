@@ -13,6 +13,7 @@ from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.replies import LogInfo, PartInfo
 from dlcore.flight.sending import schema_message
 from dlcore.flight.tickets import Latest, Place, Ticket
 from dlcore.log.metadata.values import LogKey
@@ -40,40 +41,6 @@ if TYPE_CHECKING:
 READ_AHEAD_BYTES = 3 * MIB
 """Read-ahead of each reader of `dlcore` that the proxy opens."""
 _ENDLESS = DLSN(2**63 - 1, 0, 0)
-
-
-class InfoMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The metadata of a FlightInfo about a range of a log, as JSON.
-
-    Attributes:
-        log_id: the log's identity.
-        first: the position of the first record; None if there is none.
-        last: the position of the last record; None if there is none.
-        end: the position behind the last record.
-        records: the number of records.
-        size_bytes: an estimate of their bytes in entries.
-        sealed: whether no record can follow in the log.
-        owner: the location of the proxy that owns the log; if none does, of the one that should.
-    """
-
-    log_id: str
-    first: str | None
-    last: str | None
-    end: str
-    records: int
-    size_bytes: int
-    sealed: bool
-    owner: str | None
-
-
-class PartMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """The metadata of a FlightEndpoint; the numbers are estimates.  With `tail` it may grow."""
-
-    start: str
-    end: str
-    records: int
-    size_bytes: int
-    tail: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +199,7 @@ class ReadPath:
 
     async def _metadata(
         self, snapshot: LogSnapshot, start: DLSN, end: DLSN, size_bytes: int
-    ) -> InfoMetadata:
+    ) -> LogInfo:
         first, stop = await self._namespace.find_places([(snapshot, start), (snapshot, end)])
         count = max(0, stop.sequence_id - first.sequence_id)
         last = None
@@ -241,7 +208,7 @@ class ReadPath:
             (place,) = await self._namespace.find_places([(snapshot, wanted)])
             last = str(place.dlsn)
         key = LogKey(name=snapshot.log, log_id=snapshot.log_id)
-        return InfoMetadata(
+        return LogInfo(
             log_id=snapshot.log_id,
             first=str(first.dlsn) if count else None,
             last=last,
@@ -275,7 +242,7 @@ class ReadPath:
             follow=follows,
             columns=ticket.columns,
         )
-        known = PartMetadata(
+        known = PartInfo(
             start=str(part.start),
             end=str(part.end),
             records=part.record_count,

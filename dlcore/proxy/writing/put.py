@@ -37,6 +37,7 @@ from dlcore.flight.put import (
     parse_target,
     sequence_of,
 )
+from dlcore.flight.replies import Draining, End, PutReply, Ready
 from dlcore.log.writing.producers import Mark
 from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import (
@@ -210,12 +211,12 @@ class PutService:
     ) -> None:
         log.check(decoder.schema)
         config = self._config
-        ready: dict[str, object] = {
-            "log": target.log,
-            "window_records": config.window_records,
-            "window_bytes": config.window_bytes,
-            "message_bytes_max": config.message_bytes_max,
-        }
+        ready = Ready(
+            log=target.log,
+            window_records=config.window_records,
+            window_bytes=config.window_bytes,
+            message_bytes_max=config.message_bytes_max,
+        )
         acks = StreamAcks(
             window_records=config.window_records,
             window_bytes=config.window_bytes,
@@ -226,11 +227,11 @@ class PutService:
         try:
             if target.producer is not None:
                 claim, last = await self.begin(target.log, log, target.producer)
-                ready |= {"producer": claim, "sequence": last}
+                ready = msgspec.structs.replace(ready, producer=claim, sequence=last)
                 stream.number(claim, last + 1)
             if not isinstance(target.expected, msgspec.UnsetType):
                 stream.expect(None if target.expected is None else DLSN.parse(target.expected))
-            await _send(context, ready=ready)
+            await _send(context, PutReply(ready=ready))
             await stream.exchange(decoder)
         finally:
             log.leave(stream.rouse)
@@ -529,13 +530,14 @@ class _Stream:
                 await self._wake.wait()
 
     async def _acknowledge(self, ack: Ack) -> None:
-        told: dict[str, object] = {"acked": ack.records, "dlsn": _text(ack.dlsn)}
-        if ack.ends:
-            told["ends"] = [(each.records, _text(each.dlsn), each.together) for each in ack.ends]
-        if self._throttled_s:
-            told["throttled_ms"] = math.ceil(self._throttled_s * 1000)
-            self._throttled_s = 0.0
-        await _send(self._context, **told)
+        throttled_ms, self._throttled_s = math.ceil(self._throttled_s * 1000), 0.0
+        reply = PutReply(
+            acked=ack.records,
+            dlsn=_text(ack.dlsn),
+            ends=[End(each.records, _text(each.dlsn), each.together) for each in ack.ends],
+            throttled_ms=throttled_ms,
+        )
+        await _send(self._context, reply)
 
     async def _part(self, taking: asyncio.Task[None]) -> None:
         """Tell a client that its log is released, and give it some time to end the stream.
@@ -544,7 +546,7 @@ class _Stream:
         """
         ending = self._log.ending
         location = ending.location if isinstance(ending, LogElsewhereError) else None
-        await _send(self._context, draining={"location": location})
+        await _send(self._context, PutReply(draining=Draining(location)))
         await asyncio.wait([taking], timeout=_PARTING_S)
 
 
@@ -575,5 +577,5 @@ async def _read(context: Context) -> PutMessage | None:
     return PutMessage.parse(data) if isinstance(data, bytes) else None
 
 
-async def _send(context: Context, **message: object) -> None:
-    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(message)))
+async def _send(context: Context, reply: PutReply) -> None:
+    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(reply)))

@@ -21,6 +21,7 @@ from dlcore.base.errors import DLError, OverCapacityError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.calls import send
 from dlcore.flight.put import PutMessage, log_of
+from dlcore.flight.replies import StagingReady, StagingReply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
@@ -76,8 +77,8 @@ class Stagings:
         """
         throttled_s = 0.0
         async with self._turns, self._lend(target) as writer:
-            ready = {"staging": target.staging, "message_bytes_max": self._message_bytes_max}
-            await _send(context, ready=ready)
+            ready = StagingReady(target.staging, self._message_bytes_max)
+            await _send(context, StagingReply(ready=ready))
             try:
                 while (message := await _read(context)) is not None:
                     batch, log = decoder.decode(message), log_of(message)
@@ -91,8 +92,8 @@ class Stagings:
                 await _part(context)
                 raise
         # Outside of the block: a client that does not receive must not delay waiting streams.
-        told = {"throttled_ms": math.ceil(throttled_s * 1000)} if throttled_s else {}
-        await _send(context, staged=staged, **told)
+        throttled_ms = math.ceil(throttled_s * 1000)
+        await _send(context, StagingReply(staged=staged, throttled_ms=throttled_ms))
 
     @contextlib.asynccontextmanager
     async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:
@@ -192,12 +193,12 @@ async def _part(context: Context) -> None:
 
     If the stream ended at once, clients that are sending could lose the status.
     """
-    await _send(context, refused=True)
+    await _send(context, StagingReply(refused=True))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PARTING_S):
             while await context.read() is not grpc.aio.EOF:
                 pass
 
 
-async def _send(context: Context, **message: object) -> None:
-    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(message)))
+async def _send(context: Context, reply: StagingReply) -> None:
+    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(reply)))

@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from dlcore.base.errors import OverCapacityError, UnexpectedError
 from dlcore.base.ids import DLSN
-from dlcore.remote.outbox import MESSAGE_BYTES, End, Outbox
+from dlcore.flight.replies import End
+from dlcore.remote.outbox import MESSAGE_BYTES, Outbox
 
 
 def rows(count: int, size: int = 1) -> pa.RecordBatch:

@@ -52,9 +52,9 @@ def modules_after(statement: str) -> list[str]:
         (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 230),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 202),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 201),
-        (ENDPOINT_WRITE, ("bookie", "dlcore.api.namespace", "kazoo", *FRAMES, *ARRAYS), 221),
+        (ENDPOINT_WRITE, ("bookie", "dlcore.api.namespace", "kazoo", *FRAMES, *ARRAYS), 222),
         (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 303),
-        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 439),
+        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 440),
         (BOOKIE, ("dlcore.ops.cli", "dlcore.api.namespace", "pyarrow", *FRAMES), 311),
     ],
     ids=[
