@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S = 0.005
 """The first wait for answers that could decide a ledger's end; each next one is twice as long."""
 _PATIENCE_S_MAX = 1.0
+_CLAIM_PATIENCE_S = 0.1
+"""The wait from which on a LAC that one bookie alone returns is checked by lists of entries."""
 
 
 class LedgerReader:
@@ -114,8 +116,13 @@ class LedgerReader:
             finally:
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
-            # The LAC of one bookie alone may be false: the entries that bookies hold decide.
+            # The LAC of one bookie alone may be false: the entries that bookies hold decide.  But
+            # the others may only be late, and to list all entries costs more than to ask again.
             if not end.is_vouched:
+                if patience_s < _CLAIM_PATIENCE_S:
+                    await asyncio.sleep(patience_s)
+                    patience_s *= 2
+                    continue
                 confirmed = await self.disprove(ensemble, vouched=end.vouched, claimed=end.told)
                 if confirmed < end.told:
                     return confirmed
@@ -154,7 +161,8 @@ class LedgerReader:
     async def _ask_end(self, ensemble: Ensemble, patience_s: float) -> LedgerEnd:
         """Return the ledger's end by enough bookies to know of every acknowledgement.
 
-        If their answers do not decide it, the others get `patience_s` more to answer.
+        If their answers do not decide it, or one alone claims a LAC, the others get `patience_s`
+        more to answer.
         """
         tasks = {
             asyncio.create_task(self.ask_held_by(bookie)): position
@@ -178,7 +186,7 @@ class LedgerReader:
                     except DLError as error:
                         errors.append(f"{ensemble.bookies[position]}: {error}")
                 end = judge_end(self._metadata.quorum, ensemble.first_entry_id, held)
-                if end is not None and (end.is_decided or not done):
+                if end is not None and ((end.is_decided and end.is_vouched) or not done):
                     break
         finally:
             for task in tasks:

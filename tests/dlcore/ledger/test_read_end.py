@@ -15,6 +15,7 @@ from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.writing.lac import LacPublisher
+from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, bodies, read_all, run, write
 from tests.fixtures.ledgers import quorum_of
 
@@ -97,6 +98,31 @@ def test_an_entry_of_which_too_few_tell_is_waited_for() -> None:
         second.entries(writer.ledger_id)[2] = frame
         assert await reading == 2
         third.is_silent = False
+        await writer.abandon()
+
+    run(scenario)
+
+
+def test_a_claim_is_checked_only_if_the_others_do_not_catch_up() -> None:
+    """To list all entries of a ledger is dear: it takes another service, and another library."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 3)
+        first, second, third = (cluster.member(writer, position) for position in range(3))
+        first.write_lac(writer.ledger_id, 2)
+        frame = first.entries(writer.ledger_id)[2]
+        for member in (second, third):
+            del member.entries(writer.ledger_id)[2]
+        with patch.object(MemoryBookieClient, "list_entries", autospec=True) as listed:
+            reading = asyncio.create_task(end_of(cluster, writer))
+            await asyncio.sleep(0.03)
+            assert not reading.done()
+            second.entries(writer.ledger_id)[2] = frame
+            assert await reading == 2
+            listed.assert_not_called()
+        del second.entries(writer.ledger_id)[2]
+        assert await end_of(cluster, writer) == 1
         await writer.abandon()
 
     run(scenario)
