@@ -16,6 +16,7 @@ from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.base.tls import TlsFiles
 from dlspark.limits import DELAY_S_MAX, Limits
 from dlspark.option_table import (
+    CATALOG_PREFIX,
     KAFKA_NAMES,
     KAFKA_ONLY,
     OPTIONS,
@@ -55,7 +56,6 @@ _STRATEGY = "startingOffsetsByTimestampStrategy"
 _LIMITS = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay")
 _TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # streaming sinks get these
-CATALOG_PREFIX = "option."
 _CATALOG_ADVICE = (
     "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
     "A table that was created without columns of its own, and not by saveAsTable, can be read, and "

@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 )
 
 from dlcore.base.errors import ConfigurationError
-from dlspark.options import CATALOG_PREFIX
+from dlspark.option_table import CATALOG_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

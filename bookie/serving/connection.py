@@ -17,6 +17,7 @@ from bookie.serving.answers import Answers
 from bookie.serving.eager import start
 from bookie.serving.read_budget import ReadShare
 from bookie.serving.read_streams import FollowStream, RangeStream
+from bookie.serving.shared import IN_FLIGHT_BYTES_MIN
 from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
@@ -55,14 +56,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie.serving.read_streams import ReadStream
-    from bookie.serving.service import BookieService
+    from bookie.serving.shared import Shared
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.wire.bookie_end import BookieEvent
 
 logger = logging.getLogger(__name__)
 
-IN_FLIGHT_BYTES_MIN = 64 * 1024
-"""Bytes of adds that each connection may have in flight, whatever the others have."""
 _REQUEST_BYTES = 2048
 """Bytes that a request in flight counts beside its payload: about its own use of memory."""
 _REQUESTS_PER_TURN = 32
@@ -84,7 +83,7 @@ _GIVEN_UP = "the bookie dropped the request"
 class Connection(asyncio.BufferedProtocol):
     """A connection from its acceptance to its end."""
 
-    def __init__(self, service: BookieService, storage: LedgerStorage) -> None:
+    def __init__(self, service: Shared[Connection], storage: LedgerStorage) -> None:
         self._service = service
         self._storage = storage
         self._loop = asyncio.get_running_loop()

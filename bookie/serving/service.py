@@ -11,14 +11,13 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bookie.serving.connection import IN_FLIGHT_BYTES_MIN, Connection
+from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
-from bookie.serving.turns import Turns
+from bookie.serving.shared import Shared
 from dlcore.base.config import MIB
 from dlcore.base.kept_memory import give_back_what_is_free
 from dlcore.base.tls_refusals import tell_refusals
-from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -34,9 +33,6 @@ SILENCE_S = 20.0
 HANDSHAKE_S = 10.0
 READ_BYTES_MAX = 64 * MIB
 RECEIVE_BYTES_MAX = 64 * MIB
-_IN_FLIGHT_CONNECTIONS = 4
-"""All connections together may have as many bytes of adds in flight as this number of connections
-at their bound."""
 _RELIEF_INTERVAL_S = 0.5
 _STALL_S_MAX = 2.0
 """While others wait for a budget, a client is disconnected if it moves no byte for this time."""
@@ -47,7 +43,7 @@ _CALM_S = 60.0
 """When no client has waited for a budget for this time, freed memory goes back to the system."""
 
 
-class BookieService:
+class BookieService(Shared[Connection]):
     """Serves one storage to any number of connections.
 
     Args:
@@ -77,22 +73,18 @@ class BookieService:
         silence_s: float = SILENCE_S,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        self.bookie = bookie
-        self.cluster_id = cluster_id
-        self.connection_bytes_max = connection_bytes_max
-        self.chunk_bytes_max = chunk_bytes_max
-        self.silence_s = silence_s
-        self.handshake_s = handshake_s
-        self.read_budget = ReadBudget(read_bytes_max, on_wait=self._relieve_later)
-        self.receive_budget = ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later)
+        super().__init__(
+            bookie=bookie,
+            cluster_id=cluster_id,
+            connection_bytes_max=connection_bytes_max,
+            read_budget=ReadBudget(read_bytes_max, on_wait=self._relieve_later),
+            receive_budget=ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later),
+            chunk_bytes_max=chunk_bytes_max,
+            silence_s=silence_s,
+            handshake_s=handshake_s,
+        )
         self._relief: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
-        self.turns = Turns()
-        self.in_flight_bytes = 0
-        """Bytes of unanswered adds, of all connections."""
-        self.memory = ReceiveMemory()
-        self.connections: dict[Connection, None] = {}
-        self.is_draining = False
         self._storage = storage
 
     async def listen(
@@ -116,16 +108,6 @@ class BookieService:
     def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
         """Return the protocol of an accepted connection, on `storage` or on the service's own."""
         return Connection(self, storage or self._storage)
-
-    def in_flight_share(self) -> int:
-        """Return how many bytes of adds one connection may have in flight.
-
-        A connection alone gets its whole bound.  If many have adds in flight, each gets a share of
-        the bytes that are left, and at least `IN_FLIGHT_BYTES_MIN`.
-        """
-        free = _IN_FLIGHT_CONNECTIONS * self.connection_bytes_max - self.in_flight_bytes
-        share = free // (_IN_FLIGHT_CONNECTIONS - 1)
-        return min(self.connection_bytes_max, max(share, IN_FLIGHT_BYTES_MIN))
 
     def _relieve_later(self) -> None:
         if self._relief is None:

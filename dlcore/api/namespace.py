@@ -29,6 +29,7 @@ from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.forgetting import forget_log
 from dlcore.log.metadata.commit_records import last_version, list_commits, sweep_commits
+from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
@@ -37,7 +38,7 @@ from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.merged import AsyncMergedReader
 from dlcore.log.reading.schemas import find_schemas
-from dlcore.log.reading.snapshot import LedgerCache, find_places
+from dlcore.log.reading.snapshot import find_places
 from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema

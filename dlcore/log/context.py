@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.log.metadata.ledger_cache import LedgerCache
     from dlcore.log.metadata.store import LogStore
-    from dlcore.log.reading.snapshot import LedgerCache
     from dlcore.log.tidying import Tidier
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore

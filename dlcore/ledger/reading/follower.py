@@ -11,7 +11,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlcore.base.background import forget_frames
 from dlcore.base.errors import (
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
     from dlcore.ledger.port import BookieClient, FollowUpdate
-    from dlcore.ledger.reading.reader import LedgerReader
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,33 @@ class FollowStep:
     frames: Sequence[EntryFrame]
     last_add_confirmed: int
     closed: bool
+
+
+class FollowedLedger(Protocol):
+    """What a follower asks of the reader of its ledger; see `LedgerReader`."""
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as last read."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is known to have its end."""
+
+    async def refresh(self, *, fresh: bool = False) -> LedgerMetadata:
+        """Read the metadata again."""
+
+    async def read_last_add_confirmed(self) -> int:
+        """Return the last entry that may be read now."""
+
+    async def ask_held_by(self, bookie: BookieId) -> HeldEntries:
+        """Return the LAC that a bookie knows, and the entries that it holds above it."""
+
+    async def disprove(self, ensemble: Ensemble, *, vouched: int, claimed: int) -> int:
+        """Return up to where a claimed LAC holds."""
+
+    def read(self, first: int, last: int) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        """Yield verified entries in order."""
 
 
 class _Subscription:
@@ -121,7 +148,7 @@ class LedgerFollower:
 
     def __init__(
         self,
-        reader: LedgerReader,
+        reader: FollowedLedger,
         *,
         first: int,
         bookies: BookieClient,

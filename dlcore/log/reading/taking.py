@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dlcore.base.errors import SchemaMismatchError
-
 if TYPE_CHECKING:
     from collections import deque
 
@@ -37,11 +35,3 @@ def drop_taken(rows: deque[_Rows]) -> None:
     """Remove the first rows that have none left."""
     while rows and not rows[0].rows_left:
         rows.popleft()
-
-
-def no_records() -> SchemaMismatchError:
-    """Return the error for a caller that wants records of a typed log."""
-    return SchemaMismatchError(
-        "the log is typed, it has rows and no records of bytes: use read_batch() or batches() of "
-        "a reader, or read() of the log, which returns tables and frames"
-    )

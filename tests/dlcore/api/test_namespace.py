@@ -27,7 +27,8 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.log.reading.snapshot import LedgerCache, LogFollower
+from dlcore.log.metadata.ledger_cache import LedgerCache
+from dlcore.log.reading.snapshot import LogFollower
 from dlcore.metadata.memory import MemoryTree
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures import aio
