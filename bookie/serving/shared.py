@@ -21,7 +21,7 @@ at their bound."""
 
 
 class Shared(Generic[_Connection]):
-    """What each connection uses of its bookie's service; the arguments are the service's."""
+    """The part of the service that its connections use; the arguments are the service's."""
 
     def __init__(
         self,

@@ -88,11 +88,10 @@ class Namespace(AsyncClosing):
         self._uri = uri
         self._store = store
         self._bookies = bookies
-        self._client_config = client_config
         self._registry = registry or BookieRegistry(store, paths)
-        self._ledger_store = LedgerStore(store, paths)
+        ledger_store = LedgerStore(store, paths)
         self._ledgers = LedgerClient(
-            ledger_store=self._ledger_store,
+            ledger_store=ledger_store,
             registry=self._registry,
             bookies=bookies,
             config=client_config,
@@ -103,8 +102,8 @@ class Namespace(AsyncClosing):
             store=store,
             paths=paths,
             logs=LogStore(store, paths),
-            ledger_store=self._ledger_store,
-            ledger_cache=LedgerCache(self._ledger_store),
+            ledger_store=ledger_store,
+            ledger_cache=LedgerCache(ledger_store),
             ledgers=self._ledgers,
             tidier=Tidier(),
             registry=self._registry,
@@ -114,6 +113,17 @@ class Namespace(AsyncClosing):
             client_id=client_id,
             cluster_id=cluster_id,
             lifetime=Lifetime(uri),
+        )
+        self._ports = NamespacePorts(
+            store=store,
+            paths=paths,
+            ledger_store=ledger_store,
+            registry=self._registry,
+            bookies=bookies,
+            ledgers=self._ledgers,
+            client_config=client_config,
+            clock=clock,
+            rng=rng,
         )
         self._owner = StagingOwner(self._context)
         self._followers = LogFollowers(self._context)
@@ -136,18 +146,7 @@ class Namespace(AsyncClosing):
     @property
     def ports(self) -> NamespacePorts:
         """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
-        context = self._context
-        return NamespacePorts(
-            store=self._store,
-            paths=context.paths,
-            ledger_store=self._ledger_store,
-            registry=self._registry,
-            bookies=self._bookies,
-            ledgers=self._ledgers,
-            client_config=self._client_config,
-            clock=context.clock,
-            rng=context.rng,
-        )
+        return self._ports
 
     @property
     def log_context(self) -> LogContext:
@@ -251,7 +250,7 @@ class Namespace(AsyncClosing):
 
         Args:
             prefix: of a path, `orders/`, or any other start of a name.
-            after: the last name of a page: list the names after it, also in another process.
+            after: the last name of a page; the list goes on there, also in another process.
             page_size: how many names a page has, except the last one.
 
         Raises: MetadataError.
@@ -481,7 +480,7 @@ class Namespace(AsyncClosing):
     async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
         """Return the metadata of a ledger.  Raises: LedgerNotFoundError, MetadataError."""
         self._require_open()
-        return (await self._ledger_store.read(ledger_id)).metadata
+        return (await self._context.ledger_store.read(ledger_id)).metadata
 
     async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
         """Return the metadata of up to `count` ledgers by id, ascending from `first` on.
@@ -490,7 +489,7 @@ class Namespace(AsyncClosing):
         MetadataError.
         """
         self._require_open()
-        return await self._ledger_store.read_from(first, count)
+        return await self._context.ledger_store.read_from(first, count)
 
     async def last_version(self, identity: str) -> int:
         """Return the last version that an appender committed, or -1.  Raises: MetadataError."""

@@ -496,7 +496,7 @@ def test_a_ledger_that_nobody_made_stops_no_garbage_collection(tmp_path: Path) -
 
 async def refuses(client: WireBookieClient, bookie: BookieId, ledger_id: int) -> None:
     """See that a bookie takes nothing of a ledger that nobody made."""
-    reason = f"ledger {ledger_id} was never made"
+    reason = f"ledger {ledger_id} was never created"
     with pytest.raises(BadRequestError, match=reason):
         await client.read_lac(bookie, ledger_id=ledger_id, fence=True)
     with pytest.raises(BadRequestError, match=reason):

@@ -57,7 +57,7 @@ class FollowStep:
 
 
 class FollowedLedger(Protocol):
-    """What a follower asks of the reader of its ledger; see `LedgerReader`."""
+    """The part of `LedgerReader` that a follower uses."""
 
     @property
     def metadata(self) -> LedgerMetadata:

@@ -25,4 +25,4 @@ def test_a_log_that_wants_more_bookies_than_there_are_is_told_of(
             await namespace.create_log("clicks", config=LogConfig(quorum=QuorumConfig(5, 3, 2)))
 
     run_in_own_time(scenario())
-    assert "log 'clicks' needs 5 bookies (E/Qw/Qa 5/3/2), registered are 3" in caplog.text
+    assert "log 'clicks' needs 5 bookies (E/Qw/Qa 5/3/2), but 3 are registered" in caplog.text

@@ -357,7 +357,7 @@ def test_an_older_head_does_not_hide_a_later_one() -> None:
 
 def test_ledgers_that_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than are kept: none is taken for gone because another's took its place."""
-    monkeypatch.setattr("dlcore.log.reading.snapshot._LEDGERS_KEPT_MAX", 1)
+    monkeypatch.setattr("dlcore.log.metadata.ledger_cache._LEDGERS_KEPT_MAX", 1)
 
     async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
         await namespace.create_log("clicks")

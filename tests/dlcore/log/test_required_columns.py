@@ -221,7 +221,7 @@ def test_a_read_that_has_begun_gives_what_it_said() -> None:
     assert found.to_pylist() == rows_of({}, {"id": 2}, {"lines": [], "prices": None}).to_pylist()
     for change, told in BAD.values():
         name = told.removeprefix("column ").removesuffix(" is null")
-        with pytest.raises(SchemaMismatchError, match=f"column {name} was .* begin a new one"):
+        with pytest.raises(SchemaMismatchError, match=f"column {name} was .* begin a new read"):
             read({}, change)
 
 
@@ -234,7 +234,7 @@ def test_columns_that_are_added_can_be_null() -> None:
             await log.update_schema(ORDERS.append(more))
         after = await log.update_schema(pa.schema([more]), merge=True)
         assert after == ORDERS.append(more.with_nullable(True))
-        with pytest.raises(ConfigurationError, match="nothing null not null could hold nothing"):
+        with pytest.raises(ConfigurationError, match="nothing null not null could hold no value"):
             schema_from_text("nothing null not null")
 
     on_orders(body)
