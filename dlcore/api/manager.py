@@ -113,7 +113,7 @@ class DistributedLogManager(LogQueries[LogRecordWithDLSN]):
         """Take the writer lock, recover a dead writer's segment, and return the writer.
 
         `ledger_metadata` is stored with its ledgers.  A proxy passes `producers`, which is filled.
-        Any other writer that waits for the lock asks a proxy that holds it to let go.
+        Any other writer that waits for the lock asks a proxy that holds it to release it.
 
         Raises:
             ConfigurationError: `ledger_metadata` has keys that dlog itself uses, or over 4 KiB.

@@ -50,9 +50,10 @@ def confirmed_of(
         return index >= 0 and entry_id <= held[position][index].last_entry_id
 
     noes_needed = quorum.write_quorum_size - quorum.ack_quorum_size + 1
-    # Of the entries of one write set, fewer are held only from behind the end of a range on.  So
-    # the first that is refuted is one of the next few behind such an end, or behind `vouched`:
-    # a claim, or an entry that somebody forged, may be billions ahead.
+    # Not every entry up to the claim is looked at: a false claim, or a forged entry, may be
+    # billions ahead.  Fewer bookies hold an entry than its predecessors only behind the end of a
+    # range.  Therefore the first refuted entry is one of the next few behind such an end, or behind
+    # `vouched`.
     lasts = (each.last_entry_id for ranges in held.values() for each in ranges)
     looked_at = {
         entry_id

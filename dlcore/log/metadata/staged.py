@@ -149,7 +149,7 @@ async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[in
 
 
 async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[Op]:
-    """Return the operations that release so many extents of each ledger.
+    """Return the operations that release a number of extents of each ledger, as in `counts`.
 
     A ledger that is not registered has one extent, and is removed with it.  A ledger that is gone
     already does not stop the removal of the others.

@@ -347,8 +347,8 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     `token` names one acquisition, which was at `since_ms` (0: not known).  `turn` says whether an
     atomic append may change the log meanwhile.  ``refused``: no; ``free``: on demand; ``asked``: an
     append waits for its turn; ``given``: the holder has no extent open, and begins none until the
-    turn is over.  `wanted_by` is a writer that waits for the lock: a holder that gives turns lets
-    go of the lock for it.
+    turn is over.  `wanted_by` is a writer that waits for the lock: a holder that gives turns
+    releases the lock for it.
     """
 
     layout: int = LAYOUT
@@ -443,7 +443,7 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, extents=self.extents + len(extents), committed=tuple(joined))
 
     def released(self, extents: int) -> StagedLedger:
-        """Return it with so many extents fewer."""
+        """Return the registration with `extents` extents fewer."""
         if extents > self.extents:
             raise UnexpectedError(
                 f"staged ledger {self.ledger_id}: {extents} extents are given up, {self.extents} "

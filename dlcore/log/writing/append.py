@@ -10,7 +10,7 @@ waits, it is completed without a next one, so that its records are not kept too 
     ROLLING --another completed our segment, or old and idle--> OPENING
     OPENING, ROLLING --completed, finished--> SEALED, CLOSED
 
-    OPENING, ROLLING --asked to step aside, completed or finished--> OPENING, taking no record
+    OPENING, ROLLING --asked to pause, completed or finished--> OPENING, accepting no record
                        until step_back
     any of these --suspended--> SUSPENDED --resumed--> the one before
     any of these --fail--> FAILED
@@ -39,9 +39,9 @@ The promises of calls, by state:
               segment completed
     abort     at once: unanswered calls fail, the segment stays for recovery
 
-A writer that stepped aside has closed its extent, and lets others change the log.  It goes on in
-their segment, from the head that they left.  Between the two it refuses records as not ready, so
-that none gets a transaction id too early.
+A paused writer (ASIDE) has closed its extent, and lets an append change the log.  `step_back` ends
+the pause: it goes on from the head that the append left.  During the pause it refuses records as
+not ready, so that none gets a transaction id below those of the append.
 
 `commit` is a flush and a call to the ledger.  Truncation changes the head beside this machine;
 `head_changed` reports that.  From the call of seal or close on, writes are refused as if it were
@@ -182,7 +182,7 @@ class LogAppender(Generic[_Ticket]):
 
     @property
     def has_room(self) -> bool:
-        """Whether at most a quarter of the limits is pending, and the writer is not aside."""
+        """Whether at most a quarter of the limits is pending, and the writer is not paused."""
         transmitter = self._transmitter
         return (not self._is_aside or self.is_over) and (
             transmitter.pending_bytes <= self._pending_bytes_max // 4

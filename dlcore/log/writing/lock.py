@@ -69,7 +69,7 @@ class WriterLock:
 
     After a lost session `verify` is called: it returns the version of the head at which the log is
     as its owner left it, or None if another client changed it.  `on_change` is called after the
-    lock was lost, regained or denied.  With `asks` a proxy that holds the log is asked to let go.
+    lock was lost, regained or denied.  With `asks` a proxy that holds it is asked to release it.
     """
 
     def __init__(

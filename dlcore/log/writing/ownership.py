@@ -1,9 +1,9 @@
 """Ownership of a log: events in, effects out, no I/O.  The driver is `lock.py`.
 
 Theory of operation.  The lock is a node that lives as long as its creator's session.  Each attempt
-to create it has a token, by which a lost reply is recognised, and an own node is told from another
-owner's.  An own node of an earlier session will soon vanish.  An own node of this session was
-created by an attempt whose answer was lost, and is taken.
+to create it has a token.  By the token an own node is distinguished from that of another owner,
+also after a lost reply.  An own node of an earlier session will soon vanish.  An own node of this
+session was created by an attempt whose answer was lost, and is taken.
 
               TryLock            Granted
     ACQUIRING --------> ... ------------> OWNED --SessionExpired/Suspended--> LOST
@@ -11,8 +11,8 @@ created by an attempt whose answer was lost, and is taken.
         v                                  +------- Resumed (TryLock guarded) --+
       DENIED <--------------------- LockHeld by another, or the log moved on ---+
 
-In ACQUIRING, a client that waits and may ask asks a holder that gives turns, which is a proxy's
-writer, to let go, unless another client has asked already.
+In ACQUIRING, a waiting client that may ask requests the lock from a holder that gives turns, which
+is a proxy's writer, unless another client has requested it already.
 
 While LOST nothing may be acknowledged.  A guarded attempt succeeds only if the log was not changed
 since the loss.  Once another client holds the lock, or has changed the log, ownership is denied for
@@ -129,7 +129,7 @@ class Ownership:
 
     def __init__(self, *, waits: bool, asks: bool = False) -> None:
         self._waits = waits  # whether to wait for another owner
-        self._asks = asks  # whether to ask that owner to let go
+        self._asks = asks  # whether to ask that owner to release the lock
         self._attempts: deque[str] = deque(maxlen=_TOKENS_MAX)  # tokens of attempts
         self.holder: LockHolder | None = None
         """The last owner that was seen."""

@@ -21,7 +21,7 @@ class Ending(enum.Enum):
     SEAL = "seal"
     CLOSE = "close"
     ASIDE = "aside"
-    """Only for a while: until `step_back` it accepts no record and begins no extent."""
+    """A pause for an append: until `step_back` the writer takes no record and opens no extent."""
 
 
 class WriterState(enum.Enum):

@@ -72,7 +72,7 @@ class Election:
     async def _is_ours(self) -> bool:
         node = await self._store.get(self._path)
         # A damaged node belongs to another process; it is removed with that session.
-        tell = partial(logger.warning, "the auditor's office cannot be read: %s")
+        tell = partial(logger.warning, "cannot read which process is the auditor: %s")
         found = decode_or_tell(ElectedAuditor, node, source=self._path, tell=tell)
         return found is not None and found.token == self._candidate.token
 

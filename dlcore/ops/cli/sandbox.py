@@ -85,7 +85,7 @@ def sandbox_command(
     from dlcore.ops.sandbox.cluster import Sandbox
 
     if uri_file is not None:
-        # Of an earlier run: a program that waits for the file must not find that one.
+        # A program that waits for the file must not find one of an earlier run.
         _remove(uri_file)
     with _stop_signals() as stopped:
         try:

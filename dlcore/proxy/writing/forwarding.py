@@ -157,7 +157,7 @@ class Forwarding:
         self._known.add(key)
         return True
 
-    # Where to
+    # Routing
 
     async def follow(
         self,
