@@ -158,7 +158,7 @@ class RowBuilder:
         else:
             array = _joined([part.batch.column(name) for part in parts])
         if array.null_count and not field.nullable:
-            # Spark would compute with the memory behind a null.
+            # In a column that is not nullable Spark ignores nulls, and would use the bytes below.
             raise SchemaMismatchError(
                 f"log {self._name!r}: column {name!r} is not nullable in this read, and has "
                 f"{array.null_count} nulls. If the log's schema has changed since, start the "
@@ -234,6 +234,7 @@ def _by_log(
 ) -> list[tuple[str, pa.RecordBatch]]:
     if log is not None:
         return [(log, rows)]
+    # A stable sort by log: the order of each log's rows is the order of the batch.
     names = _required(batch, column)
     encoded = names.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()

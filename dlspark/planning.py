@@ -39,7 +39,8 @@ class DlogPartition(InputPartition):
         self.scans = tuple(scans)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Spark pickles all partitions of a read in one process.
+        # Packed, because Spark pickles all partitions of a read in one process, and a range names
+        # many extents.
         return _unpacked, (ScanRange.pack(self.scans),)
 
     def __repr__(self) -> str:
@@ -74,6 +75,7 @@ def first_sequence_id(part: ScanRange) -> int | None:
 def end_sequence_id(part: ScanRange) -> int | None:
     """Return the sequence id after a range's last record; None if only reading would give it."""
     last = part.extents[-1]
+    # A view that was clipped at its end counts only an estimate of its records.
     is_at_edge = part.end == DLSN(part.lssn, last.end_entry_id, 0) and _has_its_first(last)
     if is_at_edge and last.last_entry_id == part.ledgers[last.ledger_id].last_entry_id:
         return last.start_sequence_id + last.record_count

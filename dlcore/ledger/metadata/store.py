@@ -105,6 +105,7 @@ class LedgerStore:
             if node is None:
                 raise NoNodeError(f"{path} does not exist: {self._paths.root} is no namespace")
             first = _parse_id(node.value, path)
+            # With the parent node, so that the creation of the ledger takes one round trip.
             try:
                 await asyncio.gather(
                     self._store.put(path, b"%d" % (first + _IDS_AT_ONCE), version=node.version),
@@ -207,6 +208,7 @@ class LedgerStore:
             except NoNodeError as error:
                 raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
             except MetadataConnectionError:
+                # Version and value: another client may have made a change of the same version.
                 node = await self._store.get(path, fresh=True)
                 if node is None:
                     raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from None
@@ -229,6 +231,7 @@ class LedgerStore:
             except NoNodeError as error:
                 raise LedgerNotFoundError(f"ledger {ledger_id} does not exist") from error
             except MetadataConnectionError:
+                # Ids are never used again, so a missing ledger is the deleted one.
                 if await self._store.get(path, fresh=True) is None:
                     return None
                 if attempt == _ATTEMPTS_MAX:

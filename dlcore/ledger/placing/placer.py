@@ -72,6 +72,7 @@ class Placer:
         for info in infos:
             bookie = info.bookie
             self._sites[bookie] = BookieSite(info.rack, info.free_bytes, info.total_bytes)
+            # A new session is another process: the failures of the old one say nothing about it.
             if self._sessions.get(bookie, info.session) != info.session:
                 self.health.release(bookie)
             self._sessions[bookie] = info.session
@@ -107,6 +108,7 @@ class Placer:
         deadline = asyncio.get_running_loop().time() + wait_s
         is_told = False
         while True:
+            # Watched before the choice, so that a bookie that comes in between is not missed.
             changed = self._registry.watch_changes()
             try:
                 return self._choose_ensemble(quorum, await self.list_writable())
