@@ -78,6 +78,7 @@ class GroupCommit:
         if self._is_waiting:
             self._wakeup.set()
         elif not self._is_due:
+            # Not at once: records accepted in this iteration of the loop share the batch.
             self._is_due = True
             self._loop.call_soon(self._write_due)
 
@@ -88,6 +89,7 @@ class GroupCommit:
             BookieError: it will never become durable.
         """
         self.check()
+        # Batches are written in order, so the last one waits for all others.
         if self._batches:
             return self.watch_last()
         future = self._loop.create_future()
@@ -119,7 +121,7 @@ class GroupCommit:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                # A new batch sets the event again, unless it can wait.
+                # Only those that wait now: a new batch sets the event again, unless it can wait.
                 for _ in range(len(self._batches)):
                     if not self._write_now(self._batches[0]):
                         await self._write_batch(self._batches.popleft())
@@ -243,6 +245,7 @@ class GroupCommit:
                     self._is_stalled = False
                     self._events.on_stalled(False)
                 return done
+            # A full disk is no failure: nothing was written, and the batch stays first in order.
             if not self._is_stalled:
                 self._is_stalled = True
                 self._events.on_stalled(True)
@@ -262,7 +265,7 @@ class GroupCommit:
         )
         size = sum(len(part) for part in footer)
         await self._persist(size, partial(full.file.append, footer))
-        await full.file.truncate(full.file.size)
+        await full.file.truncate(full.file.size)  # gives preallocated space back
         self._files.owed_footer_bytes -= full.index.footer_bytes
         self._handovers.start(self._hand_over(full, full.file), name=f"seal-{full.index.number}")
 

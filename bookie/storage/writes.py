@@ -147,6 +147,7 @@ class Writes:
         if known is None or known.is_deleted or not known.fenced:
             self._status.check_room(0, Claim.FENCE)
         state = core.ledger_for_change(ledger_id)
+        # Set with the record, not after the flush: no add may be accepted behind the record.
         if not state.fenced:
             core.log.append_fence(ledger_id)
             state.fenced = True
@@ -197,6 +198,7 @@ class Writes:
         else:
             if not state.accepts(is_recovery=is_recovery):
                 raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
+            # A writer appends in order: the lookup is needed only for entries below the last one.
             may_be_held = entry.entry_id <= state.last_entry_id
             if may_be_held and core.reader.find(entry.ledger_id, entry.entry_id) is not None:
                 core.ledger_for_change(entry.ledger_id)

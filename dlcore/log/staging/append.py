@@ -247,10 +247,14 @@ class StagedAppend(AsyncClosing):
                     continue
                 except _ChangedError:
                     continue
+            # One transaction: the record says that the version is committed, so it is stored with
+            # the changes of the logs or not at all.
             ops = (*plan.ops, *self._record_ops(decision.record, found.record))
             if not ops:
                 return self._conclude(decision)
             _require_fit(ops, extents)
+            # Before the attempt: if its answer is lost, the next look finds our token in the
+            # record, and this is the decision that was stored.
             self._tried, self._plan_tried = decision, plan
             attempts += 1
             try:
@@ -383,6 +387,7 @@ class StagedAppend(AsyncClosing):
             raise _HeldError(waiting)
         for log, part in parts.items():
             at, owner = heads[log], held[log]
+            # The commit ends the turn in the same transaction: the writer goes on behind it.
             if owner is not None:
                 ops.append(owner.turned(self._context, "free"))
             elif at.head.open_extent is not None:
@@ -457,6 +462,7 @@ class StagedAppend(AsyncClosing):
                 f"by an append that is staged as {self._staged_as!r}"
             )
         taken = [(e.first_entry_id, e.last_entry_id) for e in extents if e.ledger_id == ledger_id]
+        # A second append with the same extents would show their records twice in a log.
         staged = node.staged.with_committed(taken)
         if staged is None:
             raise AppendAbortedError(
