@@ -243,7 +243,7 @@ class ZooKeeperStore:
         try:
             await self.create(path, make_parents=True)
         except NodeExistsError:
-            logger.debug("made by somebody else: path=%s", path)
+            logger.debug("created by another client: path=%s", path)
 
     async def put(self, path: str, value: bytes, *, version: int) -> int:
         """Compare-and-set the value; return the new version."""

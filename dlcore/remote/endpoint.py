@@ -103,7 +103,7 @@ def error_of(status: grpc.StatusCode, details: str) -> DLError:
         return ProxyUnavailableError(f"no proxy answers: {details}")
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE not in details:
         # gRPC itself refuses a call beyond its limit of concurrent calls.
-        return ProxyUnavailableError(f"a proxy serves as many calls as it may: {details}")
+        return ProxyUnavailableError(f"a proxy is at its limit of calls (calls_max): {details}")
     return errors.UnexpectedError(f"a proxy answered {status.name}: {details}")
 
 

@@ -293,7 +293,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
             txids, payloads = [each.txid for each in records], [each.payload for each in records]
             records = batch_of(txids, payloads)
         if not records.num_rows:
-            raise ConfigurationError("nothing is to be appended: expected records")
+            raise ConfigurationError("an append has no records: expected one at least")
         return await append_if(self._calls, self._log, records, expected, self._calls.patience_s)
 
     async def open_reader(
@@ -405,7 +405,7 @@ class RemoteLog(LogQueries[RemoteRecord]):
         reader = RemoteReader(self._calls, self._log, ["dlsn", "txid", "value"])
         await reader.seek()
         if reader.is_typed:
-            raise SchemaMismatchError(f"log {self.name!r} is typed: it is no stream of bytes")
+            raise SchemaMismatchError(f"log {self.name!r} is typed: expected a log of bytes")
         return await AsyncAppendOnlyStreamReader.open(reader, self.get_stream_end, position)
 
     async def get_stream_end(self, *, flush: bool = False) -> tuple[int, bool]:

@@ -214,7 +214,7 @@ class Outbox(Generic[_Ticket]):
         sent = self._messages[self._sent - 1].last if self._sent else self._first - 1
         if last > sent:
             raise UnexpectedError(
-                f"a proxy acknowledged records up to sequence {last}, sent are those up to {sent}"
+                f"a proxy acknowledged records up to sequence {last}, but {sent} is the last sent"
             )
         return self._take(last, dict(ends))
 

@@ -248,8 +248,8 @@ async def scan(
             retries.succeeded()
         else:
             error = LedgerReadError(
-                f"log {part.log!r}: records up to {part.end} were readable when they were asked "
-                f"for, and for {patience_s:g} s proxies know of none after {position}"
+                f"log {part.log!r}: records up to {part.end} were readable when the read was "
+                f"planned, but proxies returned none after {position} for {patience_s:g} s"
             )
             await asyncio.sleep(retries.failed(error, None, again=True))
 

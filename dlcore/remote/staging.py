@@ -80,9 +80,9 @@ class RemoteStagingWriter:
             self._schema = schema
         elif self._schema != schema:
             raise ConfigurationError(
-                f"staged together, batches have the same columns: {schema.names} came after "
-                f"{self._schema.names}, and a column of transaction ids is null in all rows or "
-                "filled in every row"
+                f"batches that are staged together need the same columns: expected "
+                f"{self._schema.names}, got {schema.names}; a column of transaction ids is null in "
+                "all rows, or filled in every row"
             )
         beside = msgspec.json.encode(Staged(log))
         async with self._whole():
@@ -154,7 +154,7 @@ class RemoteStagingWriter:
 
     def _heard(self) -> asyncio.Task[list[StagedExtent]]:
         if self._answer is None:
-            raise WriteError("what was written before is lost: discard it, and write all again")
+            raise WriteError("earlier records are lost: call discard, and write all of them again")
         return self._answer
 
     async def _end_call(self) -> None:

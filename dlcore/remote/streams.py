@@ -143,6 +143,6 @@ def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes
 def too_long(message: bytes, bytes_max: int) -> LogRecordTooLongError:
     """Return the error for a message that exceeds a proxy's limit and cannot be split."""
     return LogRecordTooLongError(
-        f"a message of {len(message)} bytes that cannot be cut: the proxy takes {bytes_max} bytes "
-        "at most (message_bytes_max)"
+        f"a message of {len(message)} bytes that cannot be split: the proxy accepts {bytes_max} "
+        "bytes at most (message_bytes_max)"
     )

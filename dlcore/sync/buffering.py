@@ -241,7 +241,7 @@ class BufferingWriter(Blocking):
         self._has_failed = True
         self._look_from_bytes = 0
         logger.warning(
-            "log %r: records are refused, as the next call will tell: %s",
+            "log %r: records are refused, the next call raises the error: %s",
             self._writer.log_name,
             error,
         )

@@ -182,7 +182,7 @@ class ClientEnd(Generic[W, R]):
             NotSpokenError: the bookie does not know this request.
         """
         if isinstance(request, ReadHeld) and not self._features & FEATURE_HELD:
-            raise NotSpokenError("it does not tell what it holds: it is of an earlier release")
+            raise NotSpokenError("it cannot list its entries: it is of an earlier release")
         request_id = self._take_ids(1)
         window = request.window_bytes if isinstance(request, ReadEntries | Follow) else 1
         self._reads[request_id] = _OpenRead(read, _ANSWERS[type(request)], window)

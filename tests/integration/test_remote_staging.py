@@ -287,8 +287,8 @@ def test_proxies_that_die(direct: Namespace, namespace_uri: str, logs: list[str]
                 second.kill()
                 with pytest.raises(WriteError, match="the stream that staged"):
                     writer.stage()
-                with pytest.raises(WriteError, match="write all again"):
+                with pytest.raises(WriteError, match="write all of them again"):
                     writer.stage()
-                with pytest.raises(WriteError, match="write all again"):
+                with pytest.raises(WriteError, match="write all of them again"):
                     writer.write_batch(logs[0], rows("x"))
     assert held(direct, logs[0]) == ["a", "b"]

@@ -185,7 +185,7 @@ def new_ledgers_are_judged_by_an_old_look() -> Iterator[None]:
         if not self._next_id:
             return ask(self, ledger_id)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answer.set_exception(BadRequestError(f"ledger {ledger_id} was never made"))
+        answer.set_exception(BadRequestError(f"ledger {ledger_id} was never created"))
         return answer
 
     with patch.object(GivenIds, "ask", hasty):

@@ -233,7 +233,7 @@ class RepairList:
             else:
                 await self._store.delete(path)
         except (NodeExistsError, NoNodeError, MetadataConnectionError) as error:
-            logger.info("troubles of %s are not told: %s", sweep, error)
+            logger.info("the failures of %s are not published: %s", sweep, error)
 
     async def read_troubles(self) -> list[SweepTroubles]:
         """Return what the last sweeps had to leave out."""

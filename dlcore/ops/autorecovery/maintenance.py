@@ -248,7 +248,7 @@ class Maintenance:
         except LedgerNotFoundError:
             return ()
         except CorruptMetadataError as error:
-            logger.warning("whose ledger %d is cannot be read: %s", ledger_id, error)
+            logger.warning("cannot read the bookies of ledger %d: %s", ledger_id, error)
             return ()
         return tuple(sorted(b for b in members_of(stored.metadata) if b.name == name))
 

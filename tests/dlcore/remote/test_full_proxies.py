@@ -43,7 +43,7 @@ def test_one_that_is_alone_is_asked_again() -> None:
         async with await open_namespace(served.servers[0].location, patience_s=0.2) as hasty:
             call = full.follow("clicks")
             await call.read()
-            with pytest.raises(ProxyUnavailableError, match="serves as many calls as it may"):
+            with pytest.raises(ProxyUnavailableError, match="is at its limit of calls"):
                 await hasty.open_log("clicks")
             opening = asyncio.create_task(log.open_writer())
             await asyncio.wait([opening], timeout=0.1)

@@ -75,13 +75,13 @@ def test_positions_of_what_is_side_by_side() -> None:
 def test_what_was_never_sent_cannot_be_acknowledged() -> None:
     """A proxy that says so is not believed."""
     box = outbox()
-    with pytest.raises(UnexpectedError, match="up to sequence 0, sent are those up to -1"):
+    with pytest.raises(UnexpectedError, match="up to sequence 0, but -1 is the last sent"):
         box.acknowledged(0)
     box.add_batch(rows(2))
     box.add_batch(rows(2))
     box.look()
     box.sent()
-    with pytest.raises(UnexpectedError, match="up to sequence 2, sent are those up to 1"):
+    with pytest.raises(UnexpectedError, match="up to sequence 2, but 1 is the last sent"):
         box.acknowledged(2)
 
 

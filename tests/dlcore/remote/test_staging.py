@@ -103,7 +103,7 @@ def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
         writer = await written(namespace, "a")
         await writer.write_batch("clicks", pa.record_batch({"value": [bytes(LIMIT)]}))
         for _ in range(2):
-            with pytest.raises(LogRecordTooLongError, match="takes 100000 bytes at most"):
+            with pytest.raises(LogRecordTooLongError, match="accepts 100000 bytes at most"):
                 await writer.stage()
         await writer.discard()
         await writer.write_batch("clicks", batch("b"))
@@ -123,7 +123,7 @@ def test_what_is_not_kept_is_lost_with_its_stream(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(staging, "write", held)
         await held.cancel_there(writer.write_batch("clicks", batch("c")))
         for call in (writer.write_batch("clicks", batch("d")), writer.stage()):
-            with pytest.raises(WriteError, match="discard it, and write all again"):
+            with pytest.raises(WriteError, match="call discard, and write all of them again"):
                 await call
         await writer.discard()
         await writer.write_batch("clicks", batch("e"))

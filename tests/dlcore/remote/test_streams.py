@@ -121,7 +121,7 @@ def test_what_is_no_stream() -> None:
         async with await open_namespace(served.servers[0].location) as namespace:
             await namespace.create_log("typed", schema=pa.schema({"km": pa.int32()}))
             typed = await namespace.open_log("typed")
-            with pytest.raises(SchemaMismatchError, match="no stream of bytes"):
+            with pytest.raises(SchemaMismatchError, match="expected a log of bytes"):
                 await typed.open_stream_reader()
             with pytest.raises(SchemaMismatchError):
                 await typed.open_stream_writer()

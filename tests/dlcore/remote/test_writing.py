@@ -291,7 +291,7 @@ def test_an_append_on_a_condition() -> None:
         assert failed.value.last == "1:0:2"
         batch = pa.record_batch({"value": [b"3"]})
         assert await log.append(batch, expected=first) == DLSN(1, 1, 0)
-        with pytest.raises(ConfigurationError, match="expected records"):
+        with pytest.raises(ConfigurationError, match="expected one at least"):
             await log.append([], expected=None)
         assert await payloads(served) == [b"0", b"1", b"2", b"3"]
 
