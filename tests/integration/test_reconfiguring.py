@@ -90,7 +90,7 @@ def test_a_bookie_reads_its_file_again(
             bookie.send(signal.SIGTERM)
             status, rest = await bookie.end()
             assert status == 0
-            assert "INFO" not in rest.partition("needs a restart")[2]
+            assert "INFO" not in rest.partition("takes effect after a restart")[2]
 
     run_in_own_time(asyncio.wait_for(scenario(), TIME_LIMIT_S))
 
