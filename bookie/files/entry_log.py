@@ -269,8 +269,10 @@ class EntryLog:
             or position.sequence >= self._config.file_records_max
             or current.index.number == self._roll_number
         )
+        # A file without records is never full: a record larger than a file gets one of its own.
         if not is_full or position.sequence == 0:
             return
+        # The header of a file names all others with their ends, so that a start notices a loss.
         self._records_ends[current.index.number] = position.offset
         number = current.index.number + 1
         content = encode_file_header(

@@ -180,6 +180,7 @@ class EntryReader:
         _, number, entries = source
         columns = entries.columns_between(first, last, COUNT_MAX * wanted.step)
         run = first_run(*columns, wanted=wanted, file_number=number)
+        # From the next file's lowest entry on, that file may have newer copies.
         newer = next(sources, None)
         return run if run is None or newer is None else run.before(newer[0])
 
@@ -210,6 +211,7 @@ class EntryReader:
         run = self.find_run(ledger_id, wanted, bytes_max=bytes_max)
         if run is None or not self._log.unsealed.is_durable_at(run.file_number, run.last_offset):
             return None
+        # A short run is not worth its message, unless it reaches the LAC.
         is_whole = run.frames_bytes > bytes_max // 2 or run.entry_ids[-1] == wanted[-1]
         return await self._read_all(ledger_id, run) if is_whole else None
 

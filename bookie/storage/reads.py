@@ -114,6 +114,7 @@ class Reads:
         check_id("entry", entry_id)
         await self._prepare(ledger_id, fence=fence)
         reader = self._core.reader
+        # A loop, because the entry may be added while its absence is being proven.
         while (location := reader.find(ledger_id, entry_id)) is None:
             await reader.refuse_absent(ledger_id, entry_id)
         check_room(location.size, bytes_max)
@@ -178,6 +179,7 @@ class Reads:
         locations, confirmed = reader.find_confirmed(ledger_id, first_entry_id, bytes_max=bytes_max)
         known = told and (told.last_add_confirmed, told.fenced)
         if not locations and known == (confirmed, fenced):
+            # After a failure no news can come: the follower must go to another bookie.
             self._core.log.commits.check()
             return None
         frames = await reader.read(locations)

@@ -86,6 +86,8 @@ class Assembly:
         partial = self._partial
         if partial is not None and partial.filled < len(partial.payload):
             return partial.payload[partial.filled :]
+        # After a big payload most likely another one comes: read little more than its head here,
+        # so that its bytes go straight into its own memory and need no copy.
         return self._scratch[:_PEEK_BYTES] if self._was_big else self._scratch
 
     def received(self, count: int) -> None:
@@ -120,6 +122,7 @@ class Assembly:
         end = body + header.payload_bytes
         if len(data) < end and header.payload_bytes < _BIG_BYTES:
             return None
+        # Checked before memory is taken: a damaged length must not reserve any.
         fields = check_head(data, start, header)
         payload = memoryview(data)[body:end]
         if len(data) < end:
@@ -129,6 +132,7 @@ class Assembly:
             self._partial = _Partial(header, fields, payload, memory)
             self._data, self._position = b"", 0
             return None
+        # A small view would keep all received bytes in memory for as long as it lives.
         if len(payload) * _KEPT_SHARE_MAX < len(data):
             payload = memoryview(bytes(payload))
         self._position = end

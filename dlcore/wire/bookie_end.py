@@ -118,6 +118,7 @@ class BookieEnd:
                 self._take_ids(message.request_id, 1)
                 self._open_window(message.request_id, message.window_bytes)
             case Credit(request_id, size):
+                # A CREDIT for a read that has ended was sent before its end arrived.
                 if request_id in self._windows:
                     self._open_window(request_id, self._windows[request_id] + size)
             case _:

@@ -193,6 +193,7 @@ class ClientEnd(Generic[W, R]):
         read = self._reads.get(request_id)
         if read is None:
             return []
+        # One CREDIT for about half of the window: a message for each chunk would cost more.
         read.taken += size
         if read.taken < read.window:
             return []
@@ -263,6 +264,7 @@ class ClientEnd(Generic[W, R]):
             if write is not None:
                 stored.append(write)
             else:
+                # A write without an entry here was refused or answered before; its id is known.
                 self._check_sent(request_id)
                 if request_id in self._reads:
                     raise WireError(f"read {request_id} is called durable")
@@ -284,7 +286,7 @@ class ClientEnd(Generic[W, R]):
         if read is None:
             if request_id in self.writes:
                 raise WireError(f"{type(message).__name__} for the write {request_id}")
-            return None
+            return None  # the read was cancelled while this message was in transit
         if not isinstance(message, read.answers):
             raise WireError(f"{type(message).__name__} for read {request_id}")
         if isinstance(message, Lac):
@@ -293,6 +295,7 @@ class ClientEnd(Generic[W, R]):
         if isinstance(message, Held):
             del self._reads[request_id]
             return Brought(read.read, message)
+        # A bookie may send one whole message while any byte of the window is left.
         if read.window <= 0:
             raise WireError(f"read {request_id} has more bytes than its window")
         read.window -= cost_of(message)

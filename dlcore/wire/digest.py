@@ -159,6 +159,7 @@ def decode_frame(
         raise DigestMismatchError(
             f"entry {ledger}:{entry} says it has {size} body bytes but {body.nbytes} are there"
         )
+    # The frame ends in its own check, chosen so that the CRC of the whole frame is 0.
     if crc32c.crc32c(view):
         stated = frame_check(view)
         found = crc32c.crc32c(view[: -_CHECK.size]) ^ _CHECK_XOR

@@ -51,7 +51,8 @@ _UNUSED_S = 600.0
 """Time for which a log without a stream counts for its new owner.  No client may ever write it, so
 that the new owner never acquires it."""
 _TELLING_SHARE = 10
-"""A rate is published again if it has changed by one part of this number, at least of the floor."""
+"""A rate is published again when it has changed by one of this many parts of it, or of the floor if
+that is higher."""
 
 
 class BalanceState(enum.Enum):
