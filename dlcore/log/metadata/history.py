@@ -88,6 +88,7 @@ class LogHistory:
             except ChunkMissingError as error:
                 known, at = at, await self._logs.read(self._log)
                 self.forget()
+                # Only a newer head can explain the missing node.
                 if at.version == known.version:
                     raise CorruptMetadataError(f"log {self._log.name!r}: {error}") from None
             else:
@@ -117,6 +118,8 @@ class LogHistory:
         missed = head.merges - self._merges
         self._merges = head.merges
         if not 0 <= missed <= len(head.merged_lssns):
+            # The head names only the segments of the last merges, and these are not all of those
+            # that this reader missed: any segment may have changed.
             self.forget()
         elif missed:
             for lssn in head.merged_lssns[-missed:]:
@@ -128,6 +131,7 @@ class LogHistory:
         self._heed_merges(head)
         first = max(from_lssn, self._first_lssn(head))
         last = head.max_lssn if head.segment is None else head.max_lssn - 1
+        # `known` is None if all segments are read, because the open one then belongs to them.
         known = None if count is None or first + count > last else first + count - 1
         last = last if known is None else known
         self._segments = {n: s for n, s in self._segments.items() if first <= n <= last}
@@ -189,6 +193,7 @@ class LogHistory:
             found += chunk.extents
         extents = tuple(found)
         if Totals().plus(extents) != totals:
+            # A merge replaced chunks after the head was read, or between two reads of chunks.
             raise ChunkMissingError(f"the chunks of segment {lssn} are not those of its head")
         self._chunks[lssn] = _Chunked(count, extents)
         return extents

@@ -107,6 +107,7 @@ class LogWatch(AsyncClosing):
         """Look, or wait for the look that an earlier call left running."""
         if self._looking is None:
             self._looking = self._looks.start(self._look(), name=f"log-look-{self._prefix}")
+        # `wait`, unlike `await`, does not cancel the look if this call is cancelled.
         await asyncio.wait([self._looking])
         looking, self._looking = self._looking, None
         if not looking.cancelled():  # else the watch was closed
@@ -141,7 +142,7 @@ class LogWatch(AsyncClosing):
         paths = [self._context.paths.log_of(log_id).head for log_id in log_ids]
         nodes = await persistently(partial(self._context.store.get_many, paths))
         present: dict[str, str | None] = {}
-        tell = partial(logger.warning, "a log keeps the name that it was told with: %s")
+        tell = partial(logger.warning, "a log is listed under its last known name: %s")
         for log_id, path, node in zip(log_ids, paths, nodes, strict=True):
             head = decode_or_tell(LogHead, node, source=path, tell=tell)
             if head is None:
@@ -199,5 +200,6 @@ class LogWatch(AsyncClosing):
             if self._end == "it was closed":
                 raise StopAsyncIteration from None
             raise
+        # A loop that stops here leaves the other changes to the next call.
         self._changes.extendleft(reversed(changes[1:]))
         return changes[0]

@@ -118,7 +118,8 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
                 # A client has just taken the lock, and will soon find that the log is gone.
                 logger.info("deleted log=%s id=%s is still locked", log.name, log.log_id)
                 return
-            if node.version == missed_at:  # else it changed since the last attempt
+            # The same head failed twice: the nodes are damaged, not just read during a change.
+            if node.version == missed_at:
                 await _remove_damaged(context, log, error)
             missed_at = node.version
         except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:

@@ -180,6 +180,7 @@ class LogMerger:
             merged = merged_extent(parts, ledger_id=ledger.ledger_id)
             is_swapped = await self._swap(at.log, stored, run, merged, merges=at.head.merges)
         except (LedgerNotFoundError, LedgerReadError):
+            # A truncation or another merge may have deleted a ledger while it was copied.
             self._unused.add(ledger.ledger_id)
             await ledger.abandon()
             now = await self._context.logs.read(at.log)
@@ -187,6 +188,8 @@ class LogMerger:
                 raise  # no change of the log explains it
             is_swapped = False
         except BaseException:
+            # The swap may have been made even so: `_drop_unused` reads its outcome before it
+            # deletes the ledger.
             self._unused.add(ledger.ledger_id)
             await ledger.abandon()
             raise
@@ -241,6 +244,7 @@ class LogMerger:
                 records += header.record_count
                 in_part += header.record_count
                 in_flight_bytes += frame.body.nbytes
+                # Bounds the memory of a merge: an append holds its entry until it is durable.
                 if in_flight_bytes >= _IN_FLIGHT_BYTES_MAX:
                     await ledger.flush()
                     in_flight_bytes = 0
@@ -285,6 +289,8 @@ class LogMerger:
                 at = context.logs.head_of(log, nodes[0])
             except LogNotFoundError:
                 return False
+            # The state of the new ledger changes in the same multi as the head, so it says whether
+            # an earlier attempt succeeded.
             own, *others = (
                 decode_node(context.paths, each, node)
                 for each, node in zip(ids, nodes[1:], strict=True)
@@ -313,6 +319,7 @@ class LogMerger:
                 logger.info("merging log=%s: the swap is tried again: %s", log.name, error)
             else:
                 return True
+            # A writer changes the head often: a random pause separates the two.
             await asyncio.sleep(context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
         raise MetadataConnectionError(
             f"merging log {log.name!r}: {_SWAP_ATTEMPTS_MAX} attempts to swap were overtaken or "

@@ -144,6 +144,7 @@ class LogUpkeep:
             count = await merger.merge(log, from_lssn=request.from_lssn)
             with contextlib.suppress(LogNotFoundError):
                 await remove_truncated(context, await context.logs.read(log))
+            # Deleted last: if this worker dies before, another one serves the request again.
             with contextlib.suppress(NoNodeError):
                 await context.store.delete(path)
         return count
@@ -198,7 +199,7 @@ class LogUpkeep:
                     swept.append(f"{what}={await step()}")
             if is_ours:
                 await self._repairs.tell("upkeep", troubles)
-        logger.info("swept %s", " ".join(swept) or "nothing: another does")
+        logger.info("swept %s", " ".join(swept) or "nothing: another worker sweeps")
 
     async def _settle_merging(self) -> int:
         return await settle(self._context, await list_staged(self._context, MERGING_IDENTITY))
