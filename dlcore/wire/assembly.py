@@ -129,6 +129,7 @@ class Assembly:
             if self._room is not None and not self._room.take(header.payload_bytes):
                 return None
             memory = self._memory.take(header.payload_bytes)
+            # All received bytes are in the partial frame now: the frame ends beyond them.
             self._partial = _Partial(header, fields, payload, memory)
             self._data, self._position = b"", 0
             return None

@@ -139,6 +139,7 @@ class BookieEnd:
     ) -> list[Buffer]:
         """Return a message's buffers, and take its size from its read's window."""
         buffers = encode(message)
+        # LAC, HELD and DURABLE are small, so no window bounds them.
         if isinstance(message, (Chunk, Update)) and message.request_id in self._windows:
             self._windows[message.request_id] -= cost_of(message)
         return buffers
@@ -160,10 +161,13 @@ class BookieEnd:
                 f"this is {bookie.name}, incarnation {bookie.incarnation}; "
                 f"not {hello.bookie_name}, incarnation {hello.incarnation}"
             )
+        # A newer client may know more features; both ends use only those that both know.
         self._features = hello.features & FEATURES
         self.is_open = True
 
     def _take_ids(self, first: int, count: int) -> None:
+        # Ids only ascend, so an id names one request for as long as the connection lives, and a
+        # late CREDIT or CANCEL cannot reach another read.
         if not self._last_id < first <= REQUEST_ID_MAX - count:
             raise WireError(
                 f"request id {first}: expected {self._last_id + 1} … {REQUEST_ID_MAX - count}"

@@ -181,9 +181,11 @@ class ClientEnd(Generic[W, R]):
         Raises:
             NotSpokenError: the bookie does not know this request.
         """
+        # An older bookie would take the unknown kind for a broken protocol, and end the connection.
         if isinstance(request, ReadHeld) and not self._features & FEATURE_HELD:
             raise NotSpokenError("it cannot list its entries: it is of an earlier release")
         request_id = self._take_ids(1)
+        # The answer to any other read is one message, and a window of 1 byte admits one message.
         window = request.window_bytes if isinstance(request, ReadEntries | Follow) else 1
         self._reads[request_id] = _OpenRead(read, _ANSWERS[type(request)], window)
         return request_id, encode(request._replace(request_id=request_id))
@@ -222,6 +224,7 @@ class ClientEnd(Generic[W, R]):
         match message:
             case Durable(request_ids):
                 return self._store(request_ids)
+            # Id 0 belongs to no request: the bookie refuses the connection as a whole.
             case Failed(0, status, detail):
                 raise self._refusal(error_of(status, detail))
             case Welcome():
@@ -238,6 +241,8 @@ class ClientEnd(Generic[W, R]):
 
     def _refusal(self, error: BookieError) -> BookieError:
         """Return why the bookie ends the connection; the error is about no request."""
+        # During the handshake these two are about the address or the release, and trying again
+        # does not help.  Later every refusal only ends the connection.
         if not self._is_welcome and isinstance(error, WrongIncarnationError | BadRequestError):
             return error
         return BookieUnavailableError(f"it ended the connection: {error}")
@@ -267,7 +272,7 @@ class ClientEnd(Generic[W, R]):
                 # A write without an entry here was refused or answered before; its id is known.
                 self._check_sent(request_id)
                 if request_id in self._reads:
-                    raise WireError(f"read {request_id} is called durable")
+                    raise WireError(f"DURABLE for read {request_id}: expected only writes")
         return Stored(stored)
 
     def _refuse(self, failed: Failed) -> WriteRefused[W] | ReadRefused[R] | None:

@@ -180,6 +180,7 @@ def is_sound(run: FrameRun, *, ledger_id: int, entry_ids: NDArray[np.int64]) -> 
     """
     if len(run) > _FEW_FRAMES:
         return _sound_headers(run, ledger_id, entry_ids) is not None
+    # The checks make the CRC of any number of intact frames 0, so one call covers them all.
     if crc32c.crc32c(run.payload):
         return False
     for frame, entry_id in zip(run, entry_ids.tolist(), strict=True):
@@ -206,6 +207,7 @@ def following_frames(run: FrameRun) -> FollowingFrames | None:
     if not len(run) or len(run[0]) < FRAME_BYTES:
         return None
     _, _, _, _, ledger_id, first, *_ = _HEADER.unpack_from(run[0])
+    # Ids beyond int64 cannot follow: only a damaged header has such a first id.
     if first > _ID_MAX - len(run):
         return None
     headers = _sound_headers(run, ledger_id, np.arange(first, first + len(run)))
@@ -269,6 +271,8 @@ def _pieces(
     payload: memoryview, starts: NDArray[np.int64], piece: np.dtype[np.void]
 ) -> NDArray[np.void]:
     """Return copies of the pieces of `payload` that begin at `starts`; all lie within it."""
+    # An array with a stride of 1 byte has an element at every position, so that one fancy index
+    # copies all pieces; `piece` is a void type, which needs no alignment.
     anywhere = (len(payload) - piece.itemsize + 1,)
     pieces: NDArray[np.void] = np.ndarray(anywhere, piece, payload, strides=(1,))[starts]
     return pieces

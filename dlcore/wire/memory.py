@@ -45,14 +45,17 @@ class ReceiveMemory:
 
     def take(self, size: int) -> memoryview:
         """Return `size` bytes of memory with arbitrary contents."""
+        # The C library reuses small blocks by itself; it returns large ones to the kernel.
         if size < _SIZE_MIN:
             return np.empty(size, np.uint8).data
         for kept in self._kept:
             spare = kept.size - size
             if 0 <= spare <= kept.size // _WASTE_SHARE_MAX and kept.is_free():
                 return kept.lend(size)
+        # Rounded up, so that the next payload of about this size fits too.
         kept = _Kept(-(-size // _ROUND_BYTES) * _ROUND_BYTES)
         self._make_room(kept.size)
+        # Memory beyond the bound is lent once, and goes back to the C library with its last view.
         if self.kept_bytes + kept.size <= self._kept_bytes_max:
             self.kept_bytes += kept.size
             self._kept.append(kept)

@@ -396,6 +396,7 @@ def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case f
             return _head(Kind.FOLLOW, 0, message.request_id, _FOLLOW.pack(*message[1:]))
         case Cancel(id_):
             return _head(Kind.CANCEL, 0, id_, b"")
+        # These two belong to no request, and carry their token in the field of the id.
         case Ping(token):
             return _head(Kind.PING, 0, token, b"")
         case Pong(token):
@@ -457,6 +458,7 @@ def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
         or payload_bytes > shape.payload_max
         or flags & ~shape.flags
     ):
+        # One condition on the way of every frame; the reason is worked out only for a wrong one.
         raise _header_error(expected, magic, number, flags, fields_bytes, payload_bytes)
     return Header(shape.kind, flags, request_id, fields_bytes, payload_bytes)
 
@@ -529,6 +531,7 @@ def _decode_held(header: Header, fields: Buffer, _payload: memoryview) -> Messag
     (lac, told_to), *ranges = _TWO_IDS.iter_unpack(fields)
     end = lac
     for first, last in ranges:
+        # `HeldEntries` promises ranges that ascend, all above the LAC.
         if not end < first <= last <= told_to:
             raise WireError(
                 f"entries {first} to {last} behind {end}: expected them up to {told_to}"

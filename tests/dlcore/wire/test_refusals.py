@@ -151,7 +151,7 @@ def client_with_requests() -> ClientEnd[str, str]:
     ("answer", "problem"),
     [
         (WELCOME, "WELCOME: expected PING or"),
-        (Durable([4]), "read 4 is called durable"),
+        (Durable([4]), "DURABLE for read 4: expected only writes"),
         (Durable([5]), "an answer to request 5, which was never sent"),
         (Failed(5, Status.FENCED, ""), "an answer to request 5"),
         (Lac(1, 3), "Lac for the write 1"),
