@@ -110,6 +110,7 @@ class EntryLog:
             or index.number == self._roll_number
         ):
             return None
+        # Nothing below awaits: the records get their bytes before the batch is written.
         batch = self.commits.batch_for(size, is_apart=False)
         self.commits.wake()
         sizes = run.sizes

@@ -294,10 +294,12 @@ class EntryReader:
             if lowest > last:
                 break
             ids, offsets, _ = entries.columns_between(first_entry_id, last, _LISTED_COUNT)
+            # The file may hold more entries behind these, so nothing is known about higher ids.
             if len(ids) == _LISTED_COUNT:
                 end = int(ids[-1])
             found.append(ids[offsets < self._log.unsealed.durable_offset(number)])
         ids = np.concatenate(found)
+        # An earlier file may have listed ids beyond the end that a later file set.
         if end is not None:
             ids = ids[ids <= end]
         ids.sort()

@@ -178,6 +178,7 @@ class GroupCommit:
     def _write_now(self, batch: Batch) -> bool:
         """Write the first batch in the queue, if the device takes it at once."""
         target = self._target(batch)
+        # Only the task may wait: for a new file, or for space on the disk.
         if target.file is None or not target.is_noted or self._is_stalled:
             return False
         batch.check_place(target.file)
@@ -192,7 +193,7 @@ class GroupCommit:
         return True
 
     async def _write_batch(self, batch: Batch) -> None:
-        self._writing = batch
+        self._writing = batch  # it left the queue, but `_fail` must still reach its futures
         target = self._target(batch)
         file = target.file
         if file is None or not target.is_noted:

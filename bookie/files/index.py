@@ -170,6 +170,7 @@ class FileIndex:
             position = len(entry_ids)
         else:
             position = bisect.bisect_right(entry_ids, entry_id)
+        # Behind its equals: a repaired copy follows the damaged one.
         for column, value in ((entry_ids, entry_id), (offsets, offset), (sizes, size)):
             column.insert(position, value)  # type: ignore[union-attr]  # ours are arrays
         if last_add_confirmed > ledger.last_add_confirmed:
@@ -322,6 +323,7 @@ def _packed(ledger: _Ledger) -> bytes:
 
 def _unpacked(packed: bytes) -> _Ledger:
     last_add_confirmed, fenced = _HEAD.unpack_from(packed)
+    # An entry has 8 bytes of id, 4 of offset and 4 of size: the ids take half, offsets a quarter.
     sizes = _HEAD.size + (len(packed) - _HEAD.size) // 4 * 3
     offsets = _HEAD.size + (len(packed) - _HEAD.size) // 2
     entries = LedgerEntries(
@@ -343,6 +345,7 @@ def _column_of(stored: bytes | _Ledger, number: int) -> bytes | memoryview:
     if not isinstance(stored, bytes):
         return memoryview(stored.entries[number])  # type: ignore[arg-type]  # ours are arrays
     count = _count(stored)
+    # Packed columns follow each other, so one starts after those before it: 0, 8 or 12 bytes each.
     start = _HEAD.size + (0, 8, 12)[number] * count
     return stored[start : start + (8, 4, 4)[number] * count]
 

@@ -181,6 +181,7 @@ async def _open_with(
     if replayed.footer is not None:
         if file.size > replayed.footer.end:
             await file.truncate(replayed.footer.end)
+        # The crash may have come before the footer was synced: it may be in the page cache only.
         await _write_again(file, replayed.records_end)
         take_sealed(newest, replayed.index.summaries())
         sealed.append(
@@ -384,6 +385,7 @@ async def _find_proof(disk: Disk, file: DiskFile, replayed: _Replayed) -> Record
         )
         if proof is not None:
             return proof
+        # Windows overlap by less than a header, so that each header is whole in one of them.
         start += max(1, len(view) - RECORD_HEADER_BYTES + 1)
     return None
 
@@ -412,4 +414,5 @@ def _replay_window(replayed: _Replayed, view: memoryview, end: int) -> int:
         replayed.records_end = each.record.end
         replayed.sequence += 1
         replayed.batch_offset = each.record.batch_offset
+    # A record larger than the window gets a window of its own size.
     return records.cut_bytes and max(_WINDOW_BYTES, records.cut_bytes)

@@ -145,6 +145,7 @@ class SealedHandles:
             return None
         footer = None
         reason = ""
+        # A handle of its own: during the read another call may push the kept one out.
         file = self._disk.open(file_name(number))
         try:
             data = await file.read(place.offset, max(0, file.size - place.offset))
@@ -155,6 +156,7 @@ class SealedHandles:
             reason = f": {error}"
         finally:
             file.close()
+        # If the file was dropped during the read, an unreadable footer is no damage.
         if footer is None and number in self._places:
             self.let_go(number)
             raise self._footer_is_damaged(number, reason)

@@ -128,6 +128,7 @@ class UnsealedFiles:
 
     def is_durable_at(self, number: int, offset: int) -> bool:
         """Return whether the record around `offset` of file `number` survives a crash."""
+        # Files are written one after the other, so file numbers decide before offsets.
         return (number, offset) < self.durable
 
     def durable_offset(self, number: int) -> int:

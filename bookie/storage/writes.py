@@ -87,6 +87,7 @@ class Writes:
             self._check_log()
             self._status.check_room(run_room_bytes(run), Claim.ADD)
         except BookieError:
+            # Added singly, each entry gets its own refusal, and the first ones may still fit.
             return None
         durable = self._core.log.append_run(run, what)
         if durable is None:
@@ -201,6 +202,7 @@ class Writes:
             # A writer appends in order: the lookup is needed only for entries below the last one.
             may_be_held = entry.entry_id <= state.last_entry_id
             if may_be_held and core.reader.find(entry.ledger_id, entry.entry_id) is not None:
+                # A ledger that was thought deleted is in use again, even if it holds this entry.
                 core.ledger_for_change(entry.ledger_id)
                 return self._held.add_again(entry, is_recovery=is_recovery)
         self._status.check_room(len(frame), Claim.RECOVERY if is_recovery else Claim.ADD)

@@ -166,7 +166,7 @@ class BufferingWriter(Blocking):
     def _hand_over(self, *, waits: bool = False) -> None:
         self._buffer_to_outbox()
         self._buffered_bytes = 0
-        self._turn += 1
+        self._turn += 1  # the background waits for another interval
         if self._outbox:
             self._call(self._empty_outbox(waits=waits))
 

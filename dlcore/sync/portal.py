@@ -116,6 +116,7 @@ class _Shared:
             if self._exit is None:
                 self._exit = _Exit(self.close)
                 self._exit.start()
+            # A closed portal is replaced: objects opened after its end get a loop that runs.
             if self.portal is None or not self.portal.is_usable:
                 self.portal = Portal()
                 self.closers = {}

@@ -123,6 +123,7 @@ class _Prefetch:
                     size_bytes = batch.batch.nbytes
                     self._ahead_bytes += size_bytes
                     self.items.put((batch, size_bytes))
+                    # After the put: a batch larger than the bound must get through as well.
                     while self._ahead_bytes > _PREFETCH_BYTES:
                         self._room.clear()
                         await self._room.wait()
