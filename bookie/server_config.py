@@ -81,9 +81,9 @@ class BookieConfig:
     tls_cert: str = ""
     """PEM file of the bookie's certificate, which names `advertised_host`; empty: no TLS."""
     tls_key: str = ""
-    """PEM file of its private key, without a passphrase."""
+    """PEM file of the bookie's private key, without a passphrase."""
     tls_ca: str = ""
-    """PEM file of the certificates that may sign those of clients and other bookies."""
+    """PEM file of the authorities that sign the certificates of clients and other bookies."""
     tls_client_auth: str = "required"
     """Whether clients need a certificate: required or none."""
     session_timeout_s: float = 10.0

@@ -141,13 +141,17 @@ def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> 
 
 DLOG_OPTIONS = {
     "uri": Option(str, None, "The namespace, like distributedlog://127.0.0.1:2181/dlog."),
-    "endpoint": Option(str, None, "Proxies to ask and nobody else, like grpc://127.0.0.1:4190."),
-    "patience": Option(float, _PATIENCE_S, "Seconds that a question to the cluster may take."),
-    "tls_ca": Option(
-        str, None, "PEM file of the certificates to trust: bookies and proxies are asked by TLS."
+    "endpoint": Option(
+        str, None, "Use only the proxies at this endpoint, like grpc://127.0.0.1:4190."
     ),
-    "tls_cert": Option(str, None, "PEM file of our certificate, where they ask for one."),
-    "tls_key": Option(str, None, "PEM file of its private key."),
+    "patience": Option(
+        float, _PATIENCE_S, "Longest time in seconds that the cluster may take for an answer."
+    ),
+    "tls_ca": Option(
+        str, None, "PEM file of the certificates to trust; set: bookies and proxies must use TLS."
+    ),
+    "tls_cert": Option(str, None, "PEM file of this client's certificate, if servers require one."),
+    "tls_key": Option(str, None, "PEM file of the private key of `tls_cert`."),
 }
 """Settings of the table [dlog] of the configuration file, and of variables."""
 
@@ -223,14 +227,14 @@ def wants_json() -> bool:
 
 
 def lists_names(command: _Command) -> _Command:
-    """Add --quiet to a command that lists things; `show_rows` then prints only their names."""
+    """Add --quiet to a command that lists objects; `show_rows` then prints only their names."""
     return click.option(
         "-q",
         "--quiet",
         is_flag=True,
         expose_value=False,
         callback=_remember(_NAMES_KEY),
-        help="Print nothing but their names, a line each, as for xargs.",
+        help="Print only the names, one on each line, for example for xargs.",
     )(command)
 
 
@@ -284,9 +288,9 @@ def namespace_tls() -> TlsFiles | None:
 
 
 def confirmed(command: _Command) -> _Command:
-    """Add --yes to a command that destroys something.
+    """Add --yes to a command that destroys data.
 
-    It calls `require_consent` at once, and `ask` when it knows what it will destroy.
+    The command calls `require_consent` at once, and `ask` when it knows which data it destroys.
     """
     return click.option("--yes", is_flag=True, help="Do not ask.")(command)
 
@@ -326,7 +330,7 @@ class LoggedNotes(logging.Handler):
 
 
 def ask(what: str, *, yes: bool) -> None:
-    """Print on standard error `what` will be done, and unless `yes`, ask for consent.
+    """Print on standard error the action `what`; unless `yes`, ask the user for consent to it.
 
     Raises:
         click.Abort: the answer is no.
@@ -376,7 +380,7 @@ def run_async(
 
 
 def patience() -> float:
-    """Return the time limit of a question, in seconds."""
+    """Return how long the cluster may take for an answer, in seconds."""
     return float(given_settings().get(_PATIENCE_KEY) or _PATIENCE_S)
 
 
@@ -397,6 +401,7 @@ def in_time(
             async with limit:
                 return await work
         except TimeoutError as error:
+            # Only the limit's own error is about the patience; the work may raise another one.
             if not limit.expired():
                 raise
             raise DLError(f"{uri} did not give all answers within {patience_s:g} s") from error

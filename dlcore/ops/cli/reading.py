@@ -288,13 +288,14 @@ class _Tail:
                     note(f"no record of log {self.log} is at the given start or behind it")
 
     async def _show_end(self, log: _Log, snapshot: LogSnapshot) -> None:
+        # The start has at least `count` records behind it, mostly more: only the last are kept.
         count = _TAIL_RECORDS if self.count is None else self.count
         last: deque[_Shown] = deque(maxlen=count)
         async with await _open_reader(log, dlsn=start_of_tail(snapshot, count)) as reader:
             try:
                 while records := await reader.read_bulk(_BULK_RECORDS, until_caught_up=True):
                     last.extend(records)
-            finally:
+            finally:  # the end of a sealed log is an error, and its last records are shown even so
                 self.printer.show(last)
             if self.follow:
                 await self._show_on(reader, None)
@@ -374,6 +375,8 @@ def dump_log(
             if entries:
                 await _dump_entries(namespace, await manager.get_snapshot(), start, end)
             else:
+                # The end is fixed at the start: a log that is written faster than it is printed
+                # would never end.
                 now = (await manager.get_snapshot()).end
                 await _dump_records(manager, printer, start, min(end or now, now))
 
