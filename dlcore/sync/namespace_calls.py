@@ -112,7 +112,7 @@ class NamespaceCalls(WritersNamespace):
 
         Args:
             prefix: of a path, `orders/`, or any other start of a name.
-            after: the last name of a page: list the names after it, also in another process.
+            after: the last name of a page; the list goes on there, also in another process.
             page_size: how many names a page has, except the last one.
 
         Raises: MetadataError.

@@ -22,7 +22,7 @@ from dlcore.base.ids import DLSN
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.log.metadata.commit_records import sweep_commits
 from dlcore.log.metadata.values import CommitRecord, LogKey
-from dlcore.log.reading import snapshot as snapshot_module, snapshots as snapshots_module
+from dlcore.log.reading import snapshots as snapshots_module
 from dlcore.log.upkeep.removal import remove_deleted, remove_truncated
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
