@@ -42,6 +42,10 @@ class Place:
     """Of a fresh clone to run in, below `$WORK`; otherwise the checkout itself is run in."""
     user: str = ""
     """As whom; otherwise as who started it."""
+    workers: int = 0
+    """How many processes run the tests; 0: as many as elsewhere."""
+    lacks_demo: str = ""
+    """Why the demo cannot run there."""
 
 
 def _on(filesystem: str, make: str) -> Place:
@@ -68,6 +72,31 @@ def _in_locale(language: str) -> Place:
 
 def _at(zone: str) -> Place:
     return Place(f"time zone {zone}", _WORDS, environment={"TZ": zone}, needs_root=False)
+
+
+_SPARK_IN_1_GIB = "with one CPU its processes, Spark's above all, take 2 GiB"
+
+
+def _with_one_cpu(size: str, size_bytes: int, tests: str, *, lacks_demo: str = "") -> Place:
+    return Place(
+        f"one CPU and {size}",
+        tests=tests,
+        # Version 2 of control groups has one tree, version 1 one for each kind of limit.
+        setup=f"""for tree in /sys/fs/cgroup /sys/fs/cgroup/memory /sys/fs/cgroup/unified; do
+            [ -d "$tree" ] || continue
+            group="$tree/dlog-elsewhere"
+            mkdir -p "$group" 2>/dev/null || continue
+            for limit in memory.max memory.limit_in_bytes; do
+                [ ! -e "$group/$limit" ] || {{ echo {size_bytes} > "$group/$limit"; limited=yes; }}
+            done
+            [ -z "${{limited:-}}" ] || {{ echo $$ > "$group/cgroup.procs"; break; }}
+        done
+        [ -n "${{limited:-}}" ] || {{ echo "error: no control group limits memory here" >&2; exit 1; }}
+        taskset --pid --cpu-list 0 $$ > "$WORK/affinity\"""",
+        programs=("taskset",),
+        workers=1,
+        lacks_demo=lacks_demo,
+    )
 
 
 PLACES: tuple[Place, ...] = (
@@ -126,22 +155,9 @@ PLACES: tuple[Place, ...] = (
         'workdir=$WORK/disk/work" overlay "$WORK/data"; chmod 1777 "$WORK/data"',
         environment={"TMPDIR": "$WORK/data"},
     ),
-    Place(
-        "one CPU and 1 GiB",
-        tests=f"{_BOOKIES} tests/integration/test_log_sync.py tests/spark/test_batch_read.py",
-        # Version 2 of control groups has one tree, version 1 one for each kind of limit.
-        setup="""for tree in /sys/fs/cgroup /sys/fs/cgroup/memory /sys/fs/cgroup/unified; do
-            [ -d "$tree" ] || continue
-            group="$tree/dlog-elsewhere"
-            mkdir -p "$group" 2>/dev/null || continue
-            for limit in memory.max memory.limit_in_bytes; do
-                [ ! -e "$group/$limit" ] || { echo 1073741824 > "$group/$limit"; limited=yes; }
-            done
-            [ -z "${limited:-}" ] || { echo $$ > "$group/cgroup.procs"; break; }
-        done
-        [ -n "${limited:-}" ] || { echo "error: no control group limits memory here" >&2; exit 1; }
-        taskset --pid --cpu-list 0 $$ > "$WORK/affinity\"""",
-        programs=("taskset",),
+    _with_one_cpu("1 GiB", 1 << 30, f"{_BOOKIES} {_PROCESSES}", lacks_demo=_SPARK_IN_1_GIB),
+    _with_one_cpu(
+        "3 GiB", 3 << 30, "tests/spark/test_batch_read.py tests/spark/test_stream_write.py"
     ),
     Place(
         "a checkout that cannot be written",

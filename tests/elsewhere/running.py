@@ -94,11 +94,16 @@ def run_place(place: Place, works: Sequence[str], tests: str, logs: Path) -> lis
         work_folder.chmod(0o755)
         checkout = _checkout(place, work_folder)
         for work in works:
+            if work == "demo" and place.lacks_demo:
+                outcomes.append(Outcome(place.name, work, "skipped", place.lacks_demo, 0))
+                continue
             again = tempfile.mkdtemp(dir=work_folder)
             Path(again).chmod(0o1777)
             environment = _environment(place, again)
             log = logs / f"{re.sub(r'[^A-Za-z0-9]+', '-', place.name)}-{work}.log"
             words = [work] if work == "demo" else ["test", f"ARGS={tests}"]
+            if work == "test" and place.workers:
+                words.append(f"WORKERS={place.workers}")
             command = _command(place, words)
             outcomes.append(
                 run(place.name, work, command, log, folder=checkout, environment=environment)
