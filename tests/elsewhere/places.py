@@ -91,7 +91,7 @@ def _with_one_cpu(size: str, size_bytes: int, tests: str, *, lacks_demo: str = "
             done
             [ -z "${{limited:-}}" ] || {{ echo $$ > "$group/cgroup.procs"; break; }}
         done
-        [ -n "${{limited:-}}" ] || {{ echo "error: no control group limits memory here" >&2; exit 1; }}
+        [ -n "${{limited:-}}" ] || {{ echo "error: no control group limits memory" >&2; exit 1; }}
         taskset --pid --cpu-list 0 $$ > "$WORK/affinity\"""",
         programs=("taskset",),
         workers=1,
