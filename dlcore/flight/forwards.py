@@ -9,7 +9,7 @@ Promises: a call without these keys is not forwarded; an invalid value is refuse
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 FORWARD_KEY = "dlog-forward"
 BY_KEY = "dlog-forwarded-by"
-SESSION_KEY = "dlog-forwarder-session"
+SECRET_KEY = "dlog-forwarder-secret"
 FOR_KEY = "dlog-forwarded-for-bin"
 _WISHES = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """The proxy at `location`, which calls for `client`; `session` proves that it is live."""
+    """The proxy at `location`, which calls for `client`; `secret` proves that it is that proxy."""
 
     location: str
-    session: str
+    secret: str = field(repr=False)
     client: str
 
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata of its calls."""
         told = self.client.encode()
-        return (BY_KEY, self.location), (SESSION_KEY, self.session), (FOR_KEY, told)
+        return (BY_KEY, self.location), (SECRET_KEY, self.secret), (FOR_KEY, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def wish_of(metadata: Iterable[tuple[str, str | bytes]]) -> Wish:
     if location is None:
         return Wish(forward)
     return Wish(
-        forwarder=Forwarder(location, told.get(SESSION_KEY, ""), told.get(FOR_KEY, location))
+        forwarder=Forwarder(location, told.get(SECRET_KEY, ""), told.get(FOR_KEY, location))
     )
 
 

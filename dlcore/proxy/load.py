@@ -1,16 +1,32 @@
-"""The load of a proxy, which other proxies read from its node among the live proxies."""
+"""The value of a live proxy's node: its load, and a secret."""
 
 from __future__ import annotations
 
 import msgspec
 
-from dlcore.metadata.stored import LAYOUT, Count
+from dlcore.metadata.stored import LAYOUT, Count, Text
 
 
 class ProxyLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The number of owned logs, the number of further ones allowed, and the rate of all writes."""
 
-    layout: int = LAYOUT
     logs: Count
     room: Count
     bytes_per_s: Count
+
+
+class LiveProxy(msgspec.Struct, frozen=True, kw_only=True):
+    """A proxy that lives, for those that may read the metadata.
+
+    Attributes:
+        layout: the version of the format.
+        secret: the text by which other proxies know a call of this one; made anew by each process.
+        load: the load as it was told last; None: it was not told yet.
+    """
+
+    layout: int = LAYOUT
+    secret: Text
+    load: ProxyLoad | None = None
+
+    def __repr__(self) -> str:
+        return f"<LiveProxy {self.load}>"

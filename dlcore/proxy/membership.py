@@ -2,7 +2,8 @@
 
 Flight clients connect to a location: ``grpc://host:port``, or ``grpc+tls://`` with TLS.
 
-A node holds the load that its proxy published some seconds ago (`ProxyLoad`), if it publishes any.
+A node holds the load that its proxy published some seconds ago, if it publishes any, and a secret
+by which other proxies recognize its calls (`LiveProxy`).
 
 The known list may be a moment old.  This does no harm: a log's lock, its fence and the version of
 its head decide which proxy owns the log.  The list only determines which proxy is asked.
@@ -11,7 +12,9 @@ its head decide which proxy owns the log.  The list only determines which proxy 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.background import BackgroundTasks
@@ -20,7 +23,7 @@ from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell, encode
-from dlcore.proxy.load import ProxyLoad
+from dlcore.proxy.load import LiveProxy, ProxyLoad
 from dlcore.proxy.outages import Outages
 from dlcore.proxy.probing import refuses_connections
 from dlcore.proxy.rendezvous import preferred_owner
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAVE_S = 2.0
+_SECRET_BYTES = 32
 
 
 class Membership:
@@ -55,6 +59,10 @@ class Membership:
         self._paths = paths
         self._logs = LogStore(store, paths)
         self._node = SessionNode(store, paths.proxy(location))
+        self.secret = secrets.token_hex(_SECRET_BYTES)
+        """The proof that a call is this proxy's, for those that may read the metadata."""
+        self._node.value = encode(LiveProxy(secret=self.secret))
+        self._secrets: dict[str, str] = {}  # of live proxies, as read last
         self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._unsubscribe: Unsubscribe | None = None
@@ -99,19 +107,44 @@ class Membership:
 
     async def tell_load(self, load: ProxyLoad) -> None:
         """Publish the load of this proxy.  Raises: MetadataError: it may not be published."""
-        await self._node.put(encode(load))
+        await self._node.put(encode(LiveProxy(secret=self.secret, load=load)))
 
     async def loads_of(self, locations: Sequence[str]) -> dict[str, ProxyLoad | None]:
         """Return the last published loads of these proxies; None if one has none.
 
         Raises: MetadataError.
         """
+        found = await self._read(locations)
+        return {at: None if each is None else each.load for at, each in found.items()}
+
+    async def _read(self, locations: Sequence[str]) -> dict[str, LiveProxy | None]:
         nodes = await self._store.get_many([self._paths.proxy(each) for each in locations])
         return {
-            # A proxy of an earlier release has a session token in its node instead.
-            location: decode_or_tell(ProxyLoad, node, source=location, tell=lambda _: None)
+            # A node that does not parse is as good as none.
+            location: decode_or_tell(LiveProxy, node, source=location, tell=lambda _: None)
             for location, node in zip(locations, nodes, strict=True)
         }
+
+    async def proves(self, location: str, secret: str) -> bool:
+        """Return whether a secret is that of the live proxy at a location.
+
+        A secret that was read before is not read again while it fits.
+
+        Raises: MetadataError, LogNotReadyError: that is not known now.
+        """
+        if location not in self.live:
+            self._secrets.pop(location, None)
+            return False
+        if not _is_same(self._secrets.get(location, ""), secret):
+            async with self.outages.bounded():
+                found = (await self._read([location]))[location]
+            if found is None or not _is_same(found.secret, secret):
+                return False
+            self._secrets = {
+                each: told for each, told in self._secrets.items() if each in self.live
+            }
+            self._secrets[location] = found.secret
+        return True
 
     async def join(self) -> None:
         """Join the live proxies, and begin to follow them.  Raises: MetadataError."""
@@ -185,3 +218,8 @@ class Membership:
             logger.info("live proxies: %s", ", ".join(sorted(live)) or "none")
             self.live = live
             self.changes += 1
+
+
+def _is_same(known: str, told: str) -> bool:
+    """Return whether a secret is known, in a time that tells nothing of how much of it fits."""
+    return bool(known) and hmac.compare_digest(known.encode(), told.encode())

@@ -114,7 +114,7 @@ class ProxyServer(AsyncClosing):
 
             stagings = Stagings(namespace, config)
             steps.push_async_callback(stagings.aclose)
-            forwarding = Forwarding(context.store, context.paths, membership, config)
+            forwarding = Forwarding(membership, config)
             steps.push_async_callback(forwarding.aclose)
             puts = PutService(owner, forwarding, stagings, config)
             balancing = Balancing(owner, membership, config)

@@ -326,3 +326,31 @@ def a_proxy_keeps_the_node_of_an_earlier_process() -> Iterator[None]:
 
     with patch.object(SessionNode, "_replace", leave):
         yield
+
+
+@caught_by(_MEMBERS("a_call_is_known_by_the_secret_of_the_process_that_lives"))
+def a_secret_that_was_read_once_proves_for_ever() -> Iterator[None]:
+    """Also where its proxy has left, or another process lives at its location."""
+    proves, proven = Membership.proves, set[tuple[str, str]]()
+
+    async def kept(self: Membership, location: str, secret: str) -> bool:
+        if (location, secret) in proven:
+            return True
+        is_proven = await proves(self, location, secret)
+        if is_proven:
+            proven.add((location, secret))
+        return is_proven
+
+    with patch.object(Membership, "proves", kept):
+        yield
+
+
+@caught_by(_MEMBERS("a_call_is_known_by_the_secret_of_the_process_that_lives"))
+def any_secret_proves_a_live_proxy() -> Iterator[None]:
+    """Its location is enough, which clients know."""
+
+    async def careless(self: Membership, location: str, _: str) -> bool:
+        return location in self.live
+
+    with patch.object(Membership, "proves", careless):
+        yield

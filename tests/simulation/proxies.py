@@ -90,7 +90,7 @@ class Proxy:
         self.reads = ReadPath(namespace, self._membership, self.config)
         self.owner = LogOwner(namespace, self._membership, self.config)
         self.stagings = Stagings(namespace, self.config)
-        forwarding = Forwarding(context.store, context.paths, self._membership, self.config)
+        forwarding = Forwarding(self._membership, self.config)
         self.puts = PutService(self.owner, forwarding, self.stagings, self.config)
         self._actions = Actions(
             namespace,

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from dlcore.flight.calls import Context
-    from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.membership import Membership
 
@@ -51,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_MAX = 16
 """Most channels without a call that are kept."""
-_KNOWN_MAX = 256
-"""Most sessions of proxies that are remembered as live; beyond it all are checked again."""
 _PARTING_S = 1.0
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """Exceptions of a write to a call that has ended."""
@@ -98,19 +94,10 @@ class Refusal:
 class Forwarding:
     """The calls that one proxy makes at others, and its trust in those that make calls here."""
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        paths: NamespacePaths,
-        membership: Membership,
-        config: ProxyConfig,
-    ) -> None:
-        self._store = store
-        self._paths = paths
+    def __init__(self, membership: Membership, config: ProxyConfig) -> None:
         self._membership = membership
         self._config = config
         self._channels: dict[str, _Channel] = {}  # in the order of use, the latest last
-        self._known: set[tuple[str, str]] = set()
         self._relays: dict[Relay, None] = {}  # an ordered set
         self._closings = BackgroundTasks()
 
@@ -129,33 +116,24 @@ class Forwarding:
     async def client_of(self, context: Context, wish: Wish) -> str:
         """Return the client of a call; for a call of a live proxy, the client that it names."""
         forwarder = wish.forwarder
-        if forwarder is not None and await self._is_live(forwarder):
+        if forwarder is not None and await self._is_proven(forwarder):
             return forwarder.client
         return client_of(context)
 
-    async def _is_live(self, forwarder: Forwarder) -> bool:
-        """Return whether a proxy is live, by its session, which clients do not know.
+    async def _is_proven(self, forwarder: Forwarder) -> bool:
+        """Return whether a call is of a live proxy, by its secret, which clients do not know.
 
         A proxy that is not live, because it drains, counts as a client.
         """
-        key = (forwarder.location, forwarder.session)
-        if forwarder.location not in self._membership.live:
-            return False
-        if key in self._known:
-            return True
+        location = forwarder.location
         try:
-            async with self._membership.outages.bounded():
-                node = await self._store.get(self._paths.proxy(forwarder.location))
+            is_proven = await self._membership.proves(location, forwarder.secret)
         except (MetadataError, LogNotReadyError) as error:
-            logger.info("whether %s is live is not known: %s", forwarder.location, error)
+            logger.info("whether %s is live is not known: %s", location, error)
             return False
-        if node is None or not forwarder.session or node.session != forwarder.session:
-            logger.warning("a call says that %s forwards it, which is not so", forwarder.location)
-            return False
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        self._known.add(key)
-        return True
+        if not is_proven:
+            logger.warning("a call says that %s forwards it, and does not prove it", location)
+        return is_proven
 
     # Routing
 
@@ -268,7 +246,7 @@ class Forwarding:
         if channel is None:
             channel = _Channel(self._open(location))
         self._channels[location] = channel
-        here = Forwarder(self._membership.location, self._store.session_token, client)
+        here = Forwarder(self._membership.location, self._membership.secret, client)
         begin = getattr(channel.channel, kind)(f"{METHOD}{method}")
         arguments = () if request is None else (request,)
         call = begin(*arguments, metadata=here.metadata(), timeout=timeout_s)

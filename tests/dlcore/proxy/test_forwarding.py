@@ -440,12 +440,12 @@ def test_limits_of_clients_count_those_for_whom_a_proxy_calls(
         assert await is_refused(put(asked), log) == "host '127.0.0.1' has 1 streams open"
         forged = (
             ("dlog-forwarded-by", served.servers[0].location),
-            ("dlog-forwarder-session", "x"),
+            ("dlog-forwarder-secret", "x"),
         )
         told = (*forged, ("dlog-forwarded-for-bin", b"principal 'somebody'"))
         assert await is_refused(put(owner, *told), log) == "host '127.0.0.1' has 1 streams open"
-        session = served.namespaces[0].log_context.store.session_token
-        proved = (*told[:1], ("dlog-forwarder-session", session), told[2])
+        secret = served.servers[0].reads._membership.secret
+        proved = (*told[:1], ("dlog-forwarder-secret", secret), told[2])
         stream = put(owner, *proved)
         await stream.begin(log)
         assert "ready" in (await stream.told() or {})

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from dlcore.base.errors import MetadataConnectionError
+from dlcore.flight.forwards import Forwarder
 from dlcore.proxy import membership as memberships
+from dlcore.proxy.load import LiveProxy, ProxyLoad
 from dlcore.proxy.membership import Membership
 from tests.fixtures.aio import run, until
 from tests.fixtures.interrupted_store import InterruptedStore
@@ -157,3 +159,49 @@ def test_a_proxy_takes_over_the_node_that_an_earlier_process_left() -> None:
             await now.aclose()
 
     run(body())
+
+
+def test_a_call_is_known_by_the_secret_of_the_process_that_lives() -> None:
+    """Not by that of another proxy, of an earlier process, or of one that has left."""
+
+    async def body() -> None:
+        async with memory_cluster() as cluster:
+            for name in ("a", "b"):
+                await cluster.open(name)
+            store: Any = InterruptedStore(cluster.stores["a"])
+            here = Membership(store, cluster.paths, "grpc://here:1")
+            await here.join()
+            there = Membership(cluster.stores["b"], cluster.paths, "grpc://there:1")
+            assert not await here.proves(there.location, there.secret), "it is not live yet"
+            await there.join()
+            await until(lambda: there.location in here.live)
+            for secret in ("", "x", "é", here.secret, there.secret[:-1]):
+                assert not await here.proves(there.location, secret)
+            assert await here.proves(there.location, there.secret)
+            store.before_each("get_many", broken)
+            assert await here.proves(there.location, there.secret), "it was read before"
+            with pytest.raises(MetadataConnectionError):
+                await here.proves(there.location, "x")
+            store.disarm()
+            await there.tell_load(ProxyLoad(logs=1, room=2, bytes_per_s=3))
+            assert await here.proves(there.location, there.secret)
+            await there.leave()
+            await until(lambda: there.location not in here.live)
+            assert not await here.proves(there.location, there.secret)
+            again = Membership(cluster.stores["b"], cluster.paths, there.location)
+            await again.join()
+            await until(lambda: there.location in here.live)
+            assert not await here.proves(there.location, there.secret)
+            assert await here.proves(there.location, again.secret)
+            for each in (here, there, again):
+                await each.aclose()
+
+    run(body())
+
+
+def test_nobody_tells_a_secret_by_accident() -> None:
+    """What holds one is shown without it."""
+    secret = "a secret"
+    forwarder = Forwarder("grpc://here:1", secret, "host 'x'")
+    live = LiveProxy(secret=secret, load=ProxyLoad(logs=1, room=2, bytes_per_s=3))
+    assert secret not in f"{forwarder!r} {live!r} {live}"

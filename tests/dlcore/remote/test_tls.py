@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pyarrow as pa
 import pytest
 
 from dlcore.base.errors import ConfigurationError, ProxyUnavailableError
 from dlcore.base.tls import TlsFiles
+from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.remote import open_namespace, tls_reasons
+from tests.dlcore.proxy.test_forwarding import put
 from tests.dlcore.proxy.test_put import records
+from tests.fixtures.aio import until
 from tests.fixtures.certificates import CLIENT, SERVER, Authority
 from tests.fixtures.ports import free_ports
-from tests.fixtures.served_proxies import Proxies, with_proxies
+from tests.fixtures.served_proxies import Client, Proxies, with_proxies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -88,6 +93,41 @@ def test_the_right_files_read_write_and_stage(files: Files) -> None:
         assert read == [b"written", b"staged"] * 2
 
     with_proxies("clicks")(scenario)
+
+
+def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
+    files: Files, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name in the client's certificate, which is shown to the first proxy only."""
+
+    async def scenario(served: Proxies) -> None:
+        for _ in range(2):
+            await served.start(**serving(files.proxy), principal_streams_max=1)
+        both = {each.location for each in served.servers}
+        await until(lambda: all(each.reads._membership.live == both for each in served.servers))
+        owner = preferred_owner("clicks", both)
+        asked = next(each for each in served.servers if each.location != owner)
+        credentials = files.client.channel_credentials()
+        async with grpc.aio.secure_channel(asked.address, credentials) as channel:
+            first, second = (put(Client(channel)) for _ in range(2))
+            await first.begin("clicks")
+            assert "ready" in (await first.told() or {})
+            await first.send(b"a")
+            await first.acked(1)
+            await second.begin("clicks")
+            assert await second.told() is None
+            code, message, _ = await second.status()
+            assert (code, "principal 'client' has 1 streams" in message) == (
+                "RESOURCE_EXHAUSTED",
+                True,
+            )
+            await first.told_all()
+        assert [each.payload for each in await records(served)] == [b"a"]
+        for server in served.servers:
+            assert server.reads._membership.secret not in caplog.text
+
+    with caplog.at_level(logging.DEBUG):
+        with_proxies("clicks")(scenario)
 
 
 @pytest.mark.parametrize(
