@@ -1,12 +1,13 @@
 """Many entries at once or one by one: a bookie comes to the same in both ways.
 
-Method: Hypothesis chooses what is asked.  One storage gets entries in runs, on a disk that now and
-then takes an append at once; the other gets each by itself, on a disk that queues all of them.
+Method: Hypothesis chooses what is asked.  One storage gets entries in runs, or on a disk that now
+and then takes an append at once; the other gets each by itself, on a disk that queues all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from tests.fixtures.storage import make_frame, open_storage, read_entries, small
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie.config import StorageConfig
     from bookie.storage.ledger_storage import LedgerStorage
 
 LEDGERS = (1, 2)
@@ -186,5 +188,92 @@ def test_a_range_is_what_reads_of_its_entries_are(
             except BookieError as error:
                 together.append(type(error))
             assert together == one_by_one
+
+    run(main())
+
+
+GROUPS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from(LEDGERS), st.integers(1, 6)), min_size=1, max_size=3),
+        st.integers(0, 5),  # turns of the loop before the next group
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+async def added(
+    disk: MemoryDisk, config: StorageConfig, groups: Sequence[Any], *, loses_power: bool
+) -> tuple[list[tuple[int, int]], list[Any], list[Any]]:
+    """Add groups of entries; return which were told durable, in order, and the state after a start.
+
+    The last value is what is counted and what the storage tells, before it is closed.
+    """
+    told: list[tuple[int, int]] = []
+    before: list[Any] = []
+
+    def note(entry: tuple[int, int], done: asyncio.Future[None]) -> None:
+        if done.exception() is None:
+            told.append(entry)
+
+    async with open_storage(disk, config) as storage:
+        ends, futures = dict.fromkeys(LEDGERS, 0), []
+        for adds, turns in groups:
+            for ledger_id, count in adds:
+                for _ in range(count):
+                    entry = ledger_id, ends[ledger_id]
+                    ends[ledger_id] += 1
+                    futures.append(storage.writes.add_entry(make_frame(*entry, bytes(40))))
+                    futures[-1].add_done_callback(partial(note, entry))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        if loses_power:
+            before = list(told)  # what is told later is told of a device without power
+            disk.crash()
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        if not loses_power:
+            assert not any(outcomes)
+            commits = storage.core.log.commits
+            before = [commits.pending_bytes, commits.durable_bytes, *await state_of(storage)]
+    async with open_storage(disk, config) as storage:
+        return told, await state_of(storage), before
+
+
+@settings(max_examples=amount(100, sampled=30))
+@given(GROUPS, FILES, st.lists(st.booleans(), min_size=1, max_size=5))
+def test_what_is_written_at_once_is_what_is_queued(
+    groups: list[Any], file_bytes: int, quick: list[bool]
+) -> None:
+    """The same entries in the same files, told in the same order, and the same counts."""
+    config = small_config(file_bytes_max=file_bytes, batch_bytes_max=300)
+
+    async def main() -> None:
+        eager, queued = MemoryDisk(), MemoryDisk()
+        eager.is_quick = partial(next, cycle(quick))
+        found = [await added(each, config, groups, loses_power=False) for each in (eager, queued)]
+        assert found[0] == found[1]
+        files = [{name: each.size_of(name) for name in each.names()} for each in (eager, queued)]
+        assert files[0] == files[1]
+
+    run(main())
+
+
+@settings(max_examples=amount(100, sampled=30))
+@given(GROUPS, FILES, st.lists(st.booleans(), min_size=1, max_size=5))
+def test_what_was_told_is_held_in_whichever_way_it_was_written(
+    groups: list[Any], file_bytes: int, quick: list[bool]
+) -> None:
+    """After the power goes off, amid what is written at once and what waits behind it."""
+    config = small_config(file_bytes_max=file_bytes, batch_bytes_max=300)
+
+    async def main() -> None:
+        for pattern in (quick, [False]):
+            disk = MemoryDisk(latency_s=lambda: 0)  # a turn of the loop for each step
+            disk.is_quick = partial(next, cycle(pattern))
+            _, _, told = await added(disk, config, groups, loses_power=True)
+            async with open_storage(disk, config) as storage:
+                for ledger_id, entry_id in told:
+                    frame = await storage.reads.read_entry(ledger_id, entry_id, fence=False)
+                    assert bytes(frame) == make_frame(ledger_id, entry_id, bytes(40))
 
     run(main())

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"
 _RANGES = "bookie/test_two_ways.py::test_a_range_is_what_reads_of_its_entries_are"
+_AT_ONCE = "bookie/test_two_ways.py::test_what_is_written_at_once_is_what_is_queued"
+_HELD = "bookie/test_two_ways.py::test_what_was_told_is_held_in_whichever_way_it_was_written"
 _BATCHES = "dlcore/log/test_two_ways.py::test_batches_are_their_records_one_by_one"
 
 
@@ -74,6 +76,38 @@ def what_is_appended_at_once_is_written_nowhere() -> Iterator[None]:
         return True
 
     with patch.object(GroupCommit, "_write_now", write_now):
+        yield
+
+
+@caught_by(_AT_ONCE)
+def what_is_written_at_once_counts_as_pending() -> Iterator[None]:
+    """Only the task gives back what it has written, so a bookie refuses adds after a while."""
+    write_now = GroupCommit._write_now
+
+    def careless(self: GroupCommit, batch: Batch) -> bool:
+        before = self.pending_bytes
+        is_written = write_now(self, batch)
+        self.pending_bytes = before
+        return is_written
+
+    with patch.object(GroupCommit, "_write_now", careless):
+        yield
+
+
+@caught_by(_HELD)
+def what_the_device_does_not_take_at_once_is_told_durable() -> Iterator[None]:
+    """It waits for the task, and its clients are told that it is there."""
+    write_now = GroupCommit._write_now
+
+    def early(self: GroupCommit, batch: Batch) -> bool:
+        is_written = write_now(self, batch)
+        if not is_written:
+            for future in batch.futures:
+                future.set_result(None)
+            batch.futures.clear()
+        return is_written
+
+    with patch.object(GroupCommit, "_write_now", early):
         yield
 
 
