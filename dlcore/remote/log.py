@@ -319,7 +319,8 @@ class RemoteLog(LogQueries[RemoteRecord]):
 
         Raises:
             ConfigurationError: several positions are given.
-            AlreadyTruncatedError: `dlsn`, or the stored position, was truncated away.
+            AlreadyTruncatedError: `dlsn`, the stored position, or a record that `txid` names was
+                truncated away.
             OwnershipAcquireFailedError: the subscriber had a reader of `dlcore` for the proxy's
                 `lock_timeout_s`.
             OverCapacityError: the log keeps as many positions as it may.

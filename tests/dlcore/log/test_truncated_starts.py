@@ -12,8 +12,10 @@ import pytest
 
 from dlcore.base.errors import AlreadyTruncatedError
 from dlcore.base.ids import DLSN
+from dlcore.remote import open_namespace
 from tests.dlcore.proxy.test_known_logs import got, path_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
+from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from dlcore.api.manager import DistributedLogManager
@@ -120,6 +122,34 @@ def test_a_ticket_is_refused_likewise(place: str, *, follow: bool) -> None:
         await reads.aclose()
 
     on_log(body)
+
+
+@pytest.mark.parametrize("place", LEFT)
+@pytest.mark.parametrize("way", [by_reader, by_range])
+def test_a_log_over_an_endpoint_refuses_likewise(way: Any, place: str) -> None:
+    """Its readers and ranges, and what they say of it."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        end, left = LEFT[place]
+        await make(direct, end)
+        await direct.mark_end_of_stream()  # a reader of a log that goes on would wait
+        async with await open_namespace(served.servers[0].location) as namespace:
+            log: Any = await namespace.open_log("clicks")
+            payloads = [b"%d" % number for number in left]
+            for kind, beginning in (("dlsn", DLSN.INITIAL), ("txid", 0)):
+                assert await way(log, kind, beginning) == payloads
+            for number in range(12):
+                for kind, start in starts(number)[:3]:
+                    if number in left:
+                        expected = [each for each in payloads if int(each) >= number]
+                        assert await way(log, kind, start) == expected
+                    elif start not in (0, DLSN.INITIAL):
+                        with pytest.raises(AlreadyTruncatedError, match=f"{start} was truncated"):
+                            await way(log, kind, start)
+
+    with_proxies("clicks")(scenario)
 
 
 EPOCH = "1970-01-01T00:00:00Z"
