@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from dlcore.remote import RemoteLog, RemoteNamespace
 
 _LOGS_AT_ONCE = 100
+_Space: TypeAlias = tuple[int, ...]
+"""Logs, segments, records, bytes, and bytes on all bookies together."""
+_NO_SPACE: _Space = (0,) * 5
 
 
 @click.command("inspect", epilog="Example: dlog log inspect clicks --entries")
@@ -122,15 +125,16 @@ async def _repair(namespace: Namespace, log: str, wanted: list[str]) -> None:
         await finish_removal(namespace.log_context, log)
 
 
-@click.command("space", epilog="Example: dlog log space --group-by '^[^/]+'")
+@click.command("space", epilog="Example: dlog log space --total --group-by '^[^/]+'")
 @click.argument("prefix", required=False)
 @click.option(
     "--group-by",
     metavar="REGEX",
     help="Sum up logs with the same match of REGEX in their names, or the same first group of it.",
 )
+@click.option("--total", is_flag=True, help="End with a row of the sums.")
 @common_options
-def show_space(prefix: str | None, group_by: str | None) -> None:
+def show_space(prefix: str | None, group_by: str | None, *, total: bool) -> None:
     """Show the size of each log, or of each that starts with PREFIX; the largest first.
 
     Stored is the size of its records on all bookies together.  Logs with damaged metadata, or
@@ -141,9 +145,9 @@ def show_space(prefix: str | None, group_by: str | None) -> None:
     except re.error as error:
         raise click.UsageError(f"--group-by {group_by!r}: {error}") from error
 
-    async def read(namespace: Namespace) -> tuple[dict[str, list[int]], dict[str, DLError]]:
+    async def read(namespace: Namespace) -> tuple[dict[str, _Space], dict[str, DLError]]:
         names = await namespace.get_logs(prefix)
-        sums: dict[str, list[int]] = {}
+        sums: dict[str, _Space] = {}
         failed: dict[str, DLError] = {}
         with Progress() as progress:
             for start in range(0, len(names), _LOGS_AT_ONCE):
@@ -153,21 +157,27 @@ def show_space(prefix: str | None, group_by: str | None) -> None:
                     if isinstance(snapshot, DLError):
                         failed[f"log {name}"] = snapshot
                         continue
-                    total = sums.setdefault(_group(name, pattern), [0, 0, 0, 0, 0])
-                    for index, value in enumerate(_space_of(snapshot)):
-                        total[index] += value
+                    before = sums.get(group := _group(name, pattern), _NO_SPACE)
+                    sums[group] = _sums(before, _space_of(snapshot))
         return sums, failed
 
     keys = ("logs", "segments", "records", "bytes", "stored_bytes")
     found, failed = run_async(read, is_long=True)
+    ordered = sorted(found.items(), key=lambda item: (-item[1][-1], item[0]))
+    if total:
+        ordered.append(("(total)", _sums(*found.values())))
     rows: list[dict[str, object]] = [
         {"log": name, **dict(zip(keys, sums, strict=True)), "stored": bytes_text(sums[-1])}
-        for name, sums in sorted(found.items(), key=lambda item: (-item[1][-1], item[0]))
+        for name, sums in ordered
     ]
     show_rows(
         rows, columns=("log", "logs", "segments", "records", "bytes", "stored"), empty="no logs"
     )
     end_with(failed)
+
+
+def _sums(*spaces: _Space) -> _Space:
+    return tuple(map(sum, zip(_NO_SPACE, *spaces, strict=True)))
 
 
 def _group(name: str, pattern: re.Pattern[str] | None) -> str:
@@ -179,7 +189,7 @@ def _group(name: str, pattern: re.Pattern[str] | None) -> str:
     return (match[1] if pattern.groups else match[0]) or ""
 
 
-def _space_of(snapshot: LogSnapshot) -> tuple[int, int, int, int, int]:
+def _space_of(snapshot: LogSnapshot) -> _Space:
     extents = [extent for segment in snapshot.segments for extent in segment.extents]
     stored = sum(
         extent.size_bytes * segment.ledgers[extent.ledger_id].quorum.write_quorum_size

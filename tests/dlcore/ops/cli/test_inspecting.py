@@ -194,6 +194,12 @@ def test_space_by_log_and_by_group(shell: Shell, log: str, tmp_path: Path) -> No
     assert (group["log"], group["logs"], group["records"]) == ("cli", 2, 4)
     (others,) = shell.json("log", "space", log, "--group-by", "nothing")
     assert others["log"] == "(others)"
+    *each, total = shell.json("log", "space", log, "--total")
+    assert ([row["log"] for row in each], total["log"]) == ([log, f"{log}/other"], "(total)")
+    assert (total["logs"], total["records"]) == (2, 4)
+    assert total["stored_bytes"] == sum(row["stored_bytes"] for row in each)
+    (none,) = shell.json("log", "space", f"{log}/none", "--total")
+    assert (none["log"], none["logs"]) == ("(total)", 0)
     exit_code, _, err = shell.outcome("log", "space", "--group-by", "(")
     assert exit_code == EXIT_USAGE
     assert "'('" in err
