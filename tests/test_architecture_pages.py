@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import machines_page
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "architecture").glob("*.md"))
 WORDS_MAX = 600
@@ -37,6 +39,23 @@ def names_of(file: Path) -> frozenset[str]:
             if isinstance(node, ast.ClassDef):
                 names |= {f"{node.name}.{e.name}" for e in node.body if isinstance(e, definitions)}
     return frozenset(names)
+
+
+def test_the_page_of_machines_is_that_of_the_code() -> None:
+    """`make docs` was run after the last change of a table."""
+    shown = ROOT / "docs" / "architecture" / "machines.md"
+    assert shown.read_text(encoding="utf-8") == machines_page.page()
+
+
+def test_every_machine_with_a_table_is_on_the_page() -> None:
+    """A new table is added to the page's list."""
+    found = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in ("dlcore", "bookie", "dlspark")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^TRANSITIONS = ", path.read_text(encoding="utf-8"), re.M)
+    }
+    assert found == {module.__name__ for _, module in machines_page.MACHINES}
 
 
 def test_architecture_names_every_page() -> None:

@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
+MACHINES = {"dlcore/ledger/writing/appender.py"}
+"""Each is one protocol, which is one file however long: cut into pieces it would be read whole."""
 PACKAGES = ("dlcore", "bookie", "dlspark")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "demo", "tools")
 QUESTION_WORDS = ("How ", "What ", "When ", "Where ", "Which ", "Who ", "Whose ", "Why ")
@@ -103,7 +105,8 @@ def test_files_open_with_one_sentence(facts: dict[str, Facts]) -> None:
 def test_files_can_be_read_at_once(sources: dict[str, str]) -> None:
     """A longer one has more than one subject."""
     lengths = {name: source.count("\n") for name, source in sources.items()}
-    assert not {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX}
+    long = {name for name, lines in lengths.items() if lines > FILE_LINES_MAX}
+    assert long == MACHINES
 
 
 def test_functions_fit_on_a_screen(facts: dict[str, Facts]) -> None:

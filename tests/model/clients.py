@@ -1,14 +1,12 @@
 """The clients of the model: the real append and recovery machines, and how drivers connect them.
 
-Metadata is written by the drivers' own coroutines (`_enter_recovery`, `_store_end` of both kinds,
-`_store_change`), which run against a script of the answers so far: where it ends the client asks.
-Sending, time-outs and the list of bookies are model steps, because they are waiting and nothing
-else.
+A recovery's metadata is written by its driver's own coroutines (`_enter_recovery`, `_store_end`),
+which run against a script of the answers so far: where it ends the client asks.  Sending, time-outs
+and the list of bookies are model steps, because they are waiting and nothing else.
 """
 
 from __future__ import annotations
 
-import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +21,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.ledger.placing.placement import Topology
 from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
@@ -33,23 +32,35 @@ from dlcore.ledger.recovering.recovery import (
     StartWriteBack,
     WriteBack,
 )
-from dlcore.ledger.writing.append import (
+from dlcore.ledger.writing.appender import (
+    AddFailed,
+    AddSucceeded,
+    After,
+    Append,
+    AppenderState,
+    AppendRecovered,
+    BookiesListed,
+    Call,
+    CallFailed,
+    CloseEnded,
     CompleteAdds,
+    Event,
     FailAdds,
     LedgerAppender,
+    MetadataRead,
+    MetadataStored,
     SendAdd,
+    Signal,
     StoreMetadata,
 )
-from dlcore.ledger.writing.append_driver import AppendDriver
-from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.wire.digest import decode_frame
+from tests.fixtures.append_bench import GivenChoice, appender_of
 from tests.model.bookie import LEDGER_ID, Message
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
 BOOKIES = tuple(BookieId(f"bookie-{number}", f"{number:032x}") for number in range(5))
-_TIMELESS: Any = SimpleNamespace(time=lambda: 0.0)
 _NUMBERS = {bookie: number for number, bookie in enumerate(BOOKIES)}
 
 
@@ -130,31 +141,6 @@ class _Script:
         return self._answers.pop(0)
 
 
-class _Driver(AppendDriver):
-    """The driver's dealings with the metadata store, without its tasks, timers and connections."""
-
-    def __init__(self, appender: LedgerAppender, context: Any, *, version: int) -> None:
-        self.appender = appender
-        self.version = version
-        self.effects: Sequence[Any] = ()
-        self._context = context
-        self._search: Any = SimpleNamespace(replaced=lambda: None)  # pauses take no time here
-        self._loop = _TIMELESS
-
-    def _advance(self, effects: Sequence[Any]) -> None:
-        self.effects = effects
-
-
-class _Closer(LedgerWriter):
-    """The writer's dealings with the metadata store at its close."""
-
-    def __init__(self, appender: LedgerAppender, context: Any, *, version: int) -> None:
-        self._appender = appender
-        self._context = context
-        self._driver: Any = SimpleNamespace(version=version, perform=lambda _: None)
-        self._loop = _TIMELESS
-
-
 class _Client:
     """What writers and recoverers share: an appender and one conversation at a time."""
 
@@ -168,7 +154,7 @@ class _Client:
         """The end of the ledger that its caller was told."""
         self.is_over = False
         self.is_closing = False
-        self.version = 0
+        self._writes: StoreMetadata | None = None  # the question to the store, if it is a write
         self._talk: tuple[str, tuple[Any, ...], tuple[Answer, ...]] | None = None
 
     def offers(self) -> list[Do]:
@@ -196,7 +182,7 @@ class _Client:
         appender = self.appender
         if appender is None or appender.error is not None or self.is_closing:
             return False
-        return appender._is_looking
+        return appender.state is AppenderState.LOOKING
 
     def take(self, event: Message | Do | Listed | Answer) -> Sequence[Message]:
         """Return the requests that this sends."""
@@ -207,20 +193,20 @@ class _Client:
         assert self.appender is not None
         if isinstance(event, Listed):
             candidates = [BOOKIES[number] for number in event.bookies]
-            return self._perform(self.appender.bookies_listed(candidates, rng=random.Random(0)))
+            return self._feed(BookiesListed(candidates, Topology(), 0.0))
         if event.what == "time out":
             return self._on_failure(event, BookieUnavailableError("no answer"))
         return self._do(event.what)
 
-    def _on_failure(self, add: Message | Do, error: DLError) -> Sequence[Message]:
+    def _feed(self, event: Event) -> Sequence[Message]:
         assert self.appender is not None
-        return self._perform(
-            self.appender.add_failed(
-                entry_id=add.entry_id,
-                position=add.position,
-                bookie=BOOKIES[add.bookie],
-                error=error,
-            )
+        effects = self.appender.handle(event)
+        self.appender.validate()
+        return self._perform(effects)
+
+    def _on_failure(self, add: Message | Do, error: DLError) -> Sequence[Message]:
+        return self._feed(
+            AddFailed(add.entry_id, add.position, BOOKIES[add.bookie], error, now=0.0)
         )
 
     def _on_message(self, message: Message) -> Sequence[Message]:
@@ -229,13 +215,7 @@ class _Client:
         if message.kind == "refused":
             return self._on_failure(message, LedgerFencedError("fenced"))
         assert message.kind == "added", message
-        return self._perform(
-            self.appender.add_succeeded(
-                entry_id=message.entry_id,
-                position=message.position,
-                bookie=BOOKIES[message.bookie],
-            )
-        )
+        return self._feed(AddSucceeded(message.entry_id, message.position, BOOKIES[message.bookie]))
 
     def _perform(self, effects: Sequence[Any]) -> list[Message]:
         sent: list[Message] = []
@@ -256,8 +236,12 @@ class _Client:
                     )
                 case CompleteAdds():
                     sent += self._on_confirmed(effect.last_entry_id)
-                case StoreMetadata():
-                    sent += self._begin("change", effect.metadata)
+                case StoreMetadata(metadata, version):
+                    self._writes = effect
+                    self.asks = Ask(Frozen(metadata), version)
+                case Call.READ_METADATA | After(_, Signal.READ_DUE):
+                    self._writes = None
+                    self.asks = Ask()
                 case FailAdds():
                     self._on_failed(effect.error)
                 case _:
@@ -285,7 +269,8 @@ class _Client:
         return self._go_on()
 
     def _on_answer(self, answer: Answer) -> Sequence[Message]:
-        assert self._talk is not None
+        if self._talk is None:
+            return self._on_answer_to_machine(answer)
         name, values, answers = self._talk
         self._talk = (name, values, (*answers, answer))
         return self._go_on()
@@ -310,19 +295,22 @@ class _Client:
         raise AssertionError("a driver waited for what is no answer of the metadata store")
 
     def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
-        assert name == "change"
-        return self._change(context, *values)
-
-    async def _change(self, context: Any, planned: LedgerMetadata) -> Sequence[Any]:
-        assert self.appender is not None
-        driver = _Driver(self.appender, context, version=self.version)
-        await driver._store_change(planned)
-        self.version = driver.version
-        return driver.effects
+        raise NotImplementedError
 
     def _conclude(self, name: str, result: Any) -> Sequence[Message]:
-        assert name == "change"
-        return self._perform(result)
+        raise NotImplementedError
+
+    def _on_answer_to_machine(self, answer: Answer) -> Sequence[Message]:
+        """Tell the appender what became of its write, or of its read."""
+        self.asks = None
+        write = self._writes
+        if write is None:
+            assert answer.metadata is not None
+            return self._feed(MetadataRead(answer.metadata.value, answer.version))
+        if answer.error:
+            error = {"lost": MetadataConnectionError, "refused": MetadataVersionError}
+            return self._feed(CallFailed(write, error[answer.error](answer.error), now=0.0))
+        return self._feed(MetadataStored(write.metadata, answer.version))
 
 
 class Writer(_Client):
@@ -330,7 +318,7 @@ class Writer(_Client):
 
     def __init__(self, metadata: LedgerMetadata, *, entry_count: int, closes: bool) -> None:
         super().__init__(0)
-        self.appender = LedgerAppender(metadata)
+        self.appender = appender_of(metadata, GivenChoice())
         self.entry_count = entry_count
         self.closes = closes
 
@@ -343,42 +331,40 @@ class Writer(_Client):
         if error is None and not self.is_closing and has_more:
             offers.append(Do("append"))
         may_close = error is None and self.appender.is_idle  # else it leaves it to a recovery
-        if self.closes and may_close and not (self.is_closing or self.appender.is_changing):
+        if (
+            self.closes
+            and may_close
+            and not (self.is_closing or self.appender.state is AppenderState.CHANGING)
+        ):
             offers.append(Do("close"))
         return offers
 
     def _do(self, what: str) -> Sequence[Message]:
         assert self.appender is not None
         if what == "append":
-            return self._perform(self.appender.append([b"."]))
+            return self._feed(Append([b"."]))
         assert what == "close"
         self.is_closing = True
-        self.appender.seal()
-        return self._begin("close")
+        return self._feed(Signal.CLOSE)
 
     def _on_failed(self, error: DLError) -> None:
         if isinstance(error, LedgerFencedError | LedgerClosedError):
             self.is_over = True
 
-    def _converse(self, name: str, context: Any, *values: Any) -> Coroutine[Any, Any, Any]:
-        if name == "close":
-            assert self.appender is not None
-            return _Closer(self.appender, context, version=self.version)._store_end()
-        return super()._converse(name, context, *values)
-
-    def _conclude(self, name: str, result: Any) -> Sequence[Message]:
-        if name == "close":
-            self.told = (result.last_entry_id, result.length_bytes)
+    def _perform_own(self, effect: object) -> Sequence[Message]:
+        if isinstance(effect, CloseEnded):
             self.is_over = True
-            return ()
-        return super()._conclude(name, result)
+            if effect.error is None:
+                assert self.appender is not None
+                end = self.appender.metadata
+                self.told = (end.last_entry_id, end.length_bytes)
+        return ()
 
 
 class Recoverer(_Client):
     """One recovery from its first read of the metadata to its end; it starts when it likes."""
 
     is_recovery = True
-    persist = False
     read_ahead_max = 1
 
     def __init__(self, number: int) -> None:
@@ -447,13 +433,17 @@ class Recoverer(_Client):
             case StartWriteBack():
                 assert self.pinned is not None
                 self.start = effect.last_add_confirmed
-                self.appender = LedgerAppender(
-                    self.pinned.metadata, last_add_confirmed=self.start, persist=self.persist
+                self.appender = appender_of(
+                    self.pinned.metadata,
+                    GivenChoice(),
+                    version=self.pinned.version,
+                    last_add_confirmed=self.start,
+                    is_recovery=True,
                 )
             case WriteBack():
                 assert self.appender is not None
                 self._reads = {each for each in self._reads if each[0] != effect.entry.entry_id}
-                return self._perform(self.appender.append_recovered(effect.entry))
+                return self._feed(AppendRecovered(effect.entry))
             case EndLedger():
                 return self._end(effect.last_entry_id)
             case AbortRecovery():
@@ -487,17 +477,14 @@ class Recoverer(_Client):
                 length_bytes=last_entry_id + 1,
                 context=context,
             )
-        return super()._converse(name, context, *values)
+        raise AssertionError(name)
 
     def _conclude(self, name: str, result: Any) -> Sequence[Message]:
-        if name == "change":
-            return super()._conclude(name, result)
         metadata = result if name == "end" else result.metadata
         if metadata.state is LedgerState.CLOSED:
             self.told = (metadata.last_entry_id, metadata.length_bytes)
             self.is_over = True
             return ()
         self.pinned = result
-        self.version = result.version
         self.machine = LedgerRecovery(metadata, read_ahead_max=self.read_ahead_max)
         return self._perform(self.machine.start())

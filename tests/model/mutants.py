@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.ledger_state import LedgerState
-from dlcore.ledger.writing.append import LedgerAppender
+from dlcore.ledger.writing.appender import LedgerAppender
 from tests.model.bookie import Bookie, Message
-from tests.model.clients import Recoverer
 from tests.model.system import Protocol, Scope
 from tests.simulation.mutants import MUTANTS as SIMULATED
 from tests.simulation.mutants_tested import TESTED
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.writing.append import _Add
+    from dlcore.ledger.writing.appender import _Add
 
 
 @contextlib.contextmanager
@@ -78,31 +77,14 @@ def fences_refuse_recovery_adds() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recovery_stores_its_ensembles() -> Iterator[None]:
-    """BOOKKEEPER-355: bookies that recovery added are asked by the next recoverer."""
-
-    class Persisting(Recoverer):
-        persist = True
-
-    with (
-        patch.object(Protocol, "recoverer_class", Persisting),
-        SIMULATED["recovery_stores_its_ensembles"](),
-    ):
-        yield
-
-
-@contextlib.contextmanager
 def answers_are_known_by_position_only() -> Iterator[None]:
     """#4651: a late answer of a replaced bookie counts for the one that took its place."""
 
-    def take(self: LedgerAppender, entry_id: int, position: int, _: BookieId) -> _Add | None:
-        add = self._adds.get(entry_id)
-        if add is None or add.waiting.pop(position, None) is None:
-            return None
-        return add
+    def take(self: LedgerAppender, add: _Add, position: int, _: BookieId) -> bool:
+        return add.waiting.pop(position, None) is not None
 
-    def owes(self: LedgerAppender, add: _Add | None, position: int, _: BookieId) -> bool:
-        return add is not None and position in add.owed and position in self._joining
+    def owes(self: LedgerAppender, add: _Add, position: int, _: BookieId) -> bool:
+        return position in add.owed and position in self._joining
 
     with (
         patch.object(LedgerAppender, "_take_answer", take),
@@ -120,7 +102,7 @@ MUTANTS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[None]], 
     "fences_are_not_logged": (fences_are_not_logged, Scope(crashes=1)),
     "fences_refuse_recovery_adds": (fences_refuse_recovery_adds, Scope()),
     "recovery_stores_its_ensembles": (
-        recovery_stores_its_ensembles,
+        SIMULATED["recovery_stores_its_ensembles"],
         Scope(spares=1, recovery_time_outs=1),
     ),
     "acks_during_an_ensemble_change": (

@@ -141,7 +141,6 @@ class Protocol:
         scope = self.scope
         number = self.parts.number
         writer = Writer(self._metadata, entry_count=scope.entries, closes=scope.closes)
-        writer.version = 1
         recoverers = [self.recoverer_class(each + 1) for each in range(scope.recoverers)]
         bookies = [self.bookie_class() for _ in range(scope.ensemble_size + scope.spares)]
         clients = (number(writer), *map(number, recoverers))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -22,7 +23,7 @@ from bookie.upkeep.rounds import Upkeep
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.range_read import ReadLane
 from dlcore.ledger.recovering.recovery import LedgerRecovery
-from dlcore.ledger.writing.append import LedgerAppender
+from dlcore.ledger.writing.appender import LedgerAppender
 from dlcore.log.writing.append import LogAppender
 
 if TYPE_CHECKING:
@@ -51,21 +52,8 @@ class _Machine(NamedTuple):
 
 
 def _appender(machine: LedgerAppender) -> str:
-    who = "writer" if machine._persist else "recovery"
-    if machine.error is not None:
-        return f"{who} over"
-    parts = [
-        word
-        for word, holds in (
-            ("changing", machine._planned is not None),
-            ("looking", machine._is_looking),
-            ("failed", bool(machine._failed)),
-            ("sealed", machine._is_sealed),
-            ("pending", not machine.is_idle),
-        )
-        if holds
-    ]
-    return " ".join([who, *(parts or ["idle"])])
+    who = "recovery" if machine._is_recovery else "writer"
+    return f"{who} {machine.state.name}{'' if machine.is_idle else ', pending'}"
 
 
 def _recovery(machine: LedgerRecovery) -> str:
@@ -116,18 +104,7 @@ MACHINES = (
     _Machine(
         LedgerAppender,
         _appender,
-        (
-            "append",
-            "append_recovered",
-            "add_succeeded",
-            "add_failed",
-            "retry_replacements",
-            "bookies_listed",
-            "change_stored",
-            "metadata_reread",
-            "fail",
-            "seal",
-        ),
+        ("handle",),
     ),
     _Machine(
         LedgerRecovery,
@@ -191,12 +168,18 @@ def _watched(machine: _Machine, event: str, seen: Counter[Transition]) -> Callab
         try:
             return method(self, *args, **kwargs)
         finally:
-            seen[Transition(name, before, _event_name(event, kwargs), state_of(self))] += 1
+            happened = _event_name(event, args, kwargs)
+            seen[Transition(name, before, happened, state_of(self))] += 1
 
     return watched
 
 
-def _event_name(event: str, arguments: dict[str, Any]) -> str:
+def _event_name(event: str, values: tuple[Any, ...], arguments: dict[str, Any]) -> str:
+    if event == "handle":
+        (value,) = values
+        error = getattr(value, "error", None)
+        name = value.name if isinstance(value, Enum) else type(value).__name__
+        return name if error is None else f"{name}({type(error).__name__})"
     if isinstance(error := arguments.get("error"), DLError):
         return f"{event}({type(error).__name__})"
     flags = [flag for flag in ("fence", "is_recovery") if arguments.get(flag)]

@@ -33,8 +33,14 @@ from dlcore.ledger.recovering import (
 )
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
-from dlcore.ledger.writing import append as append_module
-from dlcore.ledger.writing.append import CompleteAdds, Effect, LedgerAppender
+from dlcore.ledger.writing import appender as appender_module
+from dlcore.ledger.writing.appender import (
+    AppenderState,
+    CompleteAdds,
+    Effect,
+    LedgerAppender,
+    StoreMetadata,
+)
 from dlcore.wire.digest import encode_frame, frame_parts
 from tests.simulation.connections import SimBookieClient
 
@@ -55,18 +61,18 @@ def changes_at_once() -> Iterator[None]:
 
     With copies the next two bugs lose nothing.
     """
-    listed = LedgerAppender.bookies_listed
+    chosen = LedgerAppender._chosen
 
-    def at_once(self: LedgerAppender, *arguments: Any, **more: Any) -> list[Effect]:
-        effects = listed(self, *arguments, **more)
-        if not self._joining or self._planned is not None:
+    def at_once(self: LedgerAppender, choice: Any) -> list[Effect]:
+        effects = chosen(self, choice)
+        if self.state is not AppenderState.COPYING:
             return effects
         for add in self._adds.values():
             add.owed.clear()
         self._copies_left = 0
         return self._plan_if_copied()
 
-    with patch.object(LedgerAppender, "bookies_listed", at_once):
+    with patch.object(LedgerAppender, "_chosen", at_once):
         yield
 
 
@@ -76,10 +82,13 @@ def acks_during_an_ensemble_change() -> Iterator[None]:
     confirm = LedgerAppender._confirm
 
     def hasty(self: LedgerAppender) -> list[Effect]:
-        planned, self._planned = self._planned, None
-        joining, self._joining = self._joining, {}
+        state = self.state
+        if state is not AppenderState.CHANGING:
+            return confirm(self)
+        self.state = AppenderState.SHORT
         effects = confirm(self)
-        self._planned, self._joining = planned, joining
+        if self.state is AppenderState.SHORT:
+            self.state = state
         return effects
 
     with changes_at_once(), patch.object(LedgerAppender, "_confirm", hasty):
@@ -116,12 +125,15 @@ def recovery_takes_errors_for_noes() -> Iterator[None]:
 @contextlib.contextmanager
 def recovery_stores_its_ensembles() -> Iterator[None]:
     """BOOKKEEPER-355: bookies that recovery added are asked by the next recoverer."""
-    start = _Recoverer._start_write_back
+    plan = LedgerAppender._plan
 
-    def start_persisting(self: _Recoverer, last_add_confirmed: int) -> None:
-        start(self, last_add_confirmed)
-        assert self._writer is not None
-        self._writer.appender._persist = True
+    def store(
+        self: LedgerAppender, base: LedgerMetadata, bookies: tuple[BookieId, ...]
+    ) -> list[Effect]:
+        was_recovery, self._is_recovery = self._is_recovery, False
+        effects = plan(self, base, bookies)
+        self._is_recovery = was_recovery
+        return effects
 
     async def store_end(
         pinned: VersionedLedger,
@@ -143,7 +155,7 @@ def recovery_stores_its_ensembles() -> Iterator[None]:
                 return closed
 
     with (
-        patch.object(_Recoverer, "_start_write_back", start_persisting),
+        patch.object(LedgerAppender, "_plan", store),
         patch.object(recoverer_module, "_store_end", store_end),
     ):
         yield
@@ -191,33 +203,40 @@ def the_writer_ignores_fences() -> Iterator[None]:
         self.metadata = metadata
         return self._plan(metadata, self._planned.last_ensemble.bookies)
 
-    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "metadata_reread", go_on):
+    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "_judge_change", go_on):
         yield
 
 
 @contextlib.contextmanager
 def the_writer_takes_its_ledger_back() -> Iterator[None]:
     """The same, and the state in the metadata is overwritten, too."""
-    reread = LedgerAppender.metadata_reread
+    judge = LedgerAppender._judge_change
 
     def overwrite(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
         own = replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length_bytes=0)
-        return reread(self, own)
+        return judge(self, own)
 
-    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "metadata_reread", overwrite):
+    with _a_refusal_is_a_failure(), patch.object(LedgerAppender, "_judge_change", overwrite):
         yield
 
 
 @contextlib.contextmanager
 def _a_refusal_is_a_failure() -> Iterator[None]:
-    add_failed = LedgerAppender.add_failed
+    add_failed = LedgerAppender._add_failed
 
-    def stubborn(self: LedgerAppender, *, error: DLError, **add: Any) -> list[Effect]:
+    def stubborn(
+        self: LedgerAppender,
+        entry_id: int,
+        position: int,
+        bookie: BookieId,
+        error: DLError,
+        *at: Any,
+    ) -> list[Effect]:
         if isinstance(error, LedgerFencedError):
             error = DLError("refused")
-        return add_failed(self, error=error, **add)
+        return add_failed(self, entry_id, position, bookie, error, *at)
 
-    with patch.object(LedgerAppender, "add_failed", stubborn):
+    with patch.object(LedgerAppender, "_add_failed", stubborn):
         yield
 
 
@@ -226,7 +245,7 @@ def acks_before_earlier_entries() -> Iterator[None]:
     """An entry is acknowledged as soon as it has its own quorum."""
 
     def eager(self: LedgerAppender) -> list[Effect]:
-        if self._planned is not None:
+        if self.state is AppenderState.CHANGING:
             return []
         needed = self.metadata.quorum.ack_quorum_size
         ready = [add for add in self._unconfirmed() if len(add.acks) >= needed]
@@ -243,7 +262,7 @@ def acks_before_earlier_entries() -> Iterator[None]:
 @contextlib.contextmanager
 def replaced_bookies_get_nothing_again() -> Iterator[None]:
     """After an ensemble change what is unconfirmed is not sent to the new bookie."""
-    change_stored = LedgerAppender.change_stored
+    change_stored = LedgerAppender._change_stored
     send = LedgerAppender._send
 
     def forgetful(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
@@ -256,7 +275,7 @@ def replaced_bookies_get_nothing_again() -> Iterator[None]:
         return effects + self._confirm()
 
     assert send is LedgerAppender._send
-    with changes_at_once(), patch.object(LedgerAppender, "change_stored", forgetful):
+    with changes_at_once(), patch.object(LedgerAppender, "_change_stored", forgetful):
         yield
 
 
@@ -295,16 +314,16 @@ def recovery_takes_silence_for_noes() -> Iterator[None]:
 @contextlib.contextmanager
 def recovery_asks_the_bookies_it_added() -> Iterator[None]:
     """BOOKKEEPER-581: after an ensemble change of its own recovery reads from the new ensemble."""
-    written_back = _Recoverer._on_written_back
+    answer = _Recoverer._on_answer
 
-    def follow_the_change(self: _Recoverer, first_entry_id: int, last_entry_id: int) -> None:
+    def follow_the_change(self: _Recoverer, entry_id: int, error: DLError | None) -> None:
         changed = self.recovered_metadata.last_ensemble.bookies
         self._machine._ensemble = replace(self._machine._ensemble, bookies=changed)
-        written_back(self, first_entry_id, last_entry_id)
+        answer(self, entry_id, error)
 
     one_at_a_time = partial(LedgerRecovery, read_ahead_max=1)
     with (
-        patch.object(_Recoverer, "_on_written_back", follow_the_change),
+        patch.object(_Recoverer, "_on_answer", follow_the_change),
         patch.object(recoverer_module, "LedgerRecovery", one_at_a_time),
     ):
         yield
@@ -316,7 +335,7 @@ def recovery_writes_back_to_one_bookie() -> Iterator[None]:
     confirm = LedgerAppender._confirm
 
     def hasty(self: LedgerAppender) -> list[Effect]:
-        if self._persist:
+        if not self._is_recovery:
             return confirm(self)
         metadata = self.metadata
         quorum = replace(metadata.quorum, ack_quorum_size=1)
@@ -349,10 +368,11 @@ def new_ensembles_start_at_the_lac() -> Iterator[None]:
         self: LedgerAppender, base: LedgerMetadata, bookies: tuple[BookieId, ...]
     ) -> list[Effect]:
         first = max(self.last_add_confirmed, base.last_ensemble.first_entry_id)
+        self._become(AppenderState.CHANGING)
         self._planned = base.with_last_ensemble(first_entry_id=first, bookies=bookies)
-        if not self._persist:
-            return self.change_stored(self._planned)
-        return [append_module.StoreMetadata(metadata=self._planned)]
+        if self._is_recovery:
+            return self._change_stored(self._planned)
+        return [StoreMetadata(self._planned, self.version)]
 
     with patch.object(LedgerAppender, "_plan", plan):
         yield
@@ -366,8 +386,8 @@ def adds_carry_what_is_not_confirmed() -> Iterator[None]:
         return lambda **about: encode(**{**about, "last_add_confirmed": about["entry_id"] - 1})
 
     with (
-        patch.object(append_module, "encode_frame", carrying_more(encode_frame)),
-        patch.object(append_module, "frame_parts", carrying_more(frame_parts)),
+        patch.object(appender_module, "encode_frame", carrying_more(encode_frame)),
+        patch.object(appender_module, "frame_parts", carrying_more(frame_parts)),
     ):
         yield
 

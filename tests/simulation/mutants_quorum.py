@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import QuorumConfig
 
 _WRITE_SET_USERS = (
-    "dlcore.ledger.writing.append",
+    "dlcore.ledger.writing.appender",
     "dlcore.ledger.recovering.recovery",
     "dlcore.ledger.reading.range_read",
     "dlcore.ops.autorecovery.plan",

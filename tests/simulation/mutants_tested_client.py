@@ -23,9 +23,8 @@ from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering import recovery_driver as recoverer_module
 from dlcore.ledger.recovering.recovery import LedgerRecovery
-from dlcore.ledger.writing import append_driver as append_driver_module
-from dlcore.ledger.writing.append import LedgerAppender
-from dlcore.ledger.writing.lac import LacPublisher
+from dlcore.ledger.writing import appender as appender_module
+from dlcore.ledger.writing.appender import AppenderState, LedgerAppender
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.memory import MemoryStore
 from dlcore.metadata.stored import encode
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from dlcore.base.config import QuorumConfig
+    from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
 
@@ -87,19 +87,16 @@ def coverage_is_off_by_one() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_LEDGER}/test_append.py::test_random_answers_keep_the_promises")
+@caught_by(f"{_LEDGER}/test_append_by_chance.py::test_random_answers_keep_the_promises")
 def late_acks_of_replaced_bookies_count() -> Iterator[None]:
     """#1591: a position's ack is believed whoever sent it, also after its bookie was replaced.
 
     Not for the simulation: what is on its way to a bookie is given up with it.
     """
 
-    def take(self: LedgerAppender, entry_id: int, position: int, bookie: BookieId) -> Any:
-        add = self._adds.get(entry_id)
-        if add is None or position not in self._positions(entry_id):
-            return None
+    def take(self: LedgerAppender, add: Any, position: int, _: BookieId) -> bool:
         add.waiting.pop(position, None)
-        return add
+        return position in self._positions(add.entry_id)
 
     with patch.object(LedgerAppender, "_take_answer", take):
         yield
@@ -108,7 +105,7 @@ def late_acks_of_replaced_bookies_count() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_append.py::test_confirmed_entries_are_not_sent_again_and_are_given_up")
 def confirmed_entries_are_sent_again() -> Iterator[None]:
     """BOOKKEEPER-355: a change moves entries that were confirmed in the ensemble before."""
-    change_stored = LedgerAppender.change_stored
+    change_stored = LedgerAppender._change_stored
 
     def change(self: LedgerAppender, metadata: LedgerMetadata) -> Any:
         confirmed, self.last_add_confirmed = self.last_add_confirmed, -1
@@ -117,14 +114,15 @@ def confirmed_entries_are_sent_again() -> Iterator[None]:
         self.last_add_confirmed = confirmed
         return effects + self._confirm()
 
-    with patch.object(LedgerAppender, "change_stored", change):
+    with patch.object(LedgerAppender, "_change_stored", change):
         yield
 
 
 @caught_by(f"{_LEDGER}/test_append.py::test_a_sealed_machine_starts_no_change")
 def a_sealed_ledger_changes_its_ensemble() -> Iterator[None]:
     """Section 2: a change that begins while the ledger is closed overwrites its end."""
-    with patch.object(LedgerAppender, "seal", lambda _: None):
+    may_look = (*AppenderState,)
+    with patch.object(appender_module, "_MAY_LOOK", may_look):
         yield
 
 
@@ -288,11 +286,10 @@ def what_the_followed_bookie_pushes_is_all_it_knows() -> Iterator[None]:
 def a_lac_is_published_by_one_bookie() -> Iterator[None]:
     """Section 1.4: `publish_lac` returns when any bookie has the LAC."""
 
-    def is_published(self: LedgerWriter, lac: int) -> bool:
-        members = self._appender.metadata.last_ensemble.bookies
-        return any(self._lac.has_accepted(each, lac) for each in members)
+    def is_published(self: LedgerAppender, lac: int) -> bool:
+        return lac in self._telling.accepted.values()
 
-    with patch.object(LedgerWriter, "_is_published", is_published):
+    with patch.object(LedgerAppender, "is_published", is_published):
         yield
 
 
@@ -311,6 +308,35 @@ def what_recoveries_write_back_is_shown() -> Iterator[None]:
         return True
 
     with patch.object(LedgerReader, "_stays", stays):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_odd_moments.py::test_a_recovery_that_cannot_write_back_closes_nothing")
+def a_failed_write_back_counts() -> Iterator[None]:
+    """Section 3.1: a recovery ends the ledger although what it found was not written back.
+
+    Not for the simulation: in hundreds of seeds no recovery lacks bookies for so long.
+    """
+
+    def go_on(self: recoverer_module._Recoverer, error: DLError) -> None:
+        machine = self._machine
+        self._perform(machine.written_back(last_entry_id=machine._next_entry - 1))
+
+    with patch.object(recoverer_module._Recoverer, "_on_write_back_failed", go_on):
+        yield
+
+
+@caught_by(f"{_LEDGER}/test_append.py::test_one_who_refuses_a_copy_that_others_hold_is_left_out")
+def a_bookie_that_refuses_a_copy_is_chosen_again() -> Iterator[None]:
+    """A bookie with a lower limit is asked for the same copy without end."""
+    add_failed = LedgerAppender._add_failed
+
+    def forget(self: LedgerAppender, *event: Any) -> Any:
+        effects = add_failed(self, *event)
+        self._unfit.clear()
+        return effects
+
+    with patch.object(LedgerAppender, "_add_failed", forget):
         yield
 
 
@@ -339,14 +365,14 @@ def a_follower_passes_over_damage() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_lac.py::test_publishing_waits_for_enough_bookies")
 def publishing_does_not_wait() -> Iterator[None]:
     """Section 1.4: a LAC counts as published when it is sent."""
-    with patch.object(LedgerWriter, "_is_published", lambda *_: True):
+    with patch.object(LedgerAppender, "is_published", lambda *_: True):
         yield
 
 
 @caught_by(f"{_LEDGER}/test_lac.py::test_the_lac_is_told_without_a_following_entry")
 def a_lac_waits_for_the_next_entry() -> Iterator[None]:
     """Section 1.4: readers see an entry when another one follows it."""
-    with patch.object(LacPublisher, "publish", lambda *_: None):
+    with patch.object(LedgerAppender, "_publish", lambda *_: []):
         yield
 
 
@@ -368,7 +394,7 @@ def an_overloaded_bookie_is_replaced() -> Iterator[None]:
     class Never(Exception):
         """Nothing is this."""
 
-    with patch("dlcore.ledger.writing.append_driver.BookieOverloadedError", Never):
+    with patch.object(appender_module, "BookieOverloadedError", Never):
         yield
 
 
@@ -473,8 +499,8 @@ def an_address_is_fresh_though_the_list_changed() -> Iterator[None]:
 def every_failure_needs_the_metadata_store() -> Iterator[None]:
     """Section 2: an outage of the metadata store ends writers that could go on without it."""
     with (
-        patch.object(LedgerAppender, "is_stuck", True),
-        patch.object(append_driver_module, "METADATA_PATIENCE_S", 0.0),
+        patch.object(LedgerAppender, "_unlisted", lambda self, error, _: self._fail(error)),
+        patch.object(appender_module, "METADATA_PATIENCE_S", 0.0),
     ):
         yield
 

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.recovering import recovery_driver as recoverer_module
-from dlcore.ledger.writing.writer import LedgerWriter
+from dlcore.ledger.writing.appender import LedgerAppender
 from dlcore.metadata.port import ANY_VERSION, SessionState
 from dlcore.ops.autorecovery import (
     audit as audit_module,
@@ -118,22 +118,12 @@ def a_closing_writer_undoes_a_swap() -> Iterator[None]:
 
     Not for the simulation: the lost bookie is put in again, and auto-recovery replaces it again.
     """
-    store_end = LedgerWriter._store_end
+    judge = LedgerAppender._judge_end
 
-    async def undo(self: LedgerWriter) -> LedgerMetadata:
-        ledgers, own = self._context.ledger_store, self._appender.metadata
-        read = ledgers.read
+    def undo(self: LedgerAppender, metadata: LedgerMetadata) -> Any:
+        return judge(self, structs.replace(metadata, ensembles=self.metadata.ensembles))
 
-        async def reread(ledger_id: int, **more: Any) -> VersionedLedger:
-            stored = await read(ledger_id, **more)
-            return VersionedLedger(
-                structs.replace(stored.metadata, ensembles=own.ensembles), stored.version
-            )
-
-        with patch.object(ledgers, "read", reread):
-            return await store_end(self)
-
-    with patch.object(LedgerWriter, "_store_end", undo):
+    with patch.object(LedgerAppender, "_judge_end", undo):
         yield
 
 

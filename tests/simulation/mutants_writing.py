@@ -16,6 +16,7 @@ from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
+from dlcore.ledger.writing.appender import Effect, LedgerAppender, Signal
 from dlcore.ledger.writing.writer import LedgerWriter
 from dlcore.metadata.stored import encode
 from dlcore.ops.autorecovery import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from dlcore.base.config import QuorumConfig
-    from dlcore.base.errors import DLError
     from dlcore.ops.autorecovery.check import Fragment
     from dlcore.wire.digest import EntryFrame
 
@@ -94,52 +94,28 @@ def copies_come_from_where_the_fragment_starts() -> Iterator[None]:
 @contextlib.contextmanager
 def a_ledger_is_closed_behind_its_lac() -> Iterator[None]:
     """Section 2: its writer closes the ledger after what it sent, not after what was confirmed."""
-    store_end = LedgerWriter._store_end
+    close = LedgerAppender._close
 
-    async def hasty(self: LedgerWriter) -> LedgerMetadata:
-        appender = self._appender
-        sent = (appender.last_add_pushed, appender.pushed_bytes)
-        appender.last_add_confirmed, appender.confirmed_bytes = sent
-        return await store_end(self)
+    def hasty(self: LedgerAppender, signal: Signal) -> list[Effect]:
+        sent = (self.last_add_pushed, self.pushed_bytes)
+        self.last_add_confirmed, self.confirmed_bytes = sent
+        return close(self, signal)
 
-    async def settle(self: LedgerWriter) -> LedgerMetadata:
-        self._raise_if_taken_over()
-        self._appender.seal()
-        return await self._store_end()
-
-    with (
-        patch.object(LedgerWriter, "_store_end", hasty),
-        patch.object(LedgerWriter, "_settle", settle),
-    ):
+    with patch.object(LedgerAppender, "_close", hasty):
         yield
 
 
 @contextlib.contextmanager
 def a_close_ignores_a_recovery() -> Iterator[None]:
     """#2116: a writer is told that its ledger is closed while somebody else recovers it."""
-    accept = LedgerWriter._accept_end
+    judge = LedgerAppender._judge_end
 
-    def believe(self: LedgerWriter, stored: LedgerMetadata) -> LedgerMetadata:
-        if stored.state is LedgerState.IN_RECOVERY:
-            appender = self._appender
-            return stored.closed(
-                last_entry_id=appender.last_add_confirmed, length_bytes=appender.confirmed_bytes
-            )
-        return accept(self, stored)
+    def believe(self: LedgerAppender, metadata: LedgerMetadata) -> list[Effect]:
+        if metadata.state is LedgerState.IN_RECOVERY:
+            return self._closed(self._end_of(metadata))
+        return judge(self, metadata)
 
-    with patch.object(LedgerWriter, "_accept_end", believe):
-        yield
-
-
-@contextlib.contextmanager
-def a_failed_write_back_counts() -> Iterator[None]:
-    """Section 3.1: a recovery ends the ledger although what it found was not written back."""
-
-    def go_on(self: _Recoverer, error: DLError) -> None:
-        machine = self._machine
-        self._perform(machine.written_back(last_entry_id=machine._next_entry - 1))
-
-    with patch.object(_Recoverer, "_on_write_back_failed", go_on):
+    with patch.object(LedgerAppender, "_judge_end", believe):
         yield
 
 
@@ -194,7 +170,6 @@ def followers_pass_over_gaps() -> Iterator[None]:
 
 MUTANTS = (
     a_close_ignores_a_recovery,
-    a_failed_write_back_counts,
     a_ledger_is_closed_behind_its_lac,
     a_writer_has_no_limits,
     copies_come_from_where_the_fragment_starts,

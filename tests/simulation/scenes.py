@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bookie.files.format import file_name
 from dlcore.base.errors import DLError
+from dlcore.ledger.writing.appender import AppenderState
 from tests.simulation.checkers import LIVE
 from tests.simulation.stored_ledger import CLOSED, OPEN
 from tests.simulation.truth import InvariantViolatedError
@@ -279,7 +280,7 @@ async def torn_change(act: Act) -> None:
     await asyncio.sleep(act.rng.uniform(0.01, 0.02))  # for the answer
     failing.crash(keep_cache=True)
     act.append()
-    await act.until(lambda: act.writer._appender.is_changing)
+    await act.until(lambda: act.writer._appender.state is AppenderState.CHANGING)
     network.resume(slow.name)
     await asyncio.sleep(act.rng.uniform(0.5, 3.0))
     network.unblock(writer, slow.name)

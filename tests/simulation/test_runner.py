@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.ledger.writing.append import LedgerAppender
+from dlcore.ledger.writing.appender import LedgerAppender
 from tests.fixtures.lengths import amount
 from tests.simulation import coverage
 from tests.simulation.mutants import MUTANTS
@@ -50,10 +50,10 @@ def test_a_failed_seed_is_kept_with_its_story() -> None:
 
 def test_coverage_watches_only_while_it_is_open() -> None:
     """Machines are as they were afterwards, and what is known but was not seen is listed."""
-    method = LedgerAppender.append
+    method = LedgerAppender.handle
     seen = run_some(range(1)).transitions
-    assert LedgerAppender.append is method
-    assert any(each.event == "append" for each in seen)
+    assert LedgerAppender.handle is method
+    assert any(each.event == "Append" for each in seen)
     missed = coverage.Transition("LedgerAppender", "never", "seen", "before")
     lines = coverage.report(seen, {*seen, missed})
     assert f"  {missed}" in lines

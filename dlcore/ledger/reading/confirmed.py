@@ -17,7 +17,7 @@ stays in the ledger:
 
 * a recovery ends the ledger at Qw - Qa + 1 proven noes, which an entry held by Qa never gets;
 * a writer that replaces a bookie first copies to the new one every entry above the LAC that the old
-  one may hold, and then changes the metadata (`writing/append.py`);
+  one may hold, and then changes the metadata (`writing/appender.py`);
 * a writer that fails with unacknowledged entries leaves the ledger's end to a recovery.
 
 This argument is about bookies that got the entry from the ledger's writer.  While a ledger is in

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from msgspec.structs import replace
@@ -31,14 +32,15 @@ from dlcore.ledger.recovering.recovery import (
     StartWriteBack,
     WriteBack,
 )
-from dlcore.ledger.writing.append import LedgerAppender
-from dlcore.ledger.writing.append_driver import AppendDriver
+from dlcore.ledger.writing.appender import AppendRecovered
+from dlcore.ledger.writing.appender_driver import AppenderDriver
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from dlcore.ledger.context import LedgerContext
+    from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class _Recoverer:
         self._pinned = pinned
         self._context = context
         self._machine = LedgerRecovery(pinned.metadata)
-        self._writer: AppendDriver | None = None
+        self._writer: AppenderDriver | None = None
         self._start = -1
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[int] = self._loop.create_future()
@@ -165,8 +167,7 @@ class _Recoverer:
                 case StartWriteBack():
                     self._start_write_back(effect.last_add_confirmed)
                 case WriteBack():
-                    assert self._writer is not None
-                    self._writer.perform(self._writer.appender.append_recovered(effect.entry))
+                    self._write_back(effect.entry)
                 case EndLedger():
                     self._finish(effect.last_entry_id)
                 case AbortRecovery():
@@ -176,21 +177,23 @@ class _Recoverer:
 
     def _start_write_back(self, last_add_confirmed: int) -> None:
         self._start = last_add_confirmed
-        self._writer = AppendDriver(
-            # Without persistence: new ensembles are stored with the end, in one change.
-            LedgerAppender(
-                self._pinned.metadata, last_add_confirmed=last_add_confirmed, persist=False
-            ),
-            self._context,
-            version=self._pinned.version,
-            is_recovery=True,
-            on_confirmed=self._on_written_back,
-            on_failed=self._on_write_back_failed,
+        self._writer = AppenderDriver(
+            self._pinned, self._context, last_add_confirmed=last_add_confirmed
         )
 
-    def _on_written_back(self, first_entry_id: int, last_entry_id: int) -> None:
-        assert first_entry_id <= last_entry_id
-        self._perform(self._machine.written_back(last_entry_id=last_entry_id))
+    def _write_back(self, entry: EntryFrame) -> None:
+        assert self._writer is not None
+        error = self._writer.appender.error
+        if error is None:
+            self._writer.append(AppendRecovered(entry), partial(self._on_answer, entry.entry_id))
+        else:
+            self._on_write_back_failed(error)
+
+    def _on_answer(self, entry_id: int, error: DLError | None) -> None:
+        if error is None:
+            self._perform(self._machine.written_back(last_entry_id=entry_id))
+        else:
+            self._on_write_back_failed(error)
 
     def _on_write_back_failed(self, error: DLError) -> None:
         failure = LedgerRecoveryError(

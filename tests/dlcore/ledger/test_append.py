@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 
 import pytest
@@ -19,18 +18,24 @@ from dlcore.base.errors import (
     NotEnoughBookiesError,
 )
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.ledger.writing.append import (
-    CompleteAdds,
+from dlcore.ledger.writing.appender import (
+    AppenderState,
+    AppendRecovered,
+    Call,
+    CloseEnded,
     Effect,
+    Fail,
     FailAdds,
-    FindReplacements,
-    LedgerAppender,
-    RetryReplacements,
+    GoOnWithout,
     SendAdd,
-    StoreMetadata,
+    Signal,
 )
 from dlcore.wire.digest import decode_frame
-from tests.fixtures.append_bench import UNAVAILABLE, Bench, complete, targets
+from tests.fixtures.append_bench import (
+    Bench,
+    complete,
+    targets,
+)
 from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
 
 STRIPES = quorum_of(5, 3, 2)
@@ -95,7 +100,7 @@ def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
     bench.ok(0, "A")
     bench.ok(0, "B")
     bench.ok(1, "A")
-    assert bench.fail(1, "C") == [FindReplacements()]
+    assert bench.fail(1, "C") == [Call.LIST_BOOKIES]
     assert bench.fail(2, "C") == []  # folded in
     planned = bench.planned(bench.listed("ABCD"))
     assert planned == metadata_of((0, "ABC"), (1, "ABD"))
@@ -104,16 +109,15 @@ def test_an_ensemble_change_starts_after_the_lac_and_holds_acks_back() -> None:
     assert bench.machine.last_add_confirmed == 0
     sent = bench.append()
     assert sorted(targets(sent)) == [(3, "A"), (3, "B")]
-    effects = bench.machine.change_stored(planned)
+    effects = bench.stored(planned)
     assert targets(effects) == [(3, "D")]
-    assert not bench.machine.awaits(1, 2, bookie("C"))  # its answers are for nobody
-    assert bench.machine.awaits(3, 2, bookie("D"))
-    assert bench.machine.frame_of(3) == sent[0].frame  # type: ignore[union-attr]
+    assert not bench.awaits(1, 2, "C")  # its answers are for nobody
+    assert bench.awaits(3, 2, "D")
     assert effects[-1] == complete(1, 1)
     assert bench.ok(2, "A") == [complete(2, 2)]  # the copy counts
     assert bench.machine.metadata == planned
     assert not bench.is_changing()
-    assert bench.machine.failed_bookies == frozenset()
+    assert bench.failed == ""
 
 
 def test_a_change_takes_acks_of_the_replaced_bookie_away() -> None:
@@ -126,7 +130,7 @@ def test_a_change_takes_acks_of_the_replaced_bookie_away() -> None:
     assert planned == metadata_of((0, "DBC"))  # in place: it starts at the same entry
     bench.machine._adds[0].copied.clear()  # as if it had none
     assert bench.ok(0, "B") == []
-    effects = bench.machine.change_stored(planned)
+    effects = bench.stored(planned)
     assert targets(effects) == [(0, "D")]
     assert complete(0, 0) not in effects
     assert bench.ok(0, "D") == [complete(0, 0)]
@@ -150,7 +154,7 @@ def test_confirmed_entries_are_not_sent_again_and_are_given_up() -> None:
         bench.ok(0, name)
     bench.fail(1, "C")
     planned = bench.planned(bench.listed("D"))
-    effects = bench.machine.change_stored(planned)
+    effects = bench.stored(planned)
     assert targets(effects) == []
     assert bench.machine.pending_count == 1
     assert bench.ok(0, "C") == []  # of a replaced bookie
@@ -165,9 +169,9 @@ def test_failures_during_a_change_start_the_next_one() -> None:
     assert bench.fail(0, "C") == []
     planned = bench.planned(effects)
     assert bench.fail(0, "B") == []
-    effects = bench.machine.change_stored(planned)
-    assert effects[-1] == FindReplacements()
-    assert bench.machine.failed_bookies == frozenset(bookies("BC"))
+    effects = bench.stored(planned)
+    assert effects[-1] == Call.LIST_BOOKIES
+    assert bench.failed == "BC"
 
 
 def test_two_failures_are_one_change() -> None:
@@ -186,12 +190,12 @@ def test_without_replacement_it_goes_on_as_long_as_qa_can_be_reached() -> None:
     bench = Bench()
     bench.append(1)
     bench.fail(0, "A")
-    assert bench.listed("ABC") == [RetryReplacements(failed=frozenset(bookies("A")))]
+    assert bench.listed("ABC") == [GoOnWithout(frozenset(bookies("A")), 1.0)]
     bench.ok(0, "B")
     assert bench.ok(0, "C") == [complete(0, 0)]
     assert targets(bench.append()) == [(1, "B"), (1, "C")]
-    assert bench.machine.retry_replacements() == [FindReplacements()]
-    assert bench.machine.retry_replacements() == []  # under way
+    assert bench.retry() == [Call.LIST_BOOKIES]
+    assert bench.retry() == []  # under way
     assert bench.planned(bench.listed("D")) == metadata_of((0, "ABC"), (1, "DBC"))
 
 
@@ -210,17 +214,17 @@ def test_too_few_bookies_end_the_writer() -> None:
     bench.append(1)
     bench.fail(0, "A")
     bench.listed("")
-    assert bench.fail(0, "B") == [FindReplacements()]
-    assert bench.is_stuck()
+    assert bench.fail(0, "B") == [Call.LIST_BOOKIES]
+    assert bench.machine._first_stuck() is not None
     (effect,) = bench.listed("")
     assert isinstance(effect, FailAdds)
     assert isinstance(effect.error, NotEnoughBookiesError)
     assert "entry 0 cannot reach 2 of 3" in str(effect.error)
     assert bench.machine.error is effect.error
-    assert not bench.is_stuck()
+    assert bench.machine._first_stuck() is None
     assert bench.machine.pending_bytes == 0
     assert bench.listed("D") == []
-    assert bench.machine.retry_replacements() == []
+    assert bench.retry() == []
 
 
 def test_an_append_that_cannot_reach_qa_asks_for_replacements_at_once() -> None:
@@ -254,7 +258,7 @@ def test_all_failed_at_once_sends_nothing() -> None:
     bench.fail(1, "A")
     assert bench.append() == []  # nobody left to send to; already looking
     planned = bench.planned(bench.listed("B"))
-    effects = bench.machine.change_stored(planned)
+    effects = bench.stored(planned)
     assert effects == [complete(1, 2)]
 
 
@@ -269,17 +273,17 @@ def test_a_change_waits_until_those_who_join_hold_what_readers_may_have_been_sho
     effects = bench.listed("D")
     assert targets(effects) == [(1, "D"), (2, "D")]
     assert not bench.is_changing()
-    assert bench.machine.awaits(1, 1, bookie("D"))
-    assert bench.machine.add_succeeded(1, 1, bookie("D")) == []
-    assert not bench.machine.awaits(1, 1, bookie("D"))
-    assert bench.machine.add_succeeded(1, 1, bookie("D")) == []  # repeated
+    assert bench.awaits(1, 1, "D")
+    assert bench.ok(1, "D", 1) == []
+    assert not bench.awaits(1, 1, "D")
+    assert bench.ok(1, "D", 1) == []  # repeated
     assert sorted(targets(bench.append())) == [
         (3, "A"),
         (3, "C"),
     ]  # B never gets it: no copy is needed
-    planned = bench.planned(bench.machine.add_succeeded(2, 1, bookie("D")))
+    planned = bench.planned(bench.ok(2, "D", 1))
     assert planned == metadata_of((0, "ABC"), (1, "ADC"))
-    assert bench.machine.change_stored(planned)[-1] == complete(1, 1)
+    assert bench.stored(planned)[-1] == complete(1, 1)
 
 
 def test_what_is_confirmed_meanwhile_needs_no_copy() -> None:
@@ -292,7 +296,7 @@ def test_what_is_confirmed_meanwhile_needs_no_copy() -> None:
     confirmed, change = bench.ok(0, "C")
     assert confirmed == complete(0, 0)
     assert bench.planned([change]) == metadata_of((0, "ABC"), (1, "ADC"))
-    assert bench.machine.add_succeeded(0, 1, bookie("D")) == []  # late
+    assert bench.ok(0, "D", 1) == []  # late
 
 
 def test_one_who_joins_and_fails_is_replaced_before_it_is_named() -> None:
@@ -301,14 +305,12 @@ def test_one_who_joins_and_fails_is_replaced_before_it_is_named() -> None:
     bench.append(2)
     bench.fail(0, "B")
     assert targets(bench.listed("D")) == [(0, "D"), (1, "D")]
-    bench.machine.add_succeeded(0, 1, bookie("D"))
+    bench.ok(0, "D", 1)
 
     def fail() -> list[Effect]:
-        return bench.machine.add_failed(
-            entry_id=1, position=1, bookie=bookie("D"), error=UNAVAILABLE
-        )
+        return bench.fail(1, "D", position=1)
 
-    assert fail() == [FindReplacements()]
+    assert fail() == [Call.LIST_BOOKIES]
     assert fail() == []  # it is out already
     effects = bench.listed("E")
     assert targets(effects) == [(0, "E"), (1, "E")]
@@ -323,12 +325,10 @@ def test_one_who_refuses_a_copy_that_others_hold_is_left_out(error: DLError) -> 
     bench.ok(0, "A")
     bench.fail(0, "B")
     assert targets(bench.listed("D")) == [(0, "D"), (1, "D")]
-    assert bench.machine.add_failed(entry_id=0, position=1, bookie=bookie("D"), error=error) == [
-        FindReplacements()
-    ]
-    assert bench.listed("D") == [RetryReplacements(failed=frozenset(bookies("B")))]
+    assert bench.fail(0, "D", error, position=1) == [Call.LIST_BOOKIES]
+    assert bench.listed("D", readmitted="D") == [GoOnWithout(frozenset(bookies("B")), 1.0)]
     assert bench.ok(0, "C") == [complete(0, 0)], "without a replacement it goes on"
-    assert bench.machine.retry_replacements() == [FindReplacements()]
+    assert bench.retry() == [Call.LIST_BOOKIES]
     effects = bench.listed("DE")
     assert targets(effects) == [(1, "E")]
     assert bench.planned(effects) == metadata_of((0, "ABC"), (1, "AEC"))
@@ -341,7 +341,7 @@ def test_without_others_the_error_says_what_those_who_are_left_out_refused() -> 
     bench.fail(0, "A")
     bench.listed("D")
     error = EntryTooLargeError("entry of 30 bytes, expected at most 20")
-    bench.machine.add_failed(entry_id=0, position=0, bookie=bookie("D"), error=error)
+    bench.fail(0, "D", error, position=0)
     bench.fail(0, "B")
     bench.listed("D")
     assert isinstance(bench.machine.error, NotEnoughBookiesError)
@@ -355,12 +355,12 @@ def test_one_who_failed_to_join_and_joins_later_gets_only_what_it_lacks() -> Non
     bench.append(3)
     bench.fail(0, "B")
     assert targets(bench.listed("F")) == [(0, "F"), (1, "F")]
-    bench.machine.add_succeeded(0, 1, bookie("F"))
-    bench.machine.add_failed(entry_id=1, position=1, bookie=bookie("F"), error=UNAVAILABLE)
+    bench.ok(0, "F", 1)
+    bench.fail(1, "F", position=1)
     effects = bench.listed("F")
     assert targets(effects) == [(1, "F")]
-    bench.machine.add_succeeded(1, 1, bookie("F"))
-    assert bench.machine.change_stored(metadata_of((0, "AFCDE"), quorum=STRIPES)) == []
+    bench.ok(1, "F", 1)
+    assert bench.stored(metadata_of((0, "AFCDE"), quorum=STRIPES)) == []
     assert [bench.machine._adds[each].acks for each in (0, 1, 2)] == [{1}, {1}, set()]
 
 
@@ -370,23 +370,13 @@ def test_a_copy_counts_for_entries_that_have_a_place_there_only() -> None:
     bench.append(3)
     bench.fail(0, "B")
     bench.listed("F")
-    bench.machine.add_succeeded(0, 1, bookie("F"))
-    bench.machine.add_failed(entry_id=1, position=1, bookie=bookie("F"), error=UNAVAILABLE)
+    bench.ok(0, "F", 1)
+    bench.fail(1, "F", position=1)
     bench.listed("", readmitted="B")
     bench.fail(1, "D")
     bench.copy(bench.listed("F"))
-    bench.machine.change_stored(metadata_of((0, "ABCFE"), quorum=STRIPES))
+    bench.stored(metadata_of((0, "ABCFE"), quorum=STRIPES))
     assert [bench.machine._adds[each].acks for each in (0, 1, 2)] == [set(), {3}, {3}]
-
-
-def test_a_sealed_writer_changes_nothing_more_when_the_copies_are_there() -> None:
-    """Its ledger is about to be closed."""
-    bench = Bench()
-    bench.append(1)
-    bench.fail(0, "B")
-    effects = bench.listed("D")
-    bench.machine.seal()
-    assert bench.copy(effects) == []
 
 
 def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:
@@ -396,11 +386,11 @@ def test_a_failed_bookie_is_readmitted_when_nobody_replaces_it() -> None:
     bench.fail(0, "A")
     bench.listed("")
     bench.append(1)
-    bench.machine.retry_replacements()
+    bench.retry()
     effects = bench.listed("ABC", readmitted="ABC")
     assert targets(effects) == [(0, "A"), (1, "A")]
-    assert bench.machine.failed_bookies == frozenset()
-    assert bench.machine.retry_replacements() == []
+    assert bench.failed == ""
+    assert bench.retry() == []
 
 
 def test_readmission_is_of_registered_bookies_only() -> None:
@@ -411,7 +401,7 @@ def test_readmission_is_of_registered_bookies_only() -> None:
     bench.fail(1, "B")
     effects = bench.listed("", readmitted="B")
     assert targets(effects) == [(1, "B")]
-    assert effects[-1] == RetryReplacements(failed=frozenset(bookies("A")))
+    assert effects[-1] == GoOnWithout(frozenset(bookies("A")), 1.0)
 
 
 def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
@@ -433,10 +423,8 @@ def test_a_fence_ends_the_writer_whoever_says_it() -> None:
     bench = Bench()
     bench.append(1)
     error = LedgerFencedError("fenced")
-    assert bench.machine.add_failed(entry_id=99, position=0, bookie=bookie("Z"), error=error) == [
-        FailAdds(error=error)
-    ]
-    assert bench.machine.fail(LedgerClosedError("later")) == []
+    assert bench.fail(99, "Z", error) == [FailAdds(error=error)]
+    assert bench.handle(Fail(LedgerClosedError("later"))) == []
     assert bench.machine.error is error
     assert bench.ok(0, "A") == []
     assert bench.fail(0, "A") == []
@@ -462,17 +450,17 @@ def test_a_change_that_lost_to_another_client_ends_the_writer(
 ) -> None:
     """What the metadata says decides."""
     bench, _ = planned_bench()
-    (effect,) = bench.machine.metadata_reread(metadata_of((0, "ABC"), state=state))
+    (effect,) = bench.read(metadata_of((0, "ABC"), state=state))
     assert isinstance(effect, FailAdds)
     assert isinstance(effect.error, error)
-    assert bench.machine.metadata_reread(metadata_of((0, "ABC"))) == []
-    assert bench.machine.change_stored(metadata_of((0, "DBC"))) == []
+    assert bench.read(metadata_of((0, "ABC"))) == []
+    assert bench.stored(metadata_of((0, "DBC"))) == []
 
 
 def test_a_change_whose_reply_was_lost_is_recognised() -> None:
     """Only this writer changes the last ensemble."""
     bench, planned = planned_bench()
-    effects = bench.machine.metadata_reread(planned)
+    effects = bench.read(planned)
     assert effects == []
     assert bench.machine.metadata == planned
 
@@ -481,7 +469,7 @@ def test_a_change_is_made_again_on_top_of_what_somebody_else_stored() -> None:
     """A foreign change of something else is kept."""
     bench, planned = planned_bench()
     stored = replace(metadata_of((0, "ABC")), custom={"moved": "yes"})
-    again = bench.planned(bench.machine.metadata_reread(stored))
+    again = bench.planned(bench.read(stored))
     assert again == replace(planned, custom={"moved": "yes"})
     assert bench.is_changing()
 
@@ -489,16 +477,16 @@ def test_a_change_is_made_again_on_top_of_what_somebody_else_stored() -> None:
 def test_an_impossible_ensemble_is_not_believed() -> None:
     """It would leave entries without an owner."""
     bench, _ = planned_bench()
-    (effect,) = bench.machine.change_stored(metadata_of((0, "ABC"), (5, "DBC")))
+    (effect,) = bench.stored(metadata_of((0, "ABC"), (5, "DBC")))
     assert isinstance(effect, FailAdds)
     assert isinstance(effect.error, CorruptMetadataError)
 
 
 def test_recovery_changes_ensembles_in_memory_and_keeps_frames() -> None:
     """Nothing is stored before the closing write."""
-    bench = Bench(persist=False)
+    bench = Bench(is_recovery=True)
     entry = entry_of(0)
-    (sent,) = bench.machine.append_recovered(entry)
+    (sent,) = bench.handle(AppendRecovered(entry))
     assert isinstance(sent, SendAdd)
     assert sent.frame == bytes(entry.data)
     bench.fail(0, "A")
@@ -514,87 +502,7 @@ def test_a_sealed_machine_starts_no_change() -> None:
     bench.append(1)
     for name in "AB":
         bench.ok(0, name)
-    bench.machine.seal()
+    assert bench.handle(Signal.PREPARE_CLOSE) == [CloseEnded(None)]
     assert bench.fail(0, "C") == []
     assert bench.listed("D") == []
-
-
-class RandomRun:
-    """Answers in random order; its own record of who stored what judges every ack."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        quorum = quorum_of(
-            *self.rng.choice([(3, 3, 2), (5, 3, 2), (4, 2, 2), (3, 3, 3), (2, 2, 1)])
-        )
-        self.names = "ABCDEFGH"
-        self.machine = LedgerAppender(
-            metadata_of((0, self.names[: quorum.ensemble_size]), quorum=quorum)
-        )
-        self.stored: dict[int, set[str]] = {}
-        self.sent: list[tuple[int, int, str]] = []
-        self.todo: list[Effect] = []
-        self.confirmed = -1
-
-    def step(self) -> list[Effect]:
-        """Let one thing happen."""
-        choice = self.rng.random()
-        if choice < 0.3:
-            return self.machine.append([b"x"])
-        if choice < 0.8 and self.sent:
-            return self.answer(*self.sent.pop(self.rng.randrange(len(self.sent))))
-        return self.do(self.todo.pop(0)) if self.todo else []
-
-    def answer(self, entry_id: int, position: int, name: str) -> list[Effect]:
-        """Let a bookie answer an add."""
-        if self.rng.random() < 0.9:
-            self.stored.setdefault(entry_id, set()).add(name)
-            return self.machine.add_succeeded(
-                entry_id=entry_id, position=position, bookie=bookie(name)
-            )
-        return self.machine.add_failed(
-            entry_id=entry_id, position=position, bookie=bookie(name), error=UNAVAILABLE
-        )
-
-    def do(self, effect: Effect) -> list[Effect]:
-        """Answer what the machine asked for."""
-        match effect:
-            case FindReplacements():
-                return self.machine.bookies_listed(bookies(self.names), rng=self.rng)
-            case StoreMetadata(metadata=planned):
-                return self.machine.change_stored(planned)
-            case _:
-                return self.machine.retry_replacements()
-
-    def take(self, effect: Effect) -> None:
-        """Record an effect, and judge it if it is an ack."""
-        match effect:
-            case SendAdd():
-                self.sent += [(effect.entry_id, p, each.name) for p, each in effect.targets]
-            case CompleteAdds():
-                assert effect.first_entry_id == self.confirmed + 1
-                self.confirmed = effect.last_entry_id
-                for entry_id in range(effect.first_entry_id, self.confirmed + 1):
-                    self.judge(entry_id)
-            case FailAdds():
-                assert isinstance(effect.error, NotEnoughBookiesError)
-            case _:
-                self.todo.append(effect)
-
-    def judge(self, entry_id: int) -> None:
-        """Qa members of the entry's stored ensemble hold it."""
-        members = {each.name for each in self.machine.metadata.ensemble_of(entry_id).bookies}
-        holders = self.stored[entry_id] & members
-        assert len(holders) >= self.machine.metadata.quorum.ack_quorum_size
-
-
-@pytest.mark.parametrize("seed", range(150))
-def test_random_answers_keep_the_promises(seed: int) -> None:
-    """Whatever the order of answers, failures and changes."""
-    run = RandomRun(seed)
-    for _ in range(400):
-        if run.machine.error is not None:
-            break
-        for effect in run.step():
-            run.take(effect)
-    assert run.confirmed == run.machine.last_add_confirmed
+    assert bench.is_in(AppenderState.SEALED)

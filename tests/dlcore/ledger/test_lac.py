@@ -9,18 +9,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.config import QuorumConfig
-from dlcore.base.errors import BookieUnavailableError, NotEnoughBookiesError
+from dlcore.base.errors import LedgerClosedError, LedgerFencedError, NotEnoughBookiesError
 from dlcore.ledger.metadata.quorum import first_followed
-from dlcore.ledger.writing.lac import LacPublisher
-from dlcore.transport.memory import MemoryBookieClient
+from dlcore.ledger.writing.appender import (
+    AddSucceeded,
+    After,
+    Effect,
+    Fail,
+    FailAdds,
+    LacAccepted,
+    LacFailed,
+    SendLac,
+    Signal,
+)
+from tests.fixtures.append_bench import UNAVAILABLE, Bench
 from tests.fixtures.ledger_cluster import CONFIG, Cluster, run, write
 from tests.fixtures.ledgers import bookie
 from tests.fixtures.memory_namespace import on_log, record
-from tests.simulation.loop import run as run_loop
 
 if TYPE_CHECKING:
     from dlcore.api.manager import DistributedLogManager
-    from dlcore.base.ids import BookieId
     from tests.fixtures.memory_namespace import MemoryCluster
 
 
@@ -116,61 +124,89 @@ def test_a_lac_that_adds_take_along_is_not_spread() -> None:
     run(scenario)
 
 
-class SlowBookies(MemoryBookieClient):
-    """Takes LACs, and answers when it is told to."""
+def published(bench: Bench) -> list[tuple[str, int]]:
+    """Publish the LAC; return the messages that this sends."""
+    return told(bench.machine.handle(Signal.PUBLISH_LAC))
 
-    def __init__(self) -> None:
-        super().__init__([], add_timeout_s=1, read_timeout_s=1)
-        self.asked: list[tuple[str, int, asyncio.Future[None]]] = []
 
-    def write_lac(
-        self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
-    ) -> asyncio.Future[None]:
-        """Note it."""
-        answer = asyncio.get_running_loop().create_future()
-        self.asked.append((bookie.name, last_add_confirmed, answer))
-        return answer
+def told(effects: list[Effect]) -> list[tuple[str, int]]:
+    """Return (bookie, LAC) of the messages."""
+    return [(each.bookie.name, each.lac) for each in effects if isinstance(each, SendLac)]
 
-    async def answer_all(self, *broken: str) -> list[tuple[str, int]]:
-        """Answer what was asked; return it."""
-        asked, self.asked = self.asked, []
-        for name, _, answer in asked:
-            if name in broken:
-                answer.set_exception(BookieUnavailableError("away"))
-            else:
-                answer.set_result(None)
-        await asyncio.sleep(0)
-        return [(name, lac) for name, lac, _ in asked]
+
+def grow(bench: Bench) -> list[tuple[str, int]]:
+    """Append an entry that all bookies acknowledge; return the messages that this sends."""
+    entry_id = bench.machine.last_add_pushed + 1
+    bench.append()
+    add = (AddSucceeded(entry_id, position, bookie(name)) for position, name in enumerate("ABC"))
+    return told([effect for event in add for effect in bench.machine.handle(event)])
 
 
 def test_a_lac_told_to_one_bookie_keeps_none_from_the_others() -> None:
     """Who published one waits for them, and would for ever where adds take the next ones along."""
+    bench = Bench()
 
-    async def scenario() -> None:
-        bookies = SlowBookies()
-        publisher = LacPublisher(
-            bookies, ledger_id=1, on_accepted=lambda: None, on_fenced=lambda _: None
-        )
-        members = tuple(bookie(name) for name in "ABC")
-        publisher.publish(1, members)
-        publisher.publish(2, members)
-        publisher.publish(3, members, only=members[0])
-        assert await bookies.answer_all("C") == [("A", 1), ("B", 1), ("C", 1)]
-        assert await bookies.answer_all() == [("A", 3), ("B", 2)]
-        publisher.publish(4, members, only=members[0])
-        assert await bookies.answer_all() == [("A", 4), ("C", 2)]  # at once, after it had failed
-        publisher.publish(5, members)
-        assert await bookies.answer_all("C") == [("A", 5), ("B", 5), ("C", 5)]
-        await asyncio.sleep(1)
-        assert await bookies.answer_all() == [("C", 5)]  # by itself
-        publisher.publish(6, members)
-        publisher.publish(7, members[:2], only=members[0])  # C was replaced
-        assert await bookies.answer_all("C") == [("A", 6), ("B", 6), ("C", 6)]
-        await asyncio.sleep(1)
-        assert await bookies.answer_all() == [("A", 7)]
-        publisher.close()
+    def accept(name: str, lac: int) -> list[tuple[str, int]]:
+        return told(bench.machine.handle(LacAccepted(bookie(name), lac)))
 
-    run_loop(scenario())
+    assert grow(bench) == [("B", 0)]  # B is followed
+    assert published(bench) == [("A", 0), ("C", 0)]
+    assert grow(bench) == []  # one message to a bookie at a time
+    assert published(bench) == []
+    assert grow(bench) == []
+    assert accept("A", 0) == [("A", 1)]
+    assert accept("B", 0) == [("B", 2)]  # as the newest one went to it alone
+    retry = [After(0.5, Signal.LAC_RETRY_DUE)]
+    failed = LacFailed(bookie("C"), UNAVAILABLE)
+    assert bench.machine.handle(failed) == retry
+    assert not bench.machine.is_published(1)
+    assert accept("B", 2) == []
+    assert accept("A", 1) == []
+    assert bench.machine.is_published(1)
+    assert told(bench.machine.handle(Signal.LAC_RETRY_DUE)) == [("C", 1)]
+    assert bench.machine.handle(failed) == retry
+    assert published(bench) == [("A", 2), ("C", 2)]  # at once, for whoever waits for it
+    assert bench.machine.handle(failed) == []  # a pause has begun
+    bench.handle(Fail(LedgerClosedError("enough")))
+    assert bench.machine.handle(failed) == []
+    assert bench.machine.handle(Signal.LAC_RETRY_DUE) == []
+
+
+def test_a_replaced_bookie_is_told_nothing_more() -> None:
+    """Only the members of the last ensemble count for what is published."""
+    bench = Bench()
+    grow(bench)
+    published(bench)
+    bench.append()
+    bench.fail(1, "A")
+    bench.ok(1, "B")
+    bench.ok(1, "C")
+    bench.stored(bench.planned(bench.listed("D")))
+    assert published(bench) == [("D", 1)]
+    assert bench.machine.handle(LacAccepted(bookie("A"), 0)) == []
+    assert told(bench.machine.handle(LacAccepted(bookie("B"), 0))) == [("B", 1)]
+
+
+def test_a_fence_that_meets_a_lac_ends_the_machine() -> None:
+    """The explicit LAC of an idle writer may be what meets it first."""
+    bench = Bench()
+    grow(bench)
+    error = LedgerFencedError("fenced")
+    assert bench.handle(LacFailed(bookie("B"), error)) == [FailAdds(error)]
+    assert bench.machine.handle(Signal.PUBLISH_LAC) == []
+    assert bench.machine.handle(Signal.CALLERS_ANSWERED) == []
+
+
+def test_the_lac_of_an_older_ensemble_is_published_by_the_metadata() -> None:
+    """A change starts at LAC + 1, which says that all before it is confirmed."""
+    bench = Bench()
+    grow(bench)
+    bench.append()
+    bench.fail(1, "A")
+    bench.stored(bench.planned(bench.listed("D")))
+    assert bench.machine.metadata.last_ensemble.first_entry_id == 1
+    assert bench.machine.is_published(0)
+    assert not bench.machine.is_published(1)
 
 
 def test_publishing_waits_for_enough_bookies() -> None:

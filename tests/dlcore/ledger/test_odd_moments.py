@@ -6,16 +6,28 @@ Goal: an error that says what is unknown, soon; nothing waits for ever.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
 from dlcore.base.config import QuorumConfig
-from dlcore.base.errors import LedgerFencedError, LedgerRecoveryError, MetadataVersionError
+from dlcore.base.errors import (
+    BookieReadOnlyError,
+    EntryTooLargeError,
+    LedgerFencedError,
+    LedgerRecoveryError,
+    MetadataVersionError,
+    NotEnoughBookiesError,
+)
 from dlcore.ledger.metadata import store as store_module
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
+from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.writing.appender import LedgerAppender
 from tests.fixtures.ledger_cluster import PATHS, Cluster, bodies, read_all, run, write
+from tests.fixtures.ledgers import quorum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +63,57 @@ def test_a_defect_ends_a_recovery_and_the_next_one_goes_through() -> None:
         await other.aclose()
 
     run(scenario)
+
+
+def test_a_recovery_that_cannot_write_back_closes_nothing() -> None:
+    """Bookies that read and do not store: what was found may be lost before the next recovery."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        with patch.object(LedgerAppender, "_publish", lambda *_: []):
+            await write(writer, 5)  # that the last one is confirmed nobody is told
+        await writer.abandon()
+        stores = {each: each.add_entry for each in cluster.bookies.values()}
+
+        def refuse(frame: bytes, *, is_recovery: bool) -> None:
+            raise BookieReadOnlyError("full")
+
+        for each in stores:
+            each.add_entry = refuse  # type: ignore[method-assign]
+        with pytest.raises(LedgerRecoveryError, match="not written back"):
+            await cluster.client.recover_ledger(writer.ledger_id)
+        store = cluster.client._context().ledger_store
+        stored = await store.read(writer.ledger_id)
+        assert stored.metadata.state is LedgerState.IN_RECOVERY
+        for each, add_entry in stores.items():
+            each.add_entry = add_entry  # type: ignore[method-assign]
+        metadata = await cluster.client.recover_ledger(writer.ledger_id)
+        assert metadata.last_entry_id == 4
+
+    run(scenario)
+
+
+def test_a_replacement_that_refuses_an_entry_as_too_large_is_left_out() -> None:
+    """Its limit is lower than that of the members: an entry that waits for it fails in time."""
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(quorum_of(3, 3, 3))
+        members = [cluster.member(writer, position) for position in range(3)]
+        (spare,) = (each for each in cluster.bookies.values() if each not in members)
+        asked: list[bytes] = []
+
+        def refuse(frame: bytes, *, is_recovery: bool) -> None:
+            asked.append(frame)
+            raise EntryTooLargeError("the limit is 5 bytes")
+
+        spare.add_entry = refuse  # type: ignore[method-assign]
+        members[0].stop()
+        left_out = re.escape(f"for new ones refused entries: {spare.bookie} (the limit is 5 ")
+        with pytest.raises(NotEnoughBookiesError, match=left_out):
+            await writer.append([b"x"])
+        assert len(asked) == 1
+
+    run(scenario, "ABCD")
 
 
 def test_who_is_told_by_a_lac_that_it_is_fenced_writes_no_more() -> None:

@@ -7,7 +7,7 @@ the metadata changed behind its back.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dlcore.base.ids import BookieId
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 
 async def close_elsewhere(cluster: MemoryCluster, ledger_id: int) -> None:
@@ -78,8 +79,7 @@ def test_a_close_that_comes_too_late_ends_the_writer(
                 with pytest.raises(error):
                     await writer.close()
             assert not ledgers._writers
-            assert writer._lac._is_closed
-            assert writer._lac_timer is None
+            assert not writer._driver._timers
             with pytest.raises(error):
                 await writer.wait_for_capacity()
 
@@ -103,7 +103,7 @@ def test_no_flush_waits_for_a_search_that_failed(error: Exception) -> None:
         async def fail() -> list[BookieId]:
             raise error
 
-        writer._driver._placer.list_writable = fail  # type: ignore[method-assign]
+        writer._driver._context.placer.list_writable = fail  # type: ignore[method-assign]
         cluster.member(writer, 0).stop()
         entry = writer.append([b"x"])
         with pytest.raises(DLError, match=str(error)):
@@ -127,7 +127,7 @@ def test_an_answer_after_the_end_starts_no_work() -> None:
             searches.append("search")
             return []
 
-        writer._driver._placer.list_writable = search  # type: ignore[method-assign]
+        writer._driver._context.placer.list_writable = search  # type: ignore[method-assign]
         cluster.member(writer, 0).is_silent = True
         writer.append([b"x"])
         await asyncio.sleep(0.5)
@@ -135,5 +135,62 @@ def test_an_answer_after_the_end_starts_no_work() -> None:
         await asyncio.sleep(60.0)
         assert searches == []
         assert not writer._driver._tasks
+
+    run_cluster(scenario)
+
+
+def test_a_close_whose_caller_was_cancelled_can_be_waited_for_again() -> None:
+    """Goal: the end is stored once, and each caller that waits for it is told.
+
+    Method: the metadata store answers late, and the first caller does not wait so long.
+    """
+
+    async def scenario(cluster: Cluster) -> None:
+        writer = await cluster.client.create_ledger(QuorumConfig())
+        await write(writer, 3)
+        store = cluster.client._context().ledger_store
+        store_now, writes = store.write, 0
+
+        async def late(metadata: LedgerMetadata, *, version: int, **_: Any) -> int:
+            nonlocal writes
+            writes += 1
+            await asyncio.sleep(5)
+            return await store_now(metadata, version=version)
+
+        store.write = late  # type: ignore[method-assign]
+        first = asyncio.create_task(writer.close())
+        await asyncio.sleep(1)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        metadata = await writer.close()
+        assert (metadata.last_entry_id, writes) == (2, 1)
+        assert await writer.close() == metadata
+
+    run_cluster(scenario)
+
+
+def test_a_close_that_is_under_way_when_the_client_ends_is_answered() -> None:
+    """Goal: nobody waits for a store that nobody asks any more.
+
+    Method: as before, but the client is closed meanwhile.
+    """
+
+    async def scenario(cluster: Cluster) -> None:
+        client = cluster.new_client()
+        writer = await client.create_ledger(QuorumConfig())
+        await write(writer, 3)
+        store = client._context().ledger_store
+
+        async def never(metadata: LedgerMetadata, *, version: int, **_: Any) -> int:
+            await asyncio.sleep(1e6)
+            return version
+
+        store.write = never  # type: ignore[method-assign]
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(1)
+        await client.aclose()
+        with pytest.raises(LedgerClosedError, match="abandoned"):
+            await closing
 
     run_cluster(scenario)

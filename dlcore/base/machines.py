@@ -1,0 +1,38 @@
+"""The transitions between a machine's states as a table, and the diagram that is drawn of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+StateT = TypeVar("StateT", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions(Generic[StateT]):
+    """Every transition that a machine may make, with its cause in words for the diagram.
+
+    The machine asserts `allow` at each change of its state.  Therefore the table, and the diagram
+    in docs/architecture/machines.md that `make docs` draws of it, cannot differ from the code.
+    """
+
+    start: StateT
+    causes: Mapping[StateT, Mapping[StateT, str]]
+    """The cause of each transition, by the state before and the state after it."""
+
+    def allow(self, before: StateT, after: StateT) -> bool:
+        """Return whether the table has this transition."""
+        return after in self.causes[before]
+
+    def diagram(self) -> str:
+        """Return the table as a Mermaid state diagram."""
+        moves = [
+            f"  {before.name} --> {after.name}: {cause}"
+            for before, afters in self.causes.items()
+            for after, cause in afters.items()
+        ]
+        return "\n".join(["stateDiagram-v2", f"  [*] --> {self.start.name}", *moves])
