@@ -18,7 +18,7 @@ import uvloop
 from benchmarks.figures import Figure, Target
 from benchmarks.limits import bare_replay_s, disk_read_s
 from benchmarks.logs import MEMORY_MB_MAX, append_times, memory_mb, peak_memory_mb
-from bookie.membership.registration import COOKIE_FILE
+from bookie.membership.identity import COOKIE_FILE
 from dlcore.base.config import LedgerClientConfig
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.paths import NamespacePaths, parse_uri

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bookie.config import StorageConfig
 from bookie.disks.real import RealDisk
-from bookie.membership.registration import COOKIE_FILE
+from bookie.membership.identity import COOKIE_FILE
 from bookie.storage.ledger_storage import LedgerStorage
 from dlcore.base.clock import SystemClock
 from dlcore.ledger.metadata.bookies import BookieCookie

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
 from bookie.membership.given_ids import GivenIds
-from bookie.membership.registration import Registrar, begin_life, establish_identity
+from bookie.membership.identity import begin_life, establish_identity
+from bookie.membership.registration_driver import Registrar
 from bookie.membership.repair import Repairer
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService

@@ -1,489 +1,439 @@
-"""The identity of a bookie: its cookie and its registration.
+"""The registration of one bookie: which nodes it has, through lost sessions and changes.
 
-The cookie binds a data folder to a name, an incarnation and a cluster.  It is stored in the folder
-and in the metadata store, and states that the folder holds all data of this identity.  A bookie
-starts only if both cookies agree, or if both are missing and the folder is empty: then it creates
-them.  The folder gets a provisional cookie first, so that the next start can finish an interrupted
-first start.
+Theory of operation.  The registration is an ephemeral node with the address, the rack and the
+disk's space, below the writable or the read-only bookies.  It serves discovery only; safety never
+depends on it.  Each look reads both nodes, and one transaction brings them into the wanted state.
+Whatever may have changed them, or what is wanted, starts another look.
 
-Each start is a life.  It is counted in the folder's cookie, and then in the cluster's.  A folder
-that was copied before the last start is recognized by its older life.  If another copy began the
-same life, it is recognized by the name of that start.  Data that was acknowledged since is missing
-in such a folder, and the bookie would prove that it never existed.  Therefore such a folder is
-refused, and so is a folder if another process answers as this bookie.
+Invariants:
 
-The registration is an ephemeral node with the address, the rack and the disk's space.  It serves
-discovery only; safety never depends on it.  `Registrar` keeps it correct through lost sessions and
-changes between writable and read-only.  A change of space overwrites the node, so that the bookie
-stays registered meanwhile.  A bookie whose cookie was deleted is not registered again.
+* A node is replaced only if it is of this incarnation, and in this session of this address.
+* The node of an earlier session is made anew, because it would vanish with that session.
+* A change of space overwrites the node, so that the bookie stays registered meanwhile.
+* A bookie without a cookie is not registered: it was decommissioned.  A store without any cookie
+  has lost its data, and is waited for.
+
+Until the first registration a failure, or the node of another bookie, gets some time to pass; after
+that a store that fails is asked again without end, and another bookie's node ends this one.  The
+driver (`registration_driver.py`) performs the effects and feeds the answers back.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-from typing import TYPE_CHECKING
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from msgspec.structs import replace
-
-from bookie.disks.port import DiskFullError, DiskSpace, write_with_room
-from bookie.files.format import file_number
-from dlcore.base.background import BackgroundTasks
-from dlcore.base.config import DEFAULT_RACK
-from dlcore.base.errors import (
-    ConfigurationError,
-    DLError,
-    MetadataConnectionError,
-    MetadataError,
-    MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
-)
-from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
-from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, SessionState
+from bookie.disks.port import DiskSpace
+from dlcore.base.errors import ConfigurationError, DLError, MetadataError, NoNodeError
+from dlcore.base.machines import Transitions
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Mapping
 
-    from bookie.disks.port import Disk
-    from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore, Unsubscribe, Versioned
+    from dlcore.metadata.port import Versioned
 
-logger = logging.getLogger(__name__)
-
-COOKIE_FILE = "cookie"
-_PROVISIONAL_FILE = "cookie.new"
-_RETRY_S = 0.5
-_ATTEMPTS_MAX = 5
-_UNREGISTER_TIMEOUT_S = 3.0
+RETRY_S = 0.5
 
 
-async def establish_identity(
-    disk: Disk,
-    store: MetadataStore,
-    paths: NamespacePaths,
-    *,
-    name: str,
-    cluster_id: str,
-    clock: Clock,
-    is_answered: Callable[[str], Awaitable[bool]] | None = None,
-    patience_s: float = 0.0,
-) -> BookieCookie:
-    """Return the identity in the data folder, after checking it against the cluster.
+class RegistrationState(enum.Enum):
+    """The state of the machine; REFUSED and REMOVED are final."""
 
-    `is_answered` returns whether a process accepts connections at an address.  The process at the
-    registered address may be another one than the bookie's.  Therefore an old registration gets
-    `patience_s` to vanish with its session.
-
-    Raises:
-        ConfigurationError: folder and cluster contradict each other; the message says how, and what
-            to do.
-    """
-    node = paths.cookie(name)
-    remote = await _read_remote_cookie(store, node)
-    local = await _read_cookie(disk, COOKIE_FILE)
-    if local is not None:
-        _check_folder(local, name=name, cluster_id=cluster_id)
-        _check_remote(local, remote, node)
-        if not any(file_number(each) is not None for each in disk.names()):
-            raise ConfigurationError(
-                f"the data folder holds the cookie of bookie {name!r} but no data: its files were "
-                "deleted; restore them, or start the bookie as a new one: empty the folder, and "
-                f"dlog bookie cookie delete {name}"
-            )
-        if is_answered is not None:
-            await _wait_alone(
-                store, paths, local.bookie, is_answered=is_answered, patience_s=patience_s
-            )
-        return local
-    provisional = await _read_cookie(disk, _PROVISIONAL_FILE)
-    if provisional is None:
-        _check_empty(disk, remote, name=name)
-        provisional = BookieCookie(
-            name=name,
-            incarnation=clock.new_token(),
-            cluster_id=cluster_id,
-            created_ms=clock.now_ms(),
-        )
-        await disk.write_file(_PROVISIONAL_FILE, encode(provisional))
-    _check_folder(provisional, name=name, cluster_id=cluster_id)
-    if remote is None:
-        remote = await _create_remote_cookie(store, node, provisional)
-    _check_remote(provisional, remote, node)
-    return provisional
+    ABSENT = "nobody asked for a registration, or it was given up"
+    LOOKING = "the nodes are read"
+    CHANGING = "the nodes are being brought into the wanted state"
+    CHECKING = "whether the cluster has the bookie's cookie is looked up"
+    KEPT = "the nodes are as wanted"
+    RETRYING = "the last look or change failed; another one follows"
+    REFUSED = "the name belongs to another bookie, or was decommissioned"
+    REMOVING = "the nodes are being removed"
+    REMOVED = "nothing is done any more"
 
 
-async def begin_life(
-    disk: Disk, store: MetadataStore, paths: NamespacePaths, cookie: BookieCookie, *, clock: Clock
-) -> None:
-    """Count this start in the folder, then in the cluster; nothing may be served before.
-
-    It also finishes a first start, since the folder holds data now.  A cookie without data would
-    count as a loss.
-
-    Raises:
-        ConfigurationError: another copy of the folder was started meanwhile.
-        MetadataError: the store failed.
-    """
-    if await disk.read_file(COOKIE_FILE) is None:
-        logger.info("new bookie name=%s incarnation=%s", cookie.name, cookie.incarnation)
-    begun = replace(cookie, life=cookie.life + 1, start=clock.new_token())
-    await _write_cookie(disk, encode(begun))
-    await disk.delete([_PROVISIONAL_FILE])
-    node = paths.cookie(cookie.name)
-    for attempt in range(1, _ATTEMPTS_MAX + 1):
-        found = await store.get(node, fresh=True)
-        remote = None if found is None else decode(BookieCookie, found.value, source=node)
-        if remote == begun:
-            return  # the reply of an earlier attempt was lost
-        _check_remote(begun, remote, node)
-        assert found is not None
-        try:
-            await store.put(node, encode(begun), version=found.version)
-        except (MetadataVersionError, NoNodeError, MetadataConnectionError):
-            if attempt == _ATTEMPTS_MAX:
-                raise
-        else:
-            return
-
-
-async def _write_cookie(disk: Disk, data: bytes) -> None:
-    """Replace the folder's cookie; on a full disk take held-back space, and hold it back again."""
-    held_bytes = disk.held_bytes
-    await write_with_room(disk, len(data), lambda: disk.write_file(COOKIE_FILE, data))
-    if disk.held_bytes < held_bytes:
-        # The space of the old cookie is free again.  Without this, many starts on a full disk would
-        # use up the space that is held back.
-        with contextlib.suppress(DiskFullError):
-            await disk.hold(min(held_bytes, disk.space().free_bytes))
+_S = RegistrationState
+_REMOVED = {_S.REMOVING: "close", _S.REMOVED: "close before it was registered"}
+TRANSITIONS = Transitions(
+    _S.ABSENT,
+    {
+        _S.ABSENT: {_S.LOOKING: "register", _S.REMOVED: "close"},
+        _S.LOOKING: {
+            _S.KEPT: "as wanted",
+            _S.LOOKING: "as wanted, may differ again",
+            _S.CHANGING: "not as wanted",
+            _S.RETRYING: "no answer, or the node of another",
+            _S.ABSENT: "patience is over",
+            _S.REFUSED: "the node of another",
+            **_REMOVED,
+        },
+        _S.CHANGING: {
+            _S.KEPT: "changed",
+            _S.LOOKING: "changed, may differ again",
+            _S.CHECKING: "a node is missing",
+            _S.RETRYING: "no answer",
+            _S.ABSENT: "patience is over",
+            **_REMOVED,
+        },
+        _S.CHECKING: {
+            _S.RETRYING: "the cookie is there, or none is",
+            _S.ABSENT: "patience is over",
+            _S.REFUSED: "decommissioned",
+            **_REMOVED,
+        },
+        _S.KEPT: {_S.LOOKING: "may differ", _S.REMOVING: "close"},
+        _S.RETRYING: {_S.LOOKING: "later, or may differ", **_REMOVED},
+        _S.REFUSED: {_S.REMOVING: "close"},
+        _S.REMOVING: {_S.REMOVED: "removed, or left to the session"},
+        _S.REMOVED: {},
+    },
+)
 
 
-async def _wait_alone(
-    store: MetadataStore,
-    paths: NamespacePaths,
-    bookie: BookieId,
-    *,
-    is_answered: Callable[[str], Awaitable[bool]],
-    patience_s: float,
-) -> None:
-    """Raise if a live process is registered as this bookie: that one has the newest data."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + patience_s
-    while True:
-        try:
-            return await _require_alone(store, paths, bookie, is_answered)
-        except ConfigurationError as error:
-            if loop.time() >= deadline_s:
-                raise
-            logger.warning("not started yet: %s", error)
-        await asyncio.sleep(_RETRY_S)
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    MAY_DIFFER = "a node or the session may have changed"
+    RETRY_DUE = "the pause of `RetryLater` is over"
+    CLOSE = "no answer to an earlier effect comes; remove the registration"
 
 
-async def _require_alone(
-    store: MetadataStore,
-    paths: NamespacePaths,
-    bookie: BookieId,
-    is_answered: Callable[[str], Awaitable[bool]],
-) -> None:
-    for path in (paths.bookie_available(bookie.name), paths.bookie_readonly(bookie.name)):
-        node = await store.get(path, fresh=True)
-        if node is None:
-            continue
-        other = decode(BookieRegistration, node.value, source=path)
-        if other.bookie == bookie and await is_answered(other.address):
-            raise ConfigurationError(
-                f"bookie {bookie} runs already, at {other.address}: this data folder is a copy of "
-                "its folder; stop that process first if its folder is to be given up"
-            )
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Event: register for the first time; failures may pass until this time."""
+
+    is_read_only: bool
+    until: float
 
 
-def _check_empty(disk: Disk, remote: BookieCookie | None, *, name: str) -> None:
-    strangers = [each for each in disk.names() if each not in (COOKIE_FILE, _PROVISIONAL_FILE)]
-    if strangers:
-        raise ConfigurationError(
-            f"the data folder holds no cookie but other files ({', '.join(strangers[:3])}): "
-            f"give bookie {name!r} its own folder, or an empty one if it is new"
-        )
-    if remote is not None:
-        raise ConfigurationError(
-            f"the data folder is empty, but the cluster knows bookie {name!r}, incarnation "
-            f"{remote.incarnation}: mount the disk with its data; if that is lost for good, dlog "
-            f"bookie cookie delete {name} lets the bookie start as a new and empty one"
-        )
+@dataclass(frozen=True, slots=True)
+class SetReadOnly:
+    """Event: the bookie takes new ledgers, or takes none."""
+
+    is_read_only: bool
 
 
-def _check_folder(cookie: BookieCookie, *, name: str, cluster_id: str) -> None:
-    if cookie.name != name:
-        raise ConfigurationError(
-            f"the data folder belongs to bookie {cookie.name!r}, not to {name!r}: "
-            f"start {name!r} on its own folder"
-        )
-    if cookie.cluster_id != cluster_id:
-        raise ConfigurationError(
-            f"the data folder belongs to cluster {cookie.cluster_id}, but the namespace is "
-            f"{cluster_id}: check metadata_uri, or whether ZooKeeper lost its data"
-        )
+@dataclass(frozen=True, slots=True)
+class SetSpace:
+    """Event: the space on the bookie's disk."""
+
+    space: DiskSpace
 
 
-def _check_remote(local: BookieCookie, remote: BookieCookie | None, node: str) -> None:
-    if remote is None:
-        raise ConfigurationError(
-            f"the data folder belongs to bookie {local.name!r}, incarnation {local.incarnation}, "
-            f"but the cluster has no cookie {node}: it was decommissioned, or ZooKeeper lost its "
-            "data; to start it as a new and empty bookie, move the folder's content away"
-        )
-    if replace(remote, life=local.life, start=local.start) != local:
-        raise ConfigurationError(
-            f"the data folder holds incarnation {local.incarnation} of bookie {local.name!r}, but "
-            f"the cluster knows incarnation {remote.incarnation} (cookie {node}): another folder "
-            "holds this bookie's data; start it there"
-        )
-    if remote.life > local.life or (
-        remote.life == local.life and remote.start not in ("", local.start)
-    ):
-        raise ConfigurationError(
-            f"the data folder is an older copy of bookie {local.name!r}: it was last started as "
-            f"life {local.life}, the cluster knows life {remote.life} (cookie {node}); it lacks "
-            "later acknowledged entries.  Start the bookie on its newest folder; if that is "
-            f"lost, empty this one, and dlog bookie cookie delete {local.name} lets the bookie "
-            "start as a new one"
-        )
-    if local.life > remote.life and local.start == remote.start != "":
-        # Each start has a unique name.
-        raise ConfigurationError(
-            f"the cookie in the data folder of bookie {local.name!r} is damaged: it counts start "
-            f"{local.start} as life {local.life}, the cluster counts it as life {remote.life} "
-            f"(cookie {node}); set the folder's life to that number"
-        )
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Event: the nodes by path, as read in the session with this token."""
+
+    session: str
+    is_held: bool
+    nodes: Mapping[str, Versioned]
+    now: float
 
 
-async def _create_remote_cookie(
-    store: MetadataStore, node: str, cookie: BookieCookie
-) -> BookieCookie:
-    """Create the cluster's cookie; return the cookie that is stored in the end."""
-    try:
-        await store.create(node, encode(cookie))
-    except (NodeExistsError, MetadataConnectionError):
-        # Another start was faster, or the reply to our own create was lost: the stored cookie
-        # decides.
-        found = await _read_remote_cookie(store, node)
-        if found is None:
-            raise
-        return found
-    return cookie
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Event: the transaction was applied."""
 
 
-async def _read_cookie(disk: Disk, file: str) -> BookieCookie | None:
-    data = await disk.read_file(file)
-    return (
-        None
-        if data is None
-        else decode(BookieCookie, data, source=f"file {file} of the data folder")
-    )
+@dataclass(frozen=True, slots=True)
+class CookieLooked:
+    """Event: whether the bookie's cookie is missing while other bookies have theirs."""
+
+    is_decommissioned: bool
+    now: float
 
 
-async def _read_remote_cookie(store: MetadataStore, node: str) -> BookieCookie | None:
-    found = await store.get(node, fresh=True)
-    return None if found is None else decode(BookieCookie, found.value, source=node)
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Event: an effect that asks the metadata store failed."""
+
+    error: DLError
+    now: float
 
 
-class Registrar:
-    """Keeps one bookie registered.
+Event: TypeAlias = (
+    Signal | Register | SetReadOnly | SetSpace | Looked | Applied | CookieLooked | CallFailed
+)
+
+
+class Call(enum.Enum):
+    """Effects that carry nothing; `CallFailed` may be the answer."""
+
+    LOOK = "read the nodes; answer with `Looked`"
+    LOOK_FOR_COOKIE = "answer with `CookieLooked`"
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Effect: apply these in one transaction; answer with `Applied`, or with `CallFailed`."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """Effect: say `RETRY_DUE` after so many seconds; `error` is the reason."""
+
+    after_s: float
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterEnded:
+    """Effect: answer the caller of `Register`; None for success."""
+
+    error: DLError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Effect: the bookie must stop, because of `error`."""
+
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalEnded:
+    """Effect: answer the caller of `CLOSE`; with an error the nodes go with the session."""
+
+    error: DLError | None
+
+
+Effect: TypeAlias = Call | Apply | RetryLater | RegisterEnded | Conflict | RemovalEnded
+
+
+class Registration:
+    """The registration of one bookie.
 
     Args:
-        store: the session that owns the ephemeral nodes.
-        rack: the bookie's failure domain.
-        on_conflict: called once if another process took over this bookie's registration, or if the
-            bookie was decommissioned.
+        paths: where the nodes are.
+        bookie: its name and incarnation.
+        address: where clients reach it.
+        control_address: where operators reach it.
+        rack: its failure domain.
     """
 
     def __init__(
         self,
-        store: MetadataStore,
         paths: NamespacePaths,
         *,
         bookie: BookieId,
         address: str,
         control_address: str,
-        rack: str = DEFAULT_RACK,
-        on_conflict: Callable[[DLError], None],
+        rack: str,
     ) -> None:
-        self._store = store
-        self._bookie = bookie
+        self.bookie = bookie
+        self.available = paths.bookie_available(bookie.name)
+        self.readonly = paths.bookie_readonly(bookie.name)
+        self.cookie = paths.cookie(bookie.name)
+        self.state = RegistrationState.ABSENT
         self._address = address
         self._control_address = control_address
         self._rack = rack
-        self._space = DiskSpace(free_bytes=0, total_bytes=0)
-        self._on_conflict = on_conflict
-        self._available = paths.bookie_available(bookie.name)
-        self._readonly = paths.bookie_readonly(bookie.name)
-        self._cookie = paths.cookie(bookie.name)
-        self._held = paths.bookie_held(bookie.name)
         self._is_read_only = False
-        self._session_token: str | None = None  # of the session that created the node
-        self._may_differ = asyncio.Event()
-        self._unsubscribe: list[Unsubscribe] = []
-        self._tasks = BackgroundTasks(self._on_defect)
-        self._is_registered = False
+        self._space = DiskSpace(free_bytes=0, total_bytes=0)
+        self._until: float | None = None  # failures may pass, until the first registration
+        self._may_differ = False  # since the last look began
+        self._session = ""  # that of the last look
+        self._own_session: str | None = None  # that in which the node was created
+        self._missing: NoNodeError | None = None  # while the cookie is looked for
 
-    async def register(self, *, is_read_only: bool, patience_s: float) -> None:
-        """Register for the first time, and keep the registration from then on.
+    @property
+    def is_registered(self) -> bool:
+        """Whether it was registered once, and a conflict would end the bookie."""
+        return self._own_session is not None and self._until is None
 
-        The node of another incarnation gets `patience_s` to vanish with its session.
-        """
-        self._is_read_only = is_read_only
-        await self._register_within(patience_s)
-        self._unsubscribe = [
-            self._store.watch(self._available, self._may_differ.set),
-            self._store.watch(self._readonly, self._may_differ.set),
-            self._store.watch(self._held, self._may_differ.set),
-            self._store.on_session(self._on_session),
-        ]
-        self._is_registered = True
-        self._tasks.start(self._maintain(), name="bookie-registrar")
+    def handle(self, event: Event) -> list[Effect]:
+        """Take one event."""
+        match event:
+            case Looked():
+                return self._looked(event)
+            case Applied():
+                return self._applied()
+            case CookieLooked():
+                return self._cookie_looked(event)
+            case CallFailed(error, now):
+                return self._call_failed(error, now)
+            case Register(is_read_only, until):
+                self._is_read_only, self._until = is_read_only, until
+                return self._look()
+            case SetReadOnly(is_read_only):
+                self._is_read_only = is_read_only
+                return self._differ()
+            case SetSpace(space):
+                self._space = space
+                return self._differ()
+            case Signal():
+                return self._on_signal(event)
+            case _:
+                assert_never(event)
 
-    async def _register_within(self, patience_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + patience_s
-        while True:
-            try:
-                return await self._reconcile()
-            except (MetadataError, ConfigurationError) as error:
-                if loop.time() >= deadline_s:
-                    raise
-                logger.warning("not yet registered bookie=%s: %s", self._bookie, error)
-            await asyncio.sleep(_RETRY_S)
+    def _on_signal(self, signal: Signal) -> list[Effect]:
+        match signal:
+            case Signal.MAY_DIFFER:
+                return self._differ()
+            case Signal.RETRY_DUE:
+                return self._look() if self.state is RegistrationState.RETRYING else []
+            case Signal.CLOSE:
+                return self._close()
+            case _:
+                assert_never(signal)
 
-    def set_read_only(self, *, is_read_only: bool) -> None:
-        """Schedule a move of the registration to the writable or the read-only bookies."""
-        self._is_read_only = is_read_only
-        self._may_differ.set()
+    def _become(self, state: RegistrationState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
 
-    def set_space(self, space: DiskSpace) -> None:
-        """Schedule an update of the registered disk space.
+    def _differ(self) -> list[Effect]:
+        self._may_differ = True
+        is_waiting = self.state is RegistrationState.RETRYING and self.is_registered
+        return self._look() if is_waiting or self.state is RegistrationState.KEPT else []
 
-        Each call that changes it is a write to the metadata store: call it seldom.
-        """
-        self._space = space
-        self._may_differ.set()
+    def _look(self) -> list[Effect]:
+        self._become(RegistrationState.LOOKING)
+        self._may_differ = False
+        return [Call.LOOK]
 
-    async def aclose(self) -> None:
-        """Remove the registration."""
-        for unsubscribe in self._unsubscribe:
-            unsubscribe()
-        await self._tasks.aclose()
-        if self._is_registered:
-            self._is_registered = False
-            await self._unregister()
-
-    def _on_defect(self, error: BaseException) -> None:
-        self._on_conflict(DLError(f"a defect ended the registration: {error!r}"))
-
-    def _on_session(self, state: SessionState) -> None:
-        logger.info("metadata session state=%s bookie=%s", state.value, self._bookie)
-        self._may_differ.set()
-
-    async def _maintain(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._may_differ.wait()
-            self._may_differ.clear()
-            try:
-                await self._reconcile()
-            except MetadataError as error:
-                logger.warning("registration failed bookie=%s: %s", self._bookie, error)
-                loop.call_later(_RETRY_S, self._may_differ.set)
-            except ConfigurationError as error:
-                self._on_conflict(error)
-                return
-
-    async def _reconcile(self) -> None:
-        """Bring the nodes into the wanted state."""
-        session_token = self._store.session_token
+    def _looked(self, seen: Looked) -> list[Effect]:
+        """Compare the nodes with what is wanted."""
+        self._session = seen.session
+        try:
+            for path, node in seen.nodes.items():
+                self._check_own(path, node)
+        except ConfigurationError as error:
+            return self._refused(error, seen.now)
+        if self.state is RegistrationState.REMOVING:
+            return self._remove(seen.nodes)
         # A bookie that an operator holds gets no new ledgers; its storage still accepts adds.
-        is_held = await self._store.get(self._held) is not None
-        is_read_only = self._is_read_only or is_held
-        wanted = self._readonly if is_read_only else self._available
+        is_read_only = self._is_read_only or seen.is_held
+        wanted = self.readonly if is_read_only else self.available
+        value = self._value(is_read_only=is_read_only)
+        if seen.session == self._own_session and seen.nodes.keys() == {wanted}:
+            node = seen.nodes[wanted]
+            if node.value == value:
+                return self._settled()
+            if self._registration(wanted, node).session == seen.session:
+                self._become(RegistrationState.CHANGING)
+                return [Apply((Put(wanted, value, node.version),))]
+        self._become(RegistrationState.CHANGING)
+        deletions = (Delete(path, node.version) for path, node in seen.nodes.items())
+        check, create = Check(self.cookie, ANY_VERSION), Create(wanted, value, ephemeral=True)
+        return [Apply((check, *deletions, create))]
+
+    def _value(self, *, is_read_only: bool) -> bytes:
         registration = BookieRegistration(
-            name=self._bookie.name,
-            incarnation=self._bookie.incarnation,
+            name=self.bookie.name,
+            incarnation=self.bookie.incarnation,
             address=self._address,
             read_only=is_read_only,
             rack=self._rack,
             free_bytes=self._space.free_bytes,
             total_bytes=self._space.total_bytes,
-            session=session_token,
+            session=self._session,
             control_address=self._control_address,
         )
-        value = encode(registration)
-        found: dict[str, Versioned] = {}
-        for path in (self._available, self._readonly):
-            node = await self._store.get(path)
-            if node is not None:
-                self._check_own(path, node)
-                found[path] = node
-        if session_token == self._session_token and found.keys() == {wanted}:
-            node = found[wanted]
-            if node.value == value:
-                return
-            if decode(BookieRegistration, node.value, source=wanted).session == session_token:
-                # A node of our session may be overwritten; the node of another session would
-                # vanish.
-                await self._store.put(wanted, value, version=node.version)
-                return
-        ops: list[Op] = [Check(self._cookie, ANY_VERSION)]
-        ops += [Delete(path, node.version) for path, node in found.items()]
-        try:
-            await self._store.multi([*ops, Create(wanted, value, ephemeral=True)])
-        except NoNodeError:
-            await self._check_cookie()
-            raise
-        self._session_token = session_token
-        logger.info(
-            "registered bookie=%s address=%s rack=%s read_only=%s",
-            self._bookie,
-            self._address,
-            self._rack,
-            is_read_only,
-        )
+        return encode(registration)
 
-    async def _check_cookie(self) -> None:
-        is_missing = await self._store.get(self._cookie, fresh=True) is None
-        # A store without any cookie has lost its data: wait until it is restored.
-        if is_missing and await self._store.get_children(self._cookie.rpartition("/")[0]):
-            # The next start would be refused, and entries added now would be lost.
-            raise ConfigurationError(
-                f"bookie {self._bookie} has no cookie {self._cookie} in the cluster: it was "
-                "decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
-                "bookie, move the content of its folder away"
-            )
+    def _registration(self, path: str, node: Versioned) -> BookieRegistration:
+        return decode(BookieRegistration, node.value, source=path)
 
     def _check_own(self, path: str, node: Versioned) -> None:
         """Accept only nodes of this incarnation, and of this session only our own."""
-        other = decode(BookieRegistration, node.value, source=path)
-        if other.incarnation != self._bookie.incarnation:
+        other, bookie = self._registration(path, node), self.bookie
+        if other.incarnation != bookie.incarnation:
             raise ConfigurationError(
-                f"bookie {self._bookie.name!r} is registered as incarnation {other.incarnation} at "
-                f"{other.address}, this is {self._bookie.incarnation}: stop one of the two"
+                f"bookie {bookie.name!r} is registered as incarnation {other.incarnation} at "
+                f"{other.address}, this is {bookie.incarnation}: stop one of the two"
             )
-        if self._session_token == self._store.session_token and other.address != self._address:
+        if self._own_session == self._session and other.address != self._address:
             raise ConfigurationError(
-                f"bookie {self._bookie} at {self._address} was registered by another process at "
+                f"bookie {bookie} at {self._address} was registered by another process at "
                 f"{other.address}: it runs on a copy of this data folder; stop one of the two"
             )
 
-    async def _unregister(self) -> None:
-        try:
-            async with asyncio.timeout(_UNREGISTER_TIMEOUT_S):
-                for path in (self._available, self._readonly):
-                    node = await self._store.get(path)
-                    if node is not None:
-                        self._check_own(path, node)
-                        await self._store.delete(path, version=node.version)
-        except (MetadataError, ConfigurationError, TimeoutError) as error:
-            # The node is removed with the session in any case.
-            logger.warning("not unregistered bookie=%s: %s", self._bookie, error)
+    def _applied(self) -> list[Effect]:
+        if self.state is RegistrationState.REMOVING:
+            return self._removed(None)
+        self._own_session = self._session
+        return self._settled()
+
+    def _settled(self) -> list[Effect]:
+        """The nodes are as wanted, unless what is wanted or they themselves changed meanwhile."""
+        is_first, self._until = self._until is not None, None
+        effects: list[Effect] = [RegisterEnded(None)] if is_first else []
+        if self._may_differ:
+            return effects + self._look()
+        self._become(RegistrationState.KEPT)
+        return effects
+
+    def _call_failed(self, error: DLError, now: float) -> list[Effect]:
+        if self.state is RegistrationState.REMOVING:
+            return self._removed(error)
+        if self.state is RegistrationState.CHANGING and isinstance(error, NoNodeError):
+            self._missing = error
+            self._become(RegistrationState.CHECKING)
+            return [Call.LOOK_FOR_COOKIE]
+        self._missing = None
+        is_final = not isinstance(error, MetadataError)
+        return self._refused(error, now) if is_final else self._retry(error, now)
+
+    def _cookie_looked(self, looked: CookieLooked) -> list[Effect]:
+        error, self._missing = self._missing, None
+        assert error is not None
+        if not looked.is_decommissioned:
+            return self._retry(error, looked.now)
+        # The next start would be refused, and entries added now would be lost.
+        return self._refused(
+            ConfigurationError(
+                f"bookie {self.bookie} has no cookie {self.cookie} in the cluster: it was "
+                "decommissioned, or ZooKeeper lost its data; to start it as a new and empty "
+                "bookie, move the content of its folder away"
+            ),
+            looked.now,
+        )
+
+    def _retry(self, error: DLError, now: float) -> list[Effect]:
+        if self._until is not None and now >= self._until:
+            self._until = None
+            self._become(RegistrationState.ABSENT)
+            return [RegisterEnded(error)]
+        self._become(RegistrationState.RETRYING)
+        return [RetryLater(RETRY_S, error)]
+
+    def _refused(self, error: DLError, now: float) -> list[Effect]:
+        if self.state is RegistrationState.REMOVING:
+            return self._removed(error)
+        if self._until is not None:
+            return self._retry(error, now)
+        self._become(RegistrationState.REFUSED)
+        return [Conflict(error)]
+
+    def _close(self) -> list[Effect]:
+        if self.state in (RegistrationState.REMOVING, RegistrationState.REMOVED):
+            return []
+        self._missing = None
+        if not self.is_registered:
+            return self._removed(None)
+        self._become(RegistrationState.REMOVING)
+        return [Call.LOOK]
+
+    def _remove(self, nodes: Mapping[str, Versioned]) -> list[Effect]:
+        if not nodes:
+            return self._removed(None)
+        return [Apply(tuple(Delete(path, node.version) for path, node in nodes.items()))]
+
+    def _removed(self, error: DLError | None) -> list[Effect]:
+        self._become(RegistrationState.REMOVED)
+        return [RemovalEnded(error)]
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        state = self.state
+        assert (self._missing is not None) == (state is RegistrationState.CHECKING)
+        assert state is not RegistrationState.ABSENT or self._until is None
+        if state in (RegistrationState.KEPT, RegistrationState.REFUSED):
+            assert self._until is None
+            assert self.is_registered
+        assert state is not RegistrationState.KEPT or not self._may_differ

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.disks.real import RealDisk
-from bookie.membership.registration import COOKIE_FILE
+from bookie.membership.identity import COOKIE_FILE
 from dlcore import LogConfig, LogRecord, QuorumConfig
 from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.sync import open_namespace

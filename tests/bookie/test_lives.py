@@ -11,7 +11,7 @@ import pytest
 
 from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskFullError
-from bookie.membership.registration import begin_life, establish_identity
+from bookie.membership.identity import begin_life, establish_identity
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata.stored import encode

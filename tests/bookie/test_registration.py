@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from bookie.disks.memory import MemoryDisk
 from bookie.disks.port import DiskSpace
 from bookie.disks.real import RealDisk
-from bookie.membership.registration import Registrar, begin_life, establish_identity
+from bookie.membership.identity import begin_life, establish_identity
+from bookie.membership.registration_driver import Registrar
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
     ConfigurationError,
@@ -488,10 +489,10 @@ def test_a_defect_of_the_registrar_ends_the_bookie(monkeypatch: pytest.MonkeyPat
         one = Registered(tree)
         await one.registrar.register(is_read_only=False, patience_s=0)
 
-        async def planted(_: Registrar) -> None:
+        async def planted(*_: object) -> None:
             raise ZeroDivisionError("planted")
 
-        monkeypatch.setattr(Registrar, "_reconcile", planted)
+        monkeypatch.setattr(Registrar, "_answer_of", planted)
         one.registrar.set_read_only(is_read_only=True)
 
         async def has_stopped() -> bool:

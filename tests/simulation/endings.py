@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
-    from bookie.membership.registration import Registrar
+    from bookie.membership.registration_driver import Registrar
     from bookie.storage.ledger_storage import LedgerStorage
 
 

@@ -12,7 +12,7 @@ from bookie.files import replay as replay_module
 from bookie.files.entry_log import EntryLog
 from bookie.files.group_commit import GroupCommit
 from bookie.files.index import FileIndex
-from bookie.membership.registration import COOKIE_FILE, establish_identity
+from bookie.membership.identity import COOKIE_FILE, establish_identity
 from dlcore.base.errors import BookieStorageError
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.metadata.stored import decode

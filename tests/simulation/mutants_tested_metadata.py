@@ -6,8 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bookie.membership import registration as registration_module
-from bookie.membership.registration import Registrar
+from bookie.membership import (
+    identity as identity_module,
+    registration as registration_module,
+)
+from bookie.membership.registration import Looked, Registration
+from bookie.membership.registration_driver import Registrar
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata import zookeeper as zookeeper_module
 from dlcore.metadata.memory import MemoryStore
@@ -167,33 +171,30 @@ def bookies_without_a_cookie_register() -> Iterator[None]:
 def a_registration_ends_with_its_session() -> Iterator[None]:
     """#3306: a bookie whose session expired is never seen again."""
 
-    async def once(self: Registrar) -> None:
-        """Keep nothing up."""
-
-    with patch.object(Registrar, "_maintain", once):
+    with patch.object(Registrar, "_watch", lambda _: None):
         yield
 
 
 @caught_by(f"{_REGISTRATION}::test_a_restart_on_the_same_port_does_not_lean_on_the_old_session")
 def a_registration_leans_on_an_old_session() -> Iterator[None]:
     """A node that looks right is kept, although it dies with the session before."""
-    reconcile = Registrar._reconcile
+    looked = Registration._looked
 
-    async def lean(self: Registrar) -> None:
-        found = await self._store.get(self._available)
-        if found is not None and self._address.encode() in found.value:
-            self._session_token = self._store.session_token
-            return
-        await reconcile(self)
+    def lean(self: Registration, seen: Looked) -> Any:
+        node = seen.nodes.get(self.available)
+        if node is not None and self._address.encode() in node.value:
+            self._own_session = seen.session
+            return self._settled()
+        return looked(self, seen)
 
-    with patch.object(Registrar, "_reconcile", lean):
+    with patch.object(Registration, "_looked", lean):
         yield
 
 
 @caught_by(f"{_REGISTRATION}::test_another_incarnation_under_the_name_is_waited_out_or_refused")
 def any_registration_under_the_name_is_taken_over() -> Iterator[None]:
     """#2612: two incarnations push each other out, and neither says so."""
-    with patch.object(Registrar, "_check_own", lambda *_: None):
+    with patch.object(Registration, "_check_own", lambda *_: None):
         yield
 
 
@@ -216,21 +217,21 @@ def _of_nobody(kind: type[Any], value: bytes, *, source: str) -> Any:
 @caught_by(f"{_REGISTRATION}::test_folders_that_are_not_this_bookies_are_refused")
 def any_folder_is_taken() -> Iterator[None]:
     """#2091: a bookie starts on the folder of another one."""
-    with patch.object(registration_module, "_check_folder", lambda *_, **__: None):
+    with patch.object(identity_module, "_check_folder", lambda *_, **__: None):
         yield
 
 
 @caught_by(f"{_REGISTRATION}::test_a_cluster_that_lost_or_changed_the_cookie_is_noticed")
 def the_cluster_is_not_asked_for_the_cookie() -> Iterator[None]:
     """#515: a bookie of which the cluster knows nothing starts with its old data."""
-    with patch.object(registration_module, "_check_remote", lambda *_: None):
+    with patch.object(identity_module, "_check_remote", lambda *_: None):
         yield
 
 
 @caught_by(f"{_REGISTRATION}::test_a_crash_at_any_step_of_the_first_start_heals")
 def a_first_start_leaves_no_provisional_cookie() -> Iterator[None]:
     """#4812: a start that was interrupted cannot be told from a lost disk."""
-    with patch.object(registration_module, "_PROVISIONAL_FILE", "cookie"):
+    with patch.object(identity_module, "_PROVISIONAL_FILE", "cookie"):
         yield
 
 

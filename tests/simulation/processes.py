@@ -9,7 +9,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from bookie.disks.memory import MemoryDisk
-from bookie.membership.registration import Registrar, begin_life, establish_identity
+from bookie.membership.identity import begin_life, establish_identity
+from bookie.membership.registration_driver import Registrar
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from dlcore.base.errors import (
