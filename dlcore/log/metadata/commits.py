@@ -11,6 +11,10 @@ checked.  If two appends of a run overlap, or come from threads without an order
 `CONFLICTING` for good, because a repetition could take one for the other.  A run that another one
 has followed is `SUPERSEDED`.
 
+An append whose answer was lost is tried again, possibly by another process, and the first try may
+come last, when the run has gone on.  The record has the tokens of the run's appends, so that such a
+late one is `KNOWN`: it is no overlap.
+
 Skipping would lose records silently if the appender were another one: one that continues from an
 old or copied state uses numbers that were taken by other records.  An appender that only repeats
 its latest version, to the same logs, says to which logs it appends.  Then an older version is
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 RUNS_REMEMBERED_MAX = 16
 """Superseded runs of one version that a record remembers; older runs are long dead."""
+TOKENS_REMEMBERED_MAX = 16
+"""Earlier appends of one run that a record remembers; still earlier ones come no more."""
 LOGS_REMEMBERED_MAX = 2_000
 """Logs of one version that a record remembers; with more of them new logs cannot be recognized."""
 _DIGEST_BYTES = 4
@@ -91,7 +97,7 @@ class Verdict(enum.Enum):
     APPEND = "append"
     SKIP = "skip"
     KNOWN = "known"
-    """The record was written by this very append: its last attempt succeeded."""
+    """The record was written by this very append, or by another try of it: it is done."""
     CONFLICTING = "conflicting"
     SUPERSEDED = "superseded"
     OLDER = "older"
@@ -138,7 +144,7 @@ def decide(
         return Decision(Verdict.SKIP if logs is None else Verdict.OLDER)
     if record.conflicting:
         return Decision(Verdict.CONFLICTING)
-    if record.token == token:
+    if token in (record.token, *record.earlier):
         return Decision(Verdict.KNOWN)
     skip = Verdict.ELSEWHERE if _are_others(record.logs, logs) else Verdict.SKIP
     if run is None:
@@ -149,7 +155,8 @@ def decide(
     if run.token == record.run:
         if run.thread != record.thread or run.begun_ns < record.last_ns:
             return Decision(Verdict.CONFLICTING, replace(taken, conflicting=True))
-        taken = replace(taken, seen=record.seen + 1)
+        earlier = (*record.earlier, record.token)[-TOKENS_REMEMBERED_MAX:]
+        taken = replace(taken, seen=record.seen + 1, earlier=earlier)
     else:
         followed = (*record.superseded, record.run) if record.run else record.superseded
         taken = replace(
@@ -157,6 +164,7 @@ def decide(
             run=run.token,
             thread=run.thread,
             seen=1,
+            earlier=(),
             superseded=followed[-RUNS_REMEMBERED_MAX:],
         )
     if taken.seen <= record.committed:

@@ -383,9 +383,10 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     `run` is the run that appended or skipped last ("" for an appender that appends each version
     once), and `thread` the thread in it.  `seen` is how many of the version's appends the run has
     made.  `last_ns` is when the run began to commit the last one, by its own monotonic clock.
-    `superseded` are the runs before it.  `conflicting` says that two appends of one run have no
-    order.  `logs` are digests of the ids of the version's logs, if they are known.  `committed_ms`
-    is the wall clock's time of the last change, by which old records are removed.
+    `earlier` are the tokens of the run's appends before it.  `superseded` are the runs before it.
+    `conflicting` says that two appends of one run have no order.  `logs` are digests of the ids of
+    the version's logs, if they are known.  `committed_ms` is the wall clock's time of the last
+    change, by which old records are removed.
     """
 
     layout: int = LAYOUT
@@ -396,6 +397,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True):
     thread: str = ""
     seen: Count
     last_ns: int
+    earlier: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()
     conflicting: bool = False
     committed_ms: Count = 0

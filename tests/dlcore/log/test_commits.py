@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from dlcore.log.metadata.commits import (
     LOGS_REMEMBERED_MAX,
     RUNS_REMEMBERED_MAX,
+    TOKENS_REMEMBERED_MAX,
     AppendRun,
     Decision,
     Verdict,
@@ -171,6 +172,24 @@ def test_an_append_knows_its_own_record() -> None:
     ):
         again = decide(record, version=1, token="t", run=run, now_ns=2)
         assert again == Decision(verdict)
+
+
+def test_a_late_try_of_an_earlier_append_is_known() -> None:
+    """Its run has gone on: it is done, and overlaps nothing.  The oldest are forgotten."""
+    store = Store()
+    run = AppendRun(token="r", begun_ns=0)
+    tokens = []
+    for number in range(TOKENS_REMEMBERED_MAX + 2):
+        assert store.append(str(number)) is Verdict.APPEND
+        assert store.record is not None
+        tokens.append(store.record.token)
+    verdicts = [
+        decide(store.record, version=1, token=token, run=run, now_ns=2).verdict for token in tokens
+    ]
+    assert verdicts == [Verdict.CONFLICTING] + [Verdict.KNOWN] * (TOKENS_REMEMBERED_MAX + 1)
+    assert store.append("0", "r2") is Verdict.SKIP
+    late = decide(store.record, version=1, token=tokens[-1], run=run, now_ns=2)
+    assert late == Decision(Verdict.SUPERSEDED)
 
 
 @given(

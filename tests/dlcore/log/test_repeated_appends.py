@@ -15,6 +15,8 @@ from tests.fixtures.staged_records import payloads_of, stage
 
 if TYPE_CHECKING:
     from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.namespace import Namespace
+    from dlcore.log.reading.scan import CommitResult
 
 RUN = AppendRun(token="run-1", begun_ns=0)
 
@@ -44,6 +46,27 @@ def test_an_append_that_another_process_tries_again(kind: str) -> None:
                 assert result.already_committed is not result.committed
         expected = ["first", "second"] if kind == "append" else ["first"]
         assert await payloads_of(log) == expected
+
+    on_log(body)
+
+
+def test_an_append_that_is_tried_again_late_is_known() -> None:
+    """Its run has gone on since its answer: that the late one overlaps the next says nothing."""
+
+    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+        namespace, other = cluster.namespaces[0], await cluster.open("other")
+        extents = [await stage(namespace, text) for text in ("first", "second", "third")]
+        runs = [replace(RUN, begun_ns=each, commits_ns=each + 5) for each in (0, 10, 20)]
+
+        async def commit(at: Namespace, number: int) -> CommitResult:
+            append = await at.begin_append("job", 1, run=runs[number], token=f"token-{number}")
+            return await append.commit([extents[number]])
+
+        for number in range(3):
+            assert (await commit(namespace, number)).committed
+            for late in range(number):
+                assert (await commit(other, late)).already_committed
+        assert await payloads_of(log) == ["first", "second", "third"]
 
     on_log(body)
 
