@@ -102,7 +102,7 @@ class GivenIds:
                     async with asyncio.timeout(_READ_TIMEOUT_S):
                         self._next_id = await self._read_next_id()
                 except TimeoutError:
-                    problem = f"the metadata did not answer within {_READ_TIMEOUT_S} s"
+                    problem = f"the metadata store did not answer within {_READ_TIMEOUT_S} s"
                 except DLError as error:
                     problem = str(error)
                 self._next_read_s = loop.time() + _READ_PAUSE_S

@@ -72,10 +72,11 @@ class Room:
         pending = self._log.commits.pending_bytes
         claimed = self._log.claimed_bytes + self._log.commits.durable_bytes - self._seen_bytes
         if not self._guard.allows(size + _EXTRA_BYTES, claimed_bytes=claimed, claim=claim):
-            raise BookieReadOnlyError(f"the bookie's disk is full: no room for {claim.value}")
+            raise BookieReadOnlyError(f"the bookie's disk is full: no space for {claim.value}")
         limit = self._config.in_flight_bytes_max
         if claim is Claim.FENCE:
             limit += limit // _FENCES_SHARE  # many adds must not prevent fences
+        # A write larger than the limit is accepted when nothing else is in flight.
         if pending and pending + size > limit:
             raise BookieOverloadedError(
                 f"{pending} bytes are not durable yet, the limit is {limit}"

@@ -32,6 +32,7 @@ class Followers:
 
     def wake(self, ledger_id: int) -> None:
         """Call the callbacks of the ledger's followers."""
+        # A copy, because a callback may end its own watch.
         for callback in tuple(self._callbacks.get(ledger_id, ())):
             callback()
 

@@ -63,10 +63,12 @@ class HeldEntries:
             if frame is not None:
                 break
             checksum = await core.reader.stated_checksum(held)
+            # The record is damaged, but its intact header says that other bytes were held.
             if checksum is not None and checksum != frame_check(entry.data):
                 break
             replacement = self._replacements.get((entry.ledger_id, entry.entry_id))
             if replacement is not None:
+                # Another add replaces it now: then the new copy is compared.
                 await asyncio.wait([replacement])
             elif core.reader.find(entry.ledger_id, entry.entry_id) == held:
                 await self._replace(entry, is_recovery=is_recovery)

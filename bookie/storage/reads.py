@@ -72,6 +72,7 @@ class Reads:
             firsts, lasts, next_entry_id = self._core.reader.durable_ranges(ledger_id, lac + 1)
             told_to = ENTRY_ID_MAX if next_entry_id is None else next_entry_id - 1
             ranges = list(zip(firsts, lasts, strict=True))
+            # Cut to one message; the reader asks again from `told_to` on.
             if len(ranges) > HELD_RANGES_MAX:
                 told_to = ranges[HELD_RANGES_MAX][0] - 1
                 del ranges[HELD_RANGES_MAX:]
@@ -88,7 +89,8 @@ class Reads:
         """
         reader = self._core.reader
         self._core.log.commits.check()
-        end = max(self._known_ledger(ledger_id).last_entry_id, lac)  # no higher entry was accepted
+        # Read before any wait: an entry above it that comes later was not durable at the call.
+        end = max(self._known_ledger(ledger_id).last_entry_id, lac)
         starts = [lac + 1, *(last + 1 for _, last in ranges)]
         ends = [*(first for first, _ in ranges), max(end + 1, starts[-1] + 1)]
         absent = chain.from_iterable(map(range, starts, ends))
@@ -170,6 +172,7 @@ class Reads:
         reader = self._core.reader
         state = self._core.ledgers.get(ledger_id)
         fenced = state is not None and state.is_fence_durable
+        # The two common cases first: a follower that is up to date, and one that is far behind.
         newest = reader.read_newest(ledger_id, first_entry_id, bytes_max=bytes_max)
         if newest is not None:
             return FollowUpdate([newest], first_entry_id, fenced)
@@ -215,6 +218,7 @@ class Reads:
     def _known_ledger(self, ledger_id: int) -> LedgerState:
         state = self._core.ledgers.get(ledger_id)
         if state is None or state.is_deleted:
+            # After a failed write the bookie may know too little to say that it has no ledger.
             self._core.log.commits.check()
             raise NoSuchLedgerError(f"ledger {ledger_id} is unknown here")
         return state

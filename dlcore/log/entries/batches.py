@@ -75,6 +75,7 @@ def ends_of(payloads: Sequence[bytes]) -> Any:
     """Return the start of each payload and the end of the last, as memory of 32-bit numbers."""
     if len(payloads) <= _FEW_RECORDS:
         return array("i", accumulate(map(len, payloads), initial=0))
+    # Arrow's type `binary` has offsets of 32 bits.
     ends = np.zeros(len(payloads) + 1, np.int32)
     np.fromiter(map(len, payloads), np.int32, len(payloads)).cumsum(out=ends[1:])
     return ends
@@ -201,6 +202,7 @@ def payload_offsets(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]
     buffer = payload.buffers()[1]
     if buffer is None or batch.num_rows == 0:
         return np.zeros(batch.num_rows + 1, np.int64)
+    # A slice shares the buffers of its batch, so its first payload may begin anywhere.
     offsets = np.frombuffer(buffer, np.int32)[payload.offset : payload.offset + len(payload) + 1]
     return offsets.astype(np.int64) - int(offsets[0])
 
