@@ -104,7 +104,12 @@ def test_a_typed_log_is_created_by_a_text_or_a_file(shell: Shell, log: str, tmp_
     assert shell.json("log", "schema", copy) == shell.json("log", "schema", text)
     for arguments, told in {
         ("--schema", "city strin"): "column 'city' has the type 'strin', expected one of",
-        ("--schema", "city string", "--schema-file", str(path)): "give one or the other",
+        (
+            "--schema",
+            "city string",
+            "--schema-file",
+            str(path),
+        ): "give one of --schema and --schema-file",
     }.items():
         exit_code, _, err = shell.outcome("log", "create", f"{log}/wrong", *arguments)
         assert exit_code == EXIT_USAGE
