@@ -224,7 +224,9 @@ class WireBookieClient:
             while True:
                 answer = await reading.next(timeout_s)
                 assert isinstance(answer, Update)
-                timeout_s = None  # the first update comes at once, later ones when there is news
+                # The first update comes at once, later ones only when the ledger changes; a bookie
+                # that is gone shows by the keepalive.
+                timeout_s = None
                 yield FollowUpdate(
                     frames=answer.frames,
                     last_add_confirmed=answer.last_add_confirmed,
@@ -308,7 +310,9 @@ class _Reading:
                 async with asyncio.timeout(timeout_s):
                     answer = await self._incoming.get()
             except TimeoutError as error:
-                raise BookieUnavailableError(f"{self._bookie}: no answer in time") from error
+                raise BookieUnavailableError(
+                    f"{self._bookie}: no answer to a read within {timeout_s:g} s"
+                ) from error
         self._taken = 0 if isinstance(answer, int | Held) else cost_of(answer)
         return answer
 
@@ -361,6 +365,7 @@ class _Peer:
                 config=self._config,
                 tls=self._tls,
             )
+            # Registered before it is open: requests that come meanwhile wait in it.
             self._connections[lane] = connection
             connection.on_broken = lambda: self._drop(lane)
             self._opening.start(self._open(connection), name=f"connecting to {self._bookie}")

@@ -395,11 +395,12 @@ class Connection(asyncio.BufferedProtocol):
             size += write.size
             if write.frame is None or write.is_recovery != is_recovery:
                 break
+            # The first one goes in any case: it may be larger than a batch alone.
             if batch and size > _BATCH_BYTES_MAX:
                 break
             batch.append(queue.popleft())
             frames.append(write.frame)
-            write.frame = None
+            write.frame = None  # the transport keeps the bytes; the answer needs only the future
         self._write(self._end.add(frames, batch, is_recovery=is_recovery))
 
     def _write(self, buffers: list[Buffer]) -> None:

@@ -127,7 +127,10 @@ class ControlClient:
             raise BookieUnavailableError(f"{bookie}: {code}: {details}") from error
         except TimeoutError as error:
             self._retire(address)
-            raise BookieUnavailableError(f"{bookie}: no answer in time") from error
+            raise BookieUnavailableError(
+                f"{bookie}: its control service at {address} did not answer "
+                f"within {self._timeout_s:g} s"
+            ) from error
         except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             raise BookieUnavailableError(f"{bookie}: the connection was closed: {error}") from error
         except asyncio.CancelledError as error:

@@ -115,6 +115,7 @@ def _column_of_field(field: pa.Field) -> Column:
 
 
 def _column_of(name: str, kind: Any, *, nullable: bool = True) -> Column:
+    # A program that reads the log may not know the extension, but it knows the storage.
     if isinstance(kind, pa.BaseExtensionType):
         return _column_of(name, kind.storage_type, nullable=nullable)
     types = pa.types
@@ -339,6 +340,7 @@ def _conformed(array: Any, known: pa.Field, field: pa.Field) -> Any:
             f"column {null} was {wanted} when this read began, and has nulls since the log's "
             "schema was changed: begin a new read"
         )
+    # Arrow casts no nullable part to a required one, even without nulls: only the type changes.
     return plain if plain.type == field.type else pa.array(_Retyped(plain, field.type))
 
 
@@ -453,6 +455,7 @@ def _may_hold(column: Column, given: Column) -> bool:
 
 @cache
 def _are_of_a_kind(first: Any, second: Any) -> bool:
+    # A time with a zone is an instant, one without is not: no cast between them is exact.
     if pa.types.is_timestamp(first) and pa.types.is_timestamp(second):
         return (first.tz is None) == (second.tz is None)
     if pa.types.is_fixed_size_binary(second):

@@ -43,6 +43,7 @@ def _sizes_of(array: Any) -> _Sizes | int:
         children = (array.keys, array.items) if pa.types.is_map(kind) else (array.values,)
         total = _OFFSET_BYTES
         for child in children:
+            # A running sum, because a row's values are those between two offsets.
             each = np.broadcast_to(_sizes_of(child), len(child))
             before = np.concatenate([[0], np.cumsum(each)])
             total = total + np.diff(before[ends])
@@ -56,6 +57,7 @@ def _sizes_of(array: Any) -> _Sizes | int:
 
 
 def _int32s(buffer: Any, offset: int, count: int) -> _Sizes:
+    # Arrow may leave out the offsets of an array without values.
     if buffer is None or count == 1:
         return np.zeros(count, np.int64)
     return np.frombuffer(buffer, np.int32, count, offset * 4).astype(np.int64)
