@@ -4,12 +4,7 @@ Theory of operation.  The lock is a node that lives as long as its creator's ses
 to create it has a token.  By the token an own node is distinguished from that of another owner,
 also after a lost reply.  An own node of an earlier session will soon vanish.  An own node of this
 session was created by an attempt whose answer was lost, and is taken.
-
-              TryLock            Granted
-    ACQUIRING --------> ... ------------> OWNED --SessionExpired/Suspended--> LOST
-        |  LockHeld: wait or Denied        ^                                    |
-        v                                  +------- Resumed (TryLock guarded) --+
-      DENIED <--------------------- LockHeld by another, or the log moved on ---+
+docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 In ACQUIRING, a waiting client that may ask requests the lock from a holder that gives turns, which
 is a proxy's writer, unless another client has requested it already.
@@ -26,6 +21,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
+from dlcore.base.machines import Transitions
+
 if TYPE_CHECKING:
     from dlcore.log.metadata.values import LockHolder
 
@@ -34,13 +31,34 @@ _TOKENS_MAX = 100
 
 
 class OwnershipState(enum.Enum):
-    """The state of the machine; DENIED and RELEASED are final."""
+    """The state of the machine; RELEASED is final, and DENIED is left for it alone."""
 
-    ACQUIRING = "acquiring"
-    OWNED = "owned"
-    LOST = "lost"
-    DENIED = "denied"
-    RELEASED = "released"
+    ACQUIRING = "the lock is tried, or waited for"
+    OWNED = "records may be acknowledged"
+    LOST = "the session is gone, and nothing may be acknowledged"
+    DENIED = "another client has the log, or has changed it"
+    RELEASED = "the owner has let go"
+
+
+_S = OwnershipState
+TRANSITIONS = Transitions(
+    _S.ACQUIRING,
+    {
+        _S.ACQUIRING: {
+            _S.OWNED: "the lock is taken",
+            _S.DENIED: "held by another, or timed out",
+            _S.RELEASED: "let go",
+        },
+        _S.OWNED: {_S.LOST: "session expired", _S.RELEASED: "let go"},
+        _S.LOST: {
+            _S.OWNED: "taken again, the log unchanged",
+            _S.DENIED: "held by another, or the log moved on",
+            _S.RELEASED: "let go",
+        },
+        _S.DENIED: {_S.RELEASED: "let go"},
+        _S.RELEASED: {_S.RELEASED: "let go again"},
+    },
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +178,13 @@ class Ownership:
         """Return whether an attempt of ours made the node."""
         return holder.token in self._attempts
 
+    def _become(self, state: OwnershipState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
+
     def release(self) -> None:
         """Stop: nothing follows."""
-        self.state = OwnershipState.RELEASED
+        self._become(OwnershipState.RELEASED)
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; late and repeated ones do no harm."""
@@ -189,7 +211,7 @@ class Ownership:
         self._connected = False
         if self.state is not OwnershipState.OWNED:
             return []
-        self.state = OwnershipState.LOST
+        self._become(OwnershipState.LOST)
         return [Suspended()]
 
     def _try_again(self) -> list[Effect]:
@@ -206,10 +228,10 @@ class Ownership:
             return []  # the node belongs to an expired session, and vanishes with it
         self.holder = None
         if self.state is OwnershipState.ACQUIRING:
-            self.state = OwnershipState.OWNED
+            self._become(OwnershipState.OWNED)
             return [Granted()]
         if self.state is OwnershipState.LOST:
-            self.state = OwnershipState.OWNED
+            self._become(OwnershipState.OWNED)
             return [Resumed()]
         return []
 
@@ -229,5 +251,5 @@ class Ownership:
         return []
 
     def _deny(self) -> list[Effect]:
-        self.state = OwnershipState.DENIED
+        self._become(OwnershipState.DENIED)
         return [Denied(self.holder)]

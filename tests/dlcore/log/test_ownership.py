@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.writing.ownership import (
+    TRANSITIONS,
     AskHolder,
     Denied,
     Event,
@@ -119,7 +120,20 @@ def test_an_answer_from_a_session_that_is_gone_counts_for_nothing() -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_final_states_are_final(seed: int) -> None:
     """Random events: a denied or released machine asks for nothing and owns nothing."""
+    play(seed)
+
+
+def test_every_transition_of_the_table_happens() -> None:
+    """One that never does would be a line of the diagram that means nothing."""
+    seen = set().union(*map(play, range(100)))
+    table = TRANSITIONS.causes.items()
+    assert seen == {(before, after) for before, afters in table for after in afters}
+
+
+def play(seed: int) -> set[tuple[OwnershipState, OwnershipState]]:
+    """Let things happen to a machine; return its transitions."""
     rng = random.Random(seed)
+    seen = set()
     machine = Ownership(waits=rng.random() < 0.5)
     machine.start()
     machine.attempted("t1")
@@ -135,12 +149,17 @@ def test_final_states_are_final(seed: int) -> None:
     ]
     for _ in range(60):
         was_final = machine.state in (OwnershipState.DENIED, OwnershipState.RELEASED)
+        before = machine.state
         effects = machine.handle(rng.choice(events))
+        if machine.state is not before:
+            seen.add((before, machine.state))
         if was_final:
             assert effects == []
             assert not machine.is_owner
-        if rng.random() < 0.02:
+        if rng.random() < 0.05:
+            seen.add((machine.state, OwnershipState.RELEASED))
             machine.release()
+    return seen
 
 
 def test_a_log_that_moved_on_denies_only_whom_it_left_behind() -> None:
