@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dlcore.metadata.port import Delete
 from tests.simulation.log_checkers import LOG_INVARIANTS
 from tests.simulation.proxy_checkers import PROXY_INVARIANTS
+from tests.simulation.sink_checkers import SINK_INVARIANTS
 from tests.simulation.stored_ledger import CLOSED, IN_RECOVERY, STATES, StoredLedger, read_ledger
 from tests.simulation.truth import BookieRecord, InvariantViolatedError
 
@@ -53,6 +54,7 @@ INVARIANTS = (
     LINEAR,
     *LOG_INVARIANTS,
     *PROXY_INVARIANTS,
+    *SINK_INVARIANTS,
 )
 
 

@@ -32,6 +32,7 @@ from tests.simulation.log_process import MERGE_POLICY, LogProcess
 from tests.simulation.log_types import TYPED, Types
 from tests.simulation.log_writers import Writer, follow
 from tests.simulation.proxies import PROXIED, Proxies
+from tests.simulation.sinks import Sinks
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import MERGED_GRACE_S
 
@@ -108,6 +109,8 @@ class Logs:
         """How many writers take the lock; the others are kept apart by fencing alone."""
         self._supervisors: list[asyncio.Task[None]] = []
         self._types = Types(self)
+        self.sinks = Sinks(self) if world.plan.has_sinks else None
+        """Queries of Spark that write to the logs."""
         self._proxies = Proxies(self) if world.plan.has_proxies else None
 
     @property
@@ -126,7 +129,8 @@ class Logs:
         if self._world.plan.has_types:
             await self._types.start(setup.namespace)
         await setup.client.aclose()
-        for number in range(_APPENDERS):
+        # Beside sinks there are fewer others, so that such a run is no longer than the rest.
+        for number in range(_APPENDERS if self.sinks is None else 1):
             self.supervise(f"appender-{number}", Appender(self, number).work)
         writers = self._world.plan.log_writers
         for number in range(self._rng.choice((0, 1, 2)) if writers is None else writers):
@@ -141,6 +145,8 @@ class Logs:
         self.supervise("scanner", self._scan)
         if self._world.plan.has_life:
             Life(self).start()
+        if self.sinks is not None:
+            self.sinks.start()
 
     def supervise(
         self,
@@ -396,6 +402,8 @@ class Logs:
             await self._proxies.finish()
         for name in self.names:
             await self.create_again(keeper.namespace, name)
+        if self.sinks is not None:
+            await self.sinks.finish()
         names = await keeper.namespace.get_logs()
         for name in names:
             await self._recover(keeper, name)
@@ -416,6 +424,8 @@ class Logs:
         assert found.keys() == set(self._checkers.life.names.values())
         if self._proxies is not None:
             self._proxies.check_whole()
+        if self.sinks is not None:
+            self.sinks.check_whole([*found])
         self._checkers.check_whole(found)
         await keeper.client.aclose()
 

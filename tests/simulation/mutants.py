@@ -29,6 +29,7 @@ from tests.simulation import (
     mutants_quorum,
     mutants_recovery,
     mutants_remotes,
+    mutants_sinks,
     mutants_space,
     mutants_stale,
     mutants_storage,
@@ -58,6 +59,7 @@ _MODULES = (
     mutants_proxy,
     mutants_recovery,
     mutants_remotes,
+    mutants_sinks,
     mutants_space,
     mutants_stale,
     mutants_storage,
@@ -304,6 +306,16 @@ def _remotes(plan: Plan) -> Plan:
     return with_proxies(_logs(plan), has_remotes=True)
 
 
+def _sinks(plan: Plan) -> Plan:
+    """The same logs, with queries of Spark that write to them."""
+    return replace(_logs(plan), has_sinks=True)
+
+
+def _remote_sinks(plan: Plan) -> Plan:
+    """The same proxies, with such queries; most of these know proxies alone."""
+    return replace(with_proxies(_logs(plan)), has_sinks=True)
+
+
 def _wire(plan: Plan) -> Plan:
     return replace(plan, has_wire=True)
 
@@ -338,7 +350,9 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "lived logs": _lived_logs,
     "merged logs": _merged_logs,
     "proxies": _proxies,
+    "remote sinks": _remote_sinks,
     "remotes": _remotes,
+    "sinks": _sinks,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
@@ -425,6 +439,8 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
     **dict.fromkeys(mutants_proxy.MUTANTS, "proxies"),
     **dict.fromkeys(mutants_remotes.MUTANTS, "remotes"),
+    **dict.fromkeys(mutants_sinks.ON_THE_CLUSTER, "sinks"),
+    **dict.fromkeys(mutants_sinks.OVER_PROXIES, "remote sinks"),
     **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_log_writers.runs_of_several_logs_are_one: "logs",

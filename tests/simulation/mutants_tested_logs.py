@@ -9,9 +9,11 @@ from unittest.mock import patch
 import msgspec
 
 from dlcore.log.metadata.changes import SegmentLimits
+from dlcore.log.metadata.commits import decide
 from dlcore.log.metadata.staged import StagedNode
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
+from dlcore.log.staging import append
 from dlcore.log.staging.append import StagedAppend
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.writing.append import LogAppender
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LockHolder, VersionedHead
+    from dlcore.log.metadata.commits import Decision
+    from dlcore.log.metadata.values import CommitRecord, LockHolder, VersionedHead
     from dlcore.metadata.port import Op
 
 _CANCELLED = "dlcore/log/test_cancelled_reads.py"
 _GUARDS = "dlcore/log/test_commit_guards.py"
 _MACHINE = "dlcore/log/test_append.py"
+_REPEATED = "dlcore/log/test_repeated_appends.py"
 _WRITER = "dlcore/log/test_writer.py"
 _RETENTION = "dlcore/log/test_retention.py"
 
@@ -258,4 +262,15 @@ def settled_ledgers_take_commits() -> Iterator[None]:
         return count(self, ledger_id, node, of)
 
     with patch.object(StagedAppend, "_count", careless):
+        yield
+
+
+@caught_by(f"{_REPEATED}::test_an_append_that_is_tried_again_late_is_known")
+def late_tries_overlap() -> Iterator[None]:
+    """An append that is tried again once its run has gone on ends the version for good."""
+
+    def forgetful(record: CommitRecord | None, **more: Any) -> Decision:
+        return decide(record and msgspec.structs.replace(record, earlier=()), **more)
+
+    with patch.object(append, "decide", forgetful):
         yield

@@ -102,6 +102,8 @@ class Plan:
     """Whether there are subscribers over proxies, too; see `proxy_consumers.py`."""
     has_remotes: bool = False
     """Whether the real client writes over proxies, too; see `proxy_remotes.py`."""
+    has_sinks: bool = False
+    """Whether queries of Spark write to logs, too; see `sinks.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -125,6 +127,7 @@ _LIFE_SHARE = 0.5
 _TYPES_SHARE = 0.5
 _CONSUMERS_SHARE = 0.5
 _REMOTES_SHARE = 0.5
+_SINKS_SHARE = 0.4
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -137,6 +140,7 @@ def draw_plan(rng: random.Random) -> Plan:
     is_kept_down, has_logs = fate.random() < _KEPT_DOWN_SHARE, fate.random() < _LOGS_SHARE
     if has_logs:
         plan = _with_some_shape(plan, fate)
+        plan = replace(plan, has_sinks=fate.random() < _SINKS_SHARE)
     return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
 
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.base.errors import ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
     from tests.simulation.calls import Context
     from tests.simulation.logs import Logs
+    from tests.simulation.sinks import SinkClient
     from tests.simulation.world import World
 
-    _Client = Producer | Stager | Reader | Consumer | Program
+    _Client: TypeAlias = Producer | Stager | Reader | Consumer | Program | SinkClient
 
 PROXIED = ("p", "q")
 """The logs that are written through proxies in a run that has them."""
@@ -251,11 +252,9 @@ class Proxies:
 
     def _some_clients(self, log_ids: dict[str, str]) -> Iterator[_Client]:
         plan, names = self._world.plan, sorted(log_ids)
-        if plan.has_remotes:
-            for number in range(_PROGRAMS):
-                yield Program(self, f"program-{number}", [*names, *SHIFTED])
-        # Beside programs there are few others, so that such a run is no longer than the rest.
-        few = int(plan.has_remotes)
+        yield from self._some_programs(names)
+        # Beside programs and sinks there are few others: such a run is no longer than the rest.
+        few = int(plan.has_remotes or plan.has_sinks)
         for number in range(few or _PRODUCERS):
             log = self.rng.choice(names)
             yield Producer(self, f"producer-{number}", log, log_ids[log])
@@ -271,6 +270,14 @@ class Proxies:
         if plan.has_consumers:
             for number in range(_CONSUMERS):
                 yield Consumer(self, f"consumer-{number}", names, is_last=number == 0)
+
+    def _some_programs(self, names: list[str]) -> Iterator[_Client]:
+        plan, sinks = self._world.plan, self._logs.sinks
+        if plan.has_remotes:
+            for number in range(_PROGRAMS if sinks is None else 1):
+                yield Program(self, f"program-{number}", [*names, *SHIFTED])
+        if sinks is not None:
+            yield from sinks.clients(self)
 
     def _location(self, number: int, life: int) -> str:
         return f"grpc://proxy-{number}:{0 if self._keeps_locations else life}"

@@ -29,6 +29,7 @@ from tests.simulation.plan import draw_plan
 from tests.simulation.proxy_clients import PATIENCE_S
 from tests.simulation.remote_checkers import FORGOTTEN_S, KEPT_S
 from tests.simulation.scenes import SCENES, Act
+from tests.simulation.sink_hosts import spark_is_simulated
 from tests.simulation.trace import Trace
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import World
@@ -120,6 +121,7 @@ def _by_chance_of(seed: int) -> Iterator[None]:
         patch.object(endpoint, "random", random.Random(seed)),
         patch.object(writing, "SystemClock", lambda: clock),
         patch.object(remote_staging, "SystemClock", lambda: clock),
+        spark_is_simulated(clock),
     ):
         yield
 
