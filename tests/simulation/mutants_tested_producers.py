@@ -23,6 +23,7 @@ from dlcore.remote.writing import RemoteWriter
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
 
     from dlcore.base.errors import DLError
@@ -257,6 +258,17 @@ def a_late_wish_ends_the_next_life_of_a_log() -> Iterator[None]:
         wanted(self, name, self._logs.get(name, log), who)
 
     with patch.object(LogOwner, "_wanted", by_name):
+        yield
+
+
+@caught_by(f"dlcore/proxy/test_owners.py::{_LATE}")
+def the_end_of_a_change_hides_the_next_one() -> Iterator[None]:
+    """Whoever then asks for the log finds nothing to wait for."""
+
+    def by_name(self: LogOwner, name: str, _: asyncio.Future[None]) -> None:
+        self._changes.pop(name, None)
+
+    with patch.object(LogOwner, "_changed", by_name):
         yield
 
 

@@ -266,9 +266,9 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
     with_proxies("a")(scenario)
 
 
-@pytest.mark.parametrize("what", ["lost", "wanted"])
+@pytest.mark.parametrize("what", ["lost", "wanted", "changed"])
 def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: str) -> None:
-    """A proxy that has let go of a log and owns it again is told that the old writer failed."""
+    """A proxy that has let go of a log and takes it again is told of what was before."""
 
     async def body() -> None:
         async with memory_cluster() as cluster:
@@ -280,14 +280,20 @@ def test_what_is_told_late_of_an_earlier_life_of_a_log_ends_no_later_one(what: s
             owner = LogOwner(namespace, membership, ProxyConfig())
             before = await owner.get("clicks")
             await owner.release("clicks")
-            log = await owner.get("clicks")
-            if what == "lost":
-                owner.lost("clicks", before, WriteError("late"))
-            else:
+            acquiring = asyncio.create_task(owner.get("clicks"))
+            if what == "changed":
+                await asyncio.sleep(0)
+                assert "clicks" in owner._changes
+                owner._changed("clicks", asyncio.get_running_loop().create_future())
+            elif what == "wanted":
+                await acquiring
                 owner._wanted("clicks", before, "somebody")
-            assert owner.owned() == ["clicks"]
-            assert log.ending is None
-            assert await owner.get("clicks") is log
+            else:
+                await acquiring
+                owner.lost("clicks", before, WriteError("late"))
+            log = await owner.get("clicks")
+            assert log is await acquiring is not before
+            assert (owner.owned(), log.ending) == (["clicks"], None)
             await owner.aclose()
             await membership.aclose()
 
