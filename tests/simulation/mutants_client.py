@@ -253,7 +253,8 @@ def acks_before_earlier_entries() -> Iterator[None]:
             return []
         first, self.last_add_confirmed = self.last_add_confirmed + 1, ready[-1].entry_id
         self.confirmed_bytes = ready[-1].ledger_bytes
-        return [CompleteAdds(first_entry_id=first, last_entry_id=self.last_add_confirmed)]
+        confirmed = CompleteAdds(first_entry_id=first, last_entry_id=self.last_add_confirmed)
+        return [confirmed, *self._go_on_closing()]
 
     with patch.object(LedgerAppender, "_confirm", eager):
         yield

@@ -38,7 +38,7 @@ def test_a_search_runs_in_other_processes_and_counts(capsys: pytest.CaptureFixtu
 
 def test_a_failed_seed_is_kept_with_its_story() -> None:
     """The checker's name, how to replay it, and the history of the ledger that went wrong."""
-    with MUTANTS["acks_before_earlier_entries"]():
+    with MUTANTS["write_sets_are_shifted"]():
         tally = run_some(range(SEEDS))
     assert tally.seeds == SEEDS
     assert tally.failures
