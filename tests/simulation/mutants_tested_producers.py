@@ -187,6 +187,22 @@ def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
         yield
 
 
+@caught_by("dlcore/remote/test_writing.py::test_a_writer_that_was_idle_for_long_keeps_its_stream")
+def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
+    """A writer takes its proxy for dead as soon as it sends something after a pause."""
+    wait_for_news = RemoteWriter._wait_for_news
+
+    async def counting(self: RemoteWriter) -> None:
+        heard_at = self._heard_at
+        is_idle = not self._outbox.has_in_flight
+        await wait_for_news(self)
+        if is_idle:
+            self._heard_at = heard_at - writing.SILENCE_S
+
+    with patch.object(RemoteWriter, "_wait_for_news", counting):
+        yield
+
+
 # Which incarnation writes, and from where
 
 

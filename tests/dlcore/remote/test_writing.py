@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -28,8 +28,9 @@ from dlcore.log.metadata.values import LogKey
 from dlcore.metadata.memory import MemoryStore
 from dlcore.proxy.writing import put
 from dlcore.remote import RemoteLog, open_namespace, writing
+from dlcore.remote.streams import Attempts
 from tests.dlcore.proxy.test_put import records
-from tests.fixtures.aio import cancel_after
+from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -418,5 +419,28 @@ def test_who_waits_is_told_by_an_abort_that_is_cancelled() -> None:
             await cancel_after(asyncio.create_task(writer.abort()), turns)
             assert future.done() is (turns > 0)  # one who had not begun ended nothing
             await writer.abort()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_writer_that_was_idle_for_long_keeps_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The silence of a proxy that has nothing to tell is none; it counts from the next record."""
+    begun: list[Attempts] = []
+    begin = Attempts.begin
+
+    def counted(self: Attempts) -> Any:
+        begun.append(self)
+        return begin(self)
+
+    monkeypatch.setattr(Attempts, "begin", counted)
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        async with await (await remote(served)).open_writer() as writer:
+            for number in range(3):
+                await writer.write(LogRecord(0, b"%d" % number))
+                await until(lambda: not writer._wake.is_set())  # it waits for the next record
+                writer._heard_at -= 2 * writing.SILENCE_S
+            assert len(begun) == 1
 
     with_proxies("clicks")(scenario)
