@@ -209,7 +209,7 @@ def retention_fences_who_writes_by_then() -> Iterator[None]:
         yield
 
 
-@caught_by("dlcore/test_watch.py::test_an_answer_that_fails_loses_nothing")
+@caught_by("dlcore/sync/test_watch.py::test_an_answer_that_fails_loses_nothing")
 def watches_forget_what_they_could_not_read() -> Iterator[None]:
     """A look that fails is not made again: what changed is never told."""
     look = LogWatch._look

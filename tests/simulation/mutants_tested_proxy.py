@@ -199,7 +199,7 @@ def the_memory_of_all_streams_is_not_bounded() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_put_messages.py::test_compressed_batches_are_refused")
+@caught_by("dlcore/flight/test_put_messages.py::test_compressed_batches_are_refused")
 def a_proxy_inflates_what_it_is_sent() -> Iterator[None]:
     """Four MiB become as much as a client wishes."""
     with patch.object(put_messages, "_is_compressed", lambda header: False):
