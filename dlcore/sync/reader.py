@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 from dlcore.base.config import require_count
 from dlcore.base.errors import DLError, EndOfStreamError
 from dlcore.base.records import LogRecordWithDLSN
-from dlcore.log.reading.rows import no_records
-from dlcore.log.reading.taking import drop_taken, take_records
+from dlcore.log.reading.taking import drop_taken, no_records, take_records
 from dlcore.sync.twin import Blocking
 
 if TYPE_CHECKING:

@@ -424,8 +424,7 @@ def test_garbage_is_what_the_metadata_store_says_is_deleted(tmp_path: Path) -> N
     async def scenario() -> None:
         tree = MemoryTree()
         store = tree.connect()
-        # Old enough only in the second half: the bookie collects by itself, too.
-        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=600_000)) as server:
+        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             await store.put(PATHS.ledger_idgen, b"3", version=-1)
             for ledger_id in (1, 2):
                 await store.create(PATHS.ledger(ledger_id), make_parents=True)
@@ -489,8 +488,7 @@ def test_a_ledger_that_nobody_made_stops_no_garbage_collection(tmp_path: Path) -
     async def scenario() -> None:
         tree = MemoryTree()
         store = tree.connect()
-        # Old enough only in the second half: the bookie collects by itself, too.
-        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=600_000)) as server:
+        async with in_process(tmp_path, tree, garbage=GarbageConfig(age_ms=0)) as server:
             await store.put(PATHS.ledger_idgen, b"3", version=-1)
             async with client_of(store, PATHS, server.address) as client:
                 await client.add_entry(server.bookie, frame_of(2, 0))

@@ -32,7 +32,7 @@ def test_its_actions_are_listed(proxy: ProxyProcess) -> None:
     """Each with what it takes."""
     with proxy.client() as client:
         texts = {action.type: action.description for action in client.list_actions()}
-    assert "{log, log_id, settings}" in texts["create"]
+    assert "{log, [schema], [log_id], [settings]}" in texts["create"]
 
 
 def test_a_log_is_created(proxy: ProxyProcess, namespace_uri: str) -> None:

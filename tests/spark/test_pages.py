@@ -50,7 +50,7 @@ NOT_RUN = {
     "docs/clients.md, rust: use std::{sync::Arc, tim": PROVED,
     "docs/clients.md, toml: [package]": PROVED,
     "docs/clients.md, sh: cargo run --quiet": PROVED,
-    "docs/package.md, text: pip install '.[cli,spark]'": INSTALLS,
+    "docs/package.md, text: pip install '.[cli,spark": INSTALLS,
     "docs/package.md, text: pip wheel . --no-deps -w": INSTALLS,
 }
 """How blocks begin that are not run, and why."""

@@ -9,10 +9,10 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from dlcore.base.errors import SchemaMismatchError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
+from dlcore.log.reading.taking import no_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,11 +180,3 @@ class TypedEntryRows(EntryRows):
             SchemaMismatchError: read the log by batches.
         """
         raise no_records()
-
-
-def no_records() -> SchemaMismatchError:
-    """Return the error for a caller that wants records of a typed log."""
-    return SchemaMismatchError(
-        "the log is typed, it has rows and no records of bytes: use read_batch() or batches() of "
-        "a reader, or read() of the log, which returns tables and frames"
-    )

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dlcore.base.errors import SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections import deque
 
-    from dlcore.log.reading.rows import Rows
 
-_Rows = TypeVar("_Rows", bound="Rows[Any]")
+class Taken(Protocol):
+    """The part of `dlcore.log.reading.rows.Rows` that taking needs."""
+
+    @property
+    def rows_left(self) -> int:
+        """The number of rows that were not taken yet."""
+
+    def peek_records(self, count: int) -> list[Any]:
+        """Return the next records, at most `count`, without taking them."""
+
+    def skip(self, count: int) -> None:
+        """Take rows without decoding them."""
+
+
+_Rows = TypeVar("_Rows", bound=Taken)
 
 
 def take_records(rows: deque[_Rows], count: int) -> list[Any]:
@@ -35,3 +50,11 @@ def drop_taken(rows: deque[_Rows]) -> None:
     """Remove the first rows that have none left."""
     while rows and not rows[0].rows_left:
         rows.popleft()
+
+
+def no_records() -> SchemaMismatchError:
+    """Return the error for a caller that wants records of a typed log."""
+    return SchemaMismatchError(
+        "the log is typed, it has rows and no records of bytes: use read_batch() or batches() of "
+        "a reader, or read() of the log, which returns tables and frames"
+    )

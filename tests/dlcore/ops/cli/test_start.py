@@ -53,9 +53,9 @@ def modules_after(statement: str) -> list[str]:
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 202),
         (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 201),
         (ENDPOINT_WRITE, ("bookie", "dlcore.api.namespace", "kazoo", *FRAMES, *ARRAYS), 222),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 303),
-        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 440),
-        (BOOKIE, ("dlcore.ops.cli", "dlcore.api.namespace", "pyarrow", *FRAMES), 311),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 304),
+        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 441),
+        (BOOKIE, ("dlcore.ops.cli", "dlcore.api.namespace", "pyarrow", *FRAMES), 313),
     ],
     ids=[
         "help",
