@@ -1,0 +1,108 @@
+"""Every generated call reaches the async method of its name, with all that it was given."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlcore.remote.sync_calls import RemoteLogCalls, RemoteNamespaceCalls
+from dlcore.sync.log_calls import LogCalls
+from dlcore.sync.namespace_calls import NamespaceCalls
+from dlcore.sync.staging_calls import StagedAppendCalls, StagingWriterCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+KINDS = (
+    LogCalls, NamespaceCalls, RemoteLogCalls, RemoteNamespaceCalls, StagedAppendCalls,
+    StagingWriterCalls,
+)  # fmt: skip
+CALLS = [
+    (kind, name)
+    for kind in KINDS
+    for name, value in vars(kind).items()
+    if not name.startswith("_") and inspect.isfunction(value)
+]
+
+
+class Answer:
+    """What an async method returns: a coroutine, an async iterator, or a value of the loop."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Answer:
+        raise StopAsyncIteration
+
+    def tell(self) -> int:
+        """Be a reader of a stream."""
+        return 0
+
+    async def aclose(self) -> None:
+        """Be an object that is closed."""
+
+
+class Twin:
+    """An async object whose methods note what they are given."""
+
+    def __init__(self, name: str, parameters: inspect.Signature) -> None:
+        self._name, self._parameters = name, parameters
+        self.answer: Answer | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        assert name == self._name
+
+        def method(*arguments: Any, **named: Any) -> Any:
+            told = self._parameters.bind(None, *arguments, **named).arguments
+            self.answer = Answer({key: value for key, value in told.items() if key != "self"})
+            return self.answer
+
+        return method
+
+
+class Calls:
+    """The parts of `Blocking` that generated calls use, without a loop."""
+
+    is_inherited = False
+
+    def call(self, coroutine: Coroutine[Any, Any, Any] | Answer) -> Any:
+        """Be a portal: an answer is its own result, and a coroutine is run to its end."""
+        if isinstance(coroutine, Answer):
+            return coroutine
+        with pytest.raises(StopIteration) as ended:
+            coroutine.send(None)
+        return ended.value.value
+
+
+@pytest.mark.parametrize(("kind", "name"), CALLS, ids=[f"{k.__name__}.{n}" for k, n in CALLS])
+def test_a_call_passes_all_on(kind: type[Any], name: str) -> None:
+    """By name and by place, as the async method takes it; a result with a twin is wrapped."""
+    method = getattr(kind, name)
+    signature = inspect.signature(method)
+    twin = Twin(name, signature)
+    calls = object.__new__(kind)
+    calls._portal = Calls()
+    for attribute in ("_manager", "_namespace", "_log", "_writer", "_append"):
+        setattr(calls, attribute, twin)
+    given: dict[str, Any] = {}
+    positional: list[Any] = []
+    for each in list(signature.parameters.values())[1:]:
+        if each.kind is each.VAR_KEYWORD:
+            given[each.name] = {"changed": object()}
+        elif each.kind is each.KEYWORD_ONLY:
+            given[each.name] = object()
+        else:
+            positional.append(object())
+    named = {key: value for key, value in given.items() if not isinstance(value, dict)}
+    rest = next((value for value in given.values() if isinstance(value, dict)), {})
+    found = getattr(calls, name)(*positional, **named, **rest)
+    if inspect.isgenerator(found):
+        assert list(found) == []
+    assert twin.answer is not None
+    wanted = signature.bind(None, *positional, **named, **rest).arguments
+    assert twin.answer.told == {key: value for key, value in wanted.items() if key != "self"}
