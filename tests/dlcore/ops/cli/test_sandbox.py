@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -216,7 +216,10 @@ def test_without_zookeeper_the_sandbox_ends_with_an_error(
     folder = tmp_path / "data"
 
     def kill_zookeeper(watcher: Watcher, _announced: dict[str, object]) -> None:
-        lines = [(path, path.read_bytes()) for path in Path("/proc").glob("[0-9]*/cmdline")]
+        lines = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                lines.append((path, path.read_bytes()))
         (found,) = [
             int(path.parent.name)
             for path, line in lines
