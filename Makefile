@@ -166,11 +166,13 @@ endef
 proto: $(STAMP) ## Generate dlcore/base/proto/*_pb2* from the .proto files.
 	@$(call generate_proto,.)
 
-docs: $(STAMP) ## Generate docs/configuration.md and docs/architecture/machines.md from the code.
+docs: $(STAMP) ## Generate the pages and tables of docs that are made of the code.
 	@$(BIN)/python -m tests.fixtures.configuration_page > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/python -m tests.fixtures.machines_page > docs/architecture/machines.md.new
 	@mv docs/architecture/machines.md.new docs/architecture/machines.md
+	@$(BIN)/python -m tests.flight_document
+	@$(BIN)/python -m tests.spark_document
 
 proto-check: $(STAMP) ## Check that the generated files are those of the .proto files.
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

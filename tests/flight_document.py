@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import msgspec
 
 from dlcore.flight.actions import ACTIONS, COMMON_ERRORS
 from dlcore.flight.statuses import code_of
+from tests.fixtures.made_parts import remade
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from dlcore.flight.actions import Action
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "proxy.md"
-_MARKED = re.compile(r"(<!-- made of actions -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render(text: str) -> str:
     """Return the document with the table between its marks made anew."""
-    return _MARKED.sub(lambda found: f"{found[1]}\n{_table()}\n{found[2]}", text)
+    return remade(text, {"actions": _table})
 
 
 def _table() -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from dlspark.metadata import COLUMNS, schema_of
 from dlspark.option_table import OPTIONS, Option, Use
 from dlspark.options import MetadataTable
 from dlspark.schema import READ_SCHEMA
+from tests.fixtures.made_parts import remade
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "spark.md"
-_MARKED = re.compile(r"(<!-- made of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def render(text: str) -> str:
     """Return the document with what stands between its marks made anew."""
-    return _MARKED.sub(lambda found: f"{found[1]}\n{_PARTS[found[2]]()}\n{found[3]}", text)
+    return remade(text, _PARTS)
 
 
 def _options(of: set[Use], batch: Use, stream: Use) -> str:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import grpc
+import msgspec
 
 from dlcore.base.config import MIB
+from dlcore.base.proto import flight_pb2 as pb
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -120,3 +122,8 @@ async def send(context: Context, message: Any) -> None:
     except grpc.aio.InternalError as error:
         # The call has just ended; gRPC will cancel this task in a moment.
         raise asyncio.CancelledError from error
+
+
+async def send_reply(context: Context, reply: msgspec.Struct) -> None:
+    """Write a reply of DoPut, as `send` does."""
+    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(reply)))

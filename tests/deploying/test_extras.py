@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sysconfig
 import tomllib
-import venv
 from importlib.metadata import distribution
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,11 +18,12 @@ from packaging.utils import canonicalize_name
 
 from dlcore.base.extras import EXTRA_OF
 from dlcore.sync import open_namespace
-from tests.fixtures.deployment import deployed_environment
+from tests.fixtures.deployment import deployed_environment, make_python
 from tests.fixtures.spark import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
@@ -98,21 +96,7 @@ def packages_of(*extras: str) -> set[str]:
 
 def environment_of(folder: Path, *extras: str) -> Path:
     """Make an environment with what these extras install; return its Python."""
-    venv.create(folder, symlinks=True)
-    paths = {"base": str(folder), "platbase": str(folder)}
-    target = Path(sysconfig.get_path("purelib", "venv", paths))
-    for name in packages_of(*extras):
-        installed = distribution(name)
-        assert installed.files is not None
-        tops = {
-            file.parts[0] for file in installed.files if file.parts[0] not in {"..", "__pycache__"}
-        }
-        for top in tops:
-            link = target / top
-            if not link.exists():
-                link.symlink_to(Path(str(installed.locate_file(top))))
-    (target / "dlog.pth").write_text(str(ROOT))
-    return folder / "bin" / "python"
+    return make_python(folder, with_dlog=True, packages=packages_of(*extras))
 
 
 def run(python: Path, program: str, folder: Path) -> subprocess.CompletedProcess[str]:

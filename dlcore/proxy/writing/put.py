@@ -28,7 +28,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.flight.calls import send
+from dlcore.flight.calls import send_reply
 from dlcore.flight.put import (
     PutDecoder,
     PutMessage,
@@ -231,7 +231,7 @@ class PutService:
                 stream.number(claim, last + 1)
             if not isinstance(target.expected, msgspec.UnsetType):
                 stream.expect(None if target.expected is None else DLSN.parse(target.expected))
-            await _send(context, PutReply(ready=ready))
+            await send_reply(context, PutReply(ready=ready))
             await stream.exchange(decoder)
         finally:
             log.leave(stream.rouse)
@@ -537,7 +537,7 @@ class _Stream:
             ends=[End(each.records, _text(each.dlsn), each.together) for each in ack.ends],
             throttled_ms=throttled_ms,
         )
-        await _send(self._context, reply)
+        await send_reply(self._context, reply)
 
     async def _part(self, taking: asyncio.Task[None]) -> None:
         """Tell a client that its log is released, and give it some time to end the stream.
@@ -546,7 +546,7 @@ class _Stream:
         """
         ending = self._log.ending
         location = ending.location if isinstance(ending, LogElsewhereError) else None
-        await _send(self._context, PutReply(draining=Draining(location)))
+        await send_reply(self._context, PutReply(draining=Draining(location)))
         await asyncio.wait([taking], timeout=_PARTING_S)
 
 
@@ -575,7 +575,3 @@ async def _read(context: Context) -> PutMessage | None:
     """Return the next message; None if the client has sent all."""
     data: Any = await context.read()
     return PutMessage.parse(data) if isinstance(data, bytes) else None
-
-
-async def _send(context: Context, reply: PutReply) -> None:
-    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(reply)))

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-import msgspec
 
 from dlcore.base.background import BackgroundTasks, outcome_of
 from dlcore.base.errors import DLError, OverCapacityError
-from dlcore.base.proto import flight_pb2 as pb
-from dlcore.flight.calls import send
+from dlcore.flight.calls import send_reply
 from dlcore.flight.put import PutMessage, log_of
 from dlcore.flight.replies import StagingReady, StagingReply
 
@@ -78,7 +76,7 @@ class Stagings:
         throttled_s = 0.0
         async with self._turns, self._lend(target) as writer:
             ready = StagingReady(target.staging, self._message_bytes_max)
-            await _send(context, StagingReply(ready=ready))
+            await send_reply(context, StagingReply(ready=ready))
             try:
                 while (message := await _read(context)) is not None:
                     batch, log = decoder.decode(message), log_of(message)
@@ -93,7 +91,7 @@ class Stagings:
                 raise
         # Outside of the block: a client that does not receive must not delay waiting streams.
         throttled_ms = math.ceil(throttled_s * 1000)
-        await _send(context, StagingReply(staged=staged, throttled_ms=throttled_ms))
+        await send_reply(context, StagingReply(staged=staged, throttled_ms=throttled_ms))
 
     @contextlib.asynccontextmanager
     async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:
@@ -193,12 +191,8 @@ async def _part(context: Context) -> None:
 
     If the stream ended at once, clients that are sending could lose the status.
     """
-    await _send(context, StagingReply(refused=True))
+    await send_reply(context, StagingReply(refused=True))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PARTING_S):
             while await context.read() is not grpc.aio.EOF:
                 pass
-
-
-async def _send(context: Context, reply: StagingReply) -> None:
-    await send(context, pb.PutResult(app_metadata=msgspec.json.encode(reply)))

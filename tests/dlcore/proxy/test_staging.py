@@ -175,7 +175,7 @@ def test_who_does_not_read_what_was_staged_holds_nobody_up(monkeypatch: pytest.M
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(staging_max=1)
-        monkeypatch.setattr(staging, "send", slow)
+        monkeypatch.setattr(calls, "send", slow)
         deaf = await opened(client, "deaf")
         await send(deaf, b"x")
         await deaf.call.done_writing()
