@@ -287,7 +287,8 @@ def _class(facade: Facade, output: Output, names: _Names) -> str:
     twin = _twin_class(facade, names)
     texts = [_method(each, facade, output, names) for each in methods.values()]
     head = f'class {facade.name}({facade.base}):\n    """{facade.doc}"""\n\n'
-    return f"\n\n{head}    {facade.twin}: {twin}\n\n" + "\n".join(texts)
+    shown = f"    def __repr__(self) -> str:\n        return repr(self.{facade.twin})\n"
+    return f"\n\n{head}    {facade.twin}: {twin}\n\n" + "\n".join([shown, *texts])
 
 
 def _twin_class(facade: Facade, names: _Names) -> str:

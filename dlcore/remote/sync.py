@@ -59,9 +59,6 @@ class RemoteNamespace(RemoteNamespaceCalls):
         super().__init__(portal, namespace)
         self._namespace = namespace
 
-    def __repr__(self) -> str:
-        return repr(self._namespace)
-
     def open_log(self, name: str, *, create_if_missing: bool = False) -> RemoteLog:
         """Open a log; with `create_if_missing` a missing log is created as a byte log.
 
@@ -80,9 +77,6 @@ class RemoteLog(RemoteLogCalls):
         super().__init__(portal, log.aclose)
         self._log = log
         self._writers = writers
-
-    def __repr__(self) -> str:
-        return repr(self._log)
 
     def read(
         self,

@@ -34,6 +34,9 @@ class RemoteNamespaceCalls(WritersNamespace):
 
     _namespace: AsyncRemoteNamespace
 
+    def __repr__(self) -> str:
+        return repr(self._namespace)
+
     def get_logs(self, prefix: str | None = None) -> list[str]:
         """Return the sorted names of all logs, or of those that start with `prefix`.
 
@@ -169,6 +172,9 @@ class RemoteLogCalls(Blocking):
     """One log: its readers, and its metadata."""
 
     _log: AsyncRemoteLog
+
+    def __repr__(self) -> str:
+        return repr(self._log)
 
     @property
     def name(self) -> str:

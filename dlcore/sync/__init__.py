@@ -121,9 +121,6 @@ class Namespace(NamespaceCalls):
         super().__init__(portal, namespace)
         self._namespace = namespace
 
-    def __repr__(self) -> str:
-        return repr(self._namespace)
-
     def open_log(
         self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
     ) -> DistributedLogManager:

@@ -30,6 +30,9 @@ class LogCalls(Blocking):
 
     _manager: AsyncDistributedLogManager
 
+    def __repr__(self) -> str:
+        return repr(self._manager)
+
     @property
     def name(self) -> str:
         """The log's name."""

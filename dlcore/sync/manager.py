@@ -34,9 +34,6 @@ class DistributedLogManager(LogCalls):
         self._manager = manager
         self._writers = writers
 
-    def __repr__(self) -> str:
-        return repr(self._manager)
-
     def open_writer(self, *, ledger_metadata: Mapping[str, str] | None = None) -> LogWriter:
         """Take the writer lock, recover the segment of a dead writer, and return the writer.
 

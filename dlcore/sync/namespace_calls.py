@@ -38,6 +38,9 @@ class NamespaceCalls(WritersNamespace):
 
     _namespace: AsyncNamespace
 
+    def __repr__(self) -> str:
+        return repr(self._namespace)
+
     @property
     def uri(self) -> str:
         """The URI that it was opened with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlcore.sync.staging_calls import StagedAppendCalls, StagingWriterCalls
@@ -20,19 +21,13 @@ class StagingWriter(StagingWriterCalls):
         super().__init__(portal, writer.aclose)
         self._writer = writer
 
-    def __repr__(self) -> str:
-        return repr(self._writer)
-
     def close(self, *, delete: bool = False) -> None:
         """Close the ledgers; with `delete` delete them, unless a log holds entries of them.
 
         Raises: MetadataError: the leftovers are cleaned up as those of a dead process.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if not self._portal.is_inherited:  # else the process that opened it closes it
-            self._call(self._writer.aclose(delete=delete))
+        self._aclose = partial(self._writer.aclose, delete=delete)
+        super().close()
 
 
 class StagedAppend(StagedAppendCalls):
@@ -41,6 +36,3 @@ class StagedAppend(StagedAppendCalls):
     def __init__(self, portal: Portal, append: AsyncStagedAppend | RemoteStagedAppend) -> None:
         super().__init__(portal, append.aclose)
         self._append = append
-
-    def __repr__(self) -> str:
-        return repr(self._append)

@@ -23,6 +23,9 @@ class StagingWriterCalls(Blocking):
 
     _writer: Any
 
+    def __repr__(self) -> str:
+        return repr(self._writer)
+
     def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         """Write rows for several logs like `write_batch`; new logs are looked up together.
 
@@ -77,6 +80,9 @@ class StagedAppendCalls(Blocking):
     """One atomic append to any number of logs."""
 
     _append: Any
+
+    def __repr__(self) -> str:
+        return repr(self._append)
 
     def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         """Stage rows for a log; `commit` without extents appends all of them.

@@ -89,6 +89,7 @@ def test_a_call_passes_all_on(kind: type[Any], name: str) -> None:
     calls._portal = Calls()
     for attribute in ("_manager", "_namespace", "_log", "_writer", "_append"):
         setattr(calls, attribute, twin)
+    assert repr(calls) == repr(twin)
     given: dict[str, Any] = {}
     positional: list[Any] = []
     for each in list(signature.parameters.values())[1:]:
