@@ -86,7 +86,8 @@ def _changed(
             _changed(part, field.type, leaf)
             for part, field in zip(column.flatten(), kind, strict=True)
         ]
-        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
+        nulls = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=nulls)
     if types.is_list(kind) or types.is_map(kind):
         # A map is stored as a list of pairs.
         values = _changed(column.values, kind.field(0).type, leaf)
