@@ -88,7 +88,7 @@ test-elsewhere: $(ARCHIVE) ## Run them in each place of tests/elsewhere/places.p
 
 # What PySpark 4.1 cannot do, which the matrix runs with later versions; and bugs that those tests find.
 test-lowest: $(LOWEST)/.installed ## Run the tests with the lowest versions that pyproject.toml allows.
-	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(SPARK_LIMITS:%=--ignore=%) \
+	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(SPARK_WARNINGS) $(SPARK_LIMITS:%=--ignore=%) \
 		--ignore=tests/simulation/test_mutants.py $(ARGS)
 
 coverage: $(ARCHIVE) ## Run the tests; fail unless they ran the pure modules and most else. ARGS=--full for all.

@@ -23,6 +23,7 @@ from dlspark import metadata
 from dlspark.options import Address
 from dlspark.sessions import close_shared_namespace
 from dlspark.source import DistributedLogDataSource
+from tests.fixtures.spark import arrow_schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,15 +43,13 @@ def namespace(namespace_uri: str) -> Iterator[Namespace]:
 
 def rows(namespace: Namespace, **options: str) -> list[dict[str, Any]]:
     """Return a table as Spark would get it, with Spark's schema checked against Arrow's."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     source = DistributedLogDataSource({"uri": namespace.uri, **options})
     schema = source.schema()
     reader: Any = source.reader(schema)
     (part,) = reader.partitions()
     batches = list(reader.read(part))
     for batch in batches:
-        assert batch.schema == to_arrow_schema(schema, timezone="UTC")
+        assert batch.schema == arrow_schema_of(schema)
     return [row for batch in batches for row in batch.to_pylist()]
 
 

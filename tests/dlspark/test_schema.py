@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType, TimestampNTZType
 
 from dlcore.base.errors import ConfigurationError
@@ -21,6 +20,7 @@ from dlspark.schema import (
     options_of,
     with_options,
 )
+from tests.fixtures.spark import arrow_schema_of
 
 
 def schema_of(text: str) -> StructType:
@@ -37,7 +37,7 @@ _SIMPLE["timestamp_ntz"] = TimestampNTZType()
 
 def test_arrow_schema_is_sparks() -> None:
     """Spark compares them exactly, names, types, order, nullability and time zone."""
-    assert to_arrow_schema(READ_SCHEMA, timezone="UTC").equals(ROW_SCHEMA)
+    assert arrow_schema_of(READ_SCHEMA).equals(ROW_SCHEMA)
 
 
 def test_the_read_schema_is_fixed() -> None:

@@ -8,14 +8,21 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from msgspec import structs
+from msgspec import convert, structs
 
 from dlcore.base.config import QuorumConfig
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, BookieId
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanBatch, ScanRange, SegmentView
+from dlcore.log.reading.scan import (
+    ExtentView,
+    LogSnapshot,
+    ScanBatch,
+    ScanRange,
+    SegmentView,
+    StagedExtent,
+)
 from tests.fixtures.log_states import staged
 
 BOOKIES = tuple(BookieId(f"bookie-{i}", f"{i:032x}") for i in range(4))
@@ -235,7 +242,7 @@ def test_extents_outside_of_a_range_have_no_part_of_it() -> None:
 def test_a_staged_extent_that_holds_nothing_is_refused(wrong: dict[str, int]) -> None:
     """It comes from another process, and would be appended to a log."""
     with pytest.raises(ConfigurationError, match="not a staged extent"):
-        structs.replace(staged(7), **wrong)
+        convert(list((structs.asdict(staged(7)) | wrong).values()), StagedExtent)
     assert not staged(7).has_txids
     assert staged(7, txids=(0, 0)).has_txids
 
