@@ -3,7 +3,8 @@
     null, boolean, numbers, text    the same in JSON
     binary                          text, in base64
     decimal                         text, because programs round numbers
-    date, time, timestamp           text in ISO 8601, with all digits of their unit
+    date, time, timestamp           text in ISO 8601, with all digits of their unit; in UTC if the
+                                    type has a zone
     duration                        a whole number, of its unit
     month_day_nano_interval         {"months": 1, "days": -2, "nanoseconds": 3}
     list, struct                    a list, an object
@@ -110,6 +111,9 @@ def _to_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if _is_binary(column.type):
         texts = [None if each is None else base64.b64encode(each) for each in column.to_pylist()]
         return pa.array(texts, pa.binary()).cast(kind)
+    if types.is_timestamp(column.type) and column.type.tz is not None:
+        # Arrow drops the seconds of an offset, which zones had before they were standard.
+        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     shown = column.cast(kind)
     # Arrow separates date and time by a space.
     return pc.replace_substring(shown, " ", "T") if types.is_timestamp(column.type) else shown

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from dlcore.api.schemas import schema_from_text
 from dlcore.base.errors import ConfigurationError
@@ -99,6 +99,7 @@ def _columns(draw: st.DrawFn) -> pa.Array:
 
 @settings(max_examples=amount(400, sampled=60))
 @given(_columns())
+@example(pa.array([-(2**31)], pa.timestamp("s", "Europe/Paris")))  # 9 min 21 s east of UTC then
 def test_what_is_shown_is_read_again(column: pa.Array) -> None:
     """Columns of any type, one in another, also parts of what was read."""
     batch = pa.record_batch({"it": column})
