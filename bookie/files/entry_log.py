@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import crc32c
 import numpy as np
 
+from bookie.files.commit_driver import GroupCommit
 from bookie.files.entry_runs import interleaved
 from bookie.files.format import (
+    NOTE_BYTES,
     RECORD_HEADER_BYTES,
     RecordType,
     decode_file_header,
@@ -24,9 +26,8 @@ from bookie.files.format import (
     encode_record_header,
     file_header_bytes,
 )
-from bookie.files.group_commit import GroupCommit
 from bookie.files.index import FileIndex
-from bookie.files.replay import NOTE_BYTES, WritePosition
+from bookie.files.replay import WritePosition
 from bookie.files.unsealed import EntryLogEvents, UnsealedFile, UnsealedFiles
 from dlcore.wire.digest import frame_check
 
@@ -88,7 +89,7 @@ class EntryLog:
     def append_entry(self, frame: EntryFrame) -> asyncio.Future[None]:
         """Accept a verified frame; the future is done when it is durable."""
         self.copy_entry(frame)
-        return self.commits.watch_last()
+        return self.commits.watch()
 
     def append_run(self, run: FrameRun, what: FollowingFrames) -> asyncio.Future[None] | None:
         """Accept verified frames of new entries; the future is done once all are durable.
@@ -111,8 +112,7 @@ class EntryLog:
         ):
             return None
         # Nothing below awaits: the records get their bytes before the batch is written.
-        batch = self.commits.batch_for(size, is_apart=False)
-        self.commits.wake()
+        batch = self.commits.queue.batch_for(size, is_apart=False)
         sizes = run.sizes
         headers = encode_entry_headers(
             sizes,
@@ -124,7 +124,6 @@ class EntryLog:
             seed=position.header.seed,
         )
         batch.buffers.append(interleaved(headers, run))
-        batch.size += size
         batch.ledger_ids.add(what.ledger_id)
         index.add_entries(
             ledger_id=what.ledger_id,
@@ -135,9 +134,9 @@ class EntryLog:
         )
         position.offset += size
         position.sequence += count
-        self.commits.pending_bytes += size
         self.is_marked = False
-        return self.commits.watch_last()
+        self.commits.accept(size)
+        return self.commits.watch()
 
     def copy_entry(self, frame: EntryFrame) -> None:
         """Accept a verified frame without a future; a flush makes it durable."""
@@ -167,7 +166,7 @@ class EntryLog:
         The record is written together with the next other record, or at `GroupCommit.wake`.
         """
         self.copy_lac(ledger_id, last_add_confirmed)
-        return self.commits.watch_last()
+        return self.commits.watch()
 
     def copy_lac(self, ledger_id: int, last_add_confirmed: int) -> None:
         """Accept an explicit last add confirmed without a future."""
@@ -237,9 +236,7 @@ class EntryLog:
         self._roll_if_full(size)
         current = self.unsealed.current
         position = current.position
-        batch = self.commits.batch_for(size, is_apart=is_apart)
-        if is_urgent:
-            self.commits.wake()
+        batch = self.commits.queue.batch_for(size, is_apart=is_apart)
         header = encode_record_header(
             kind,
             payload_bytes=len(payload),
@@ -251,13 +248,12 @@ class EntryLog:
             seed=position.header.seed,
         )
         batch.buffers += (header, payload)
-        batch.size += size
         if ledger is not None:
             batch.ledger_ids.add(ledger)
         position.offset += size
         position.sequence += 1
-        self.commits.pending_bytes += size
         self.is_marked = False
+        self.commits.accept(size, is_urgent=is_urgent)
         return current
 
     def _roll_if_full(self, size: int) -> None:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import BytesLike
 
 FILE_SUFFIX = ".log"
+NOTE_BYTES = 4096
+"""Most bytes of the disk that the note of the newest file takes."""
 _FILE_MAGIC = b"DLOGBK\r\n"
 _FILE_VERSION = 1
 _FILE_FIXED = struct.Struct(">8sHHIQ16s16sI")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bookie.disks.port import DiskFullError, write_with_room
 from bookie.files.format import (
+    NOTE_BYTES,
     RECORD_HEADER_BYTES,
     FileHeader,
     Record,
@@ -49,8 +50,6 @@ _NEWEST_FILE = "newest"
 text."""
 _HEADER_BYTES = 4096
 """Bytes that are read first: most headers are shorter."""
-NOTE_BYTES = 4096
-"""Most bytes of the disk that `note_newest` takes."""
 _WINDOW_BYTES = 4 * 1024 * 1024
 """Bytes that are read at a time, so that no file is in memory whole."""
 

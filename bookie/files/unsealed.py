@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlcore.base.errors import BookieError, BookieStorageError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable
 
     from bookie.disks.port import DiskFile
@@ -36,7 +35,7 @@ class Location(NamedTuple):
 class Batch:
     """Records of one file that become durable together."""
 
-    __slots__ = ("buffers", "file_number", "futures", "ledger_ids", "offset", "size")
+    __slots__ = ("buffers", "file_number", "ledger_ids", "offset", "size")
 
     def __init__(self, file_number: int, offset: int) -> None:
         self.file_number = file_number
@@ -44,12 +43,6 @@ class Batch:
         self.size = 0
         self.buffers: list[BytesLike] = []
         self.ledger_ids: set[int] = set()
-        self.futures: list[asyncio.Future[None]] = []
-
-    def check_place(self, file: DiskFile) -> None:
-        """Refuse a file whose end is not the beginning of the batch."""
-        if file.size != self.offset:
-            raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {self.offset}")
 
 
 class EntryLogEvents(NamedTuple):
@@ -153,3 +146,9 @@ class UnsealedFiles:
         for each in self._files.values():
             if each.file is not None:
                 each.file.close()
+
+
+def check_place(file: DiskFile, offset: int) -> None:
+    """Refuse to append to a file that does not end at `offset`."""
+    if file.size != offset:
+        raise BookieStorageError(f"{file.name} has {file.size} bytes, expected {offset}")

@@ -253,13 +253,15 @@ def test_followers_end_with_the_storage() -> None:
             with pytest.raises(BookieUnavailableError):
                 await waiting
         async with open_storage(disk) as storage:
-            storage.writes.write_lac(1, 0)
+            lac = storage.writes.write_lac(1, 0)
             updates = follow(storage, 1, first_entry_id=0)
             assert [*(await take(updates)).frames] == [make_frame(1, 0)]
             waiting = await nothing_comes(updates)
             disk.sync_error = "Input/output error"
             with pytest.raises(BookieStorageError):
                 await storage.writes.add_entry(make_frame(1, 1))
+            with pytest.raises(BookieStorageError):
+                await lac
             with pytest.raises(BookieStorageError, match="Input/output error"):
                 await waiting
 
@@ -293,12 +295,14 @@ def test_a_stream_looks_again_only_where_there_may_be_more() -> None:
             assert not may_come(stream)
             await storage.writes.add_entry(make_frame(1, 1))
             await storage.writes.add_entry(make_frame(1, 2))
-            storage.writes.write_lac(1, 2)
+            lac = storage.writes.write_lac(1, 2)
             assert await stream.advance(100) == Update(7, [make_frame(1, 1)], 1, fenced=False)
             assert may_come(stream)
             disk.sync_error = "Input/output error"
             with pytest.raises(BookieStorageError):
                 await storage.writes.add_entry(make_frame(1, 3))
+            with pytest.raises(BookieStorageError):
+                await lac
             assert await stream.advance(100) == Update(7, [make_frame(1, 2)], 2, fenced=False)
             assert may_come(stream)
             with pytest.raises(BookieStorageError, match="Input/output error"):

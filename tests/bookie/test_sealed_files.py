@@ -8,7 +8,7 @@ import pytest
 
 from bookie.disks.memory import MemoryDisk
 from bookie.files import sealed_files as sealed_files_module
-from bookie.files.unsealed import Batch
+from bookie.files.unsealed import check_place
 from dlcore.base.errors import BookieStorageError
 from tests.fixtures.aio import until
 from tests.fixtures.storage import make_frame, open_storage, small_config
@@ -19,9 +19,9 @@ def test_a_batch_is_not_written_at_another_place() -> None:
 
     async def main() -> None:
         file = await MemoryDisk().create("a", [b"head"])
-        Batch(1, 4).check_place(file)
+        check_place(file, 4)
         with pytest.raises(BookieStorageError, match="a has 4 bytes, expected 100"):
-            Batch(1, 100).check_place(file)
+            check_place(file, 100)
 
     asyncio.run(main())
 

@@ -9,8 +9,9 @@ from unittest.mock import patch
 
 from bookie.disks.memory import MemoryDisk, MemoryFile, _Inode
 from bookie.files import replay as replay_module
+from bookie.files.commit_driver import GroupCommit
+from bookie.files.commit_queue import Step, Write
 from bookie.files.entry_log import EntryLog
-from bookie.files.group_commit import GroupCommit
 from bookie.files.index import FileIndex
 from bookie.membership.identity import COOKIE_FILE, establish_identity
 from dlcore.base.errors import BookieStorageError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from bookie.disks.port import Disk
     from bookie.files.index import LedgerSummary, SealedIndex
     from bookie.files.replay import OpenedLog, TakeSealed
-    from bookie.files.unsealed import Batch
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
     from dlcore.wire.digest import BytesLike
@@ -64,7 +64,7 @@ def directories_are_not_synced() -> Iterator[None]:
 @contextlib.contextmanager
 def a_file_that_is_full_is_not_synced() -> Iterator[None]:
     """Section 3.4 (a): across a roll adds are answered before the old file is synced."""
-    write_batch = GroupCommit._write_batch
+    write = GroupCommit._write
     sync = MemoryDisk.sync
     full: list[Any] = []
 
@@ -75,15 +75,14 @@ def a_file_that_is_full_is_not_synced() -> Iterator[None]:
             return
         await sync(self, inode, generation)
 
-    async def write(self: GroupCommit, batch: Batch) -> None:
-        target = self._target(batch)
-        if target.file is not None and batch.file_number != self._files.current.index.number:
-            full.append(target.file.inode)  # type: ignore[attr-defined]  # of a MemoryFile
-        await write_batch(self, batch)
+    async def lazy_write(self: GroupCommit, work: Write) -> None:
+        if work.step is Step.BATCH and work.file is not self._files.current:
+            full.append(work.file.file.inode)  # type: ignore[union-attr]  # of a MemoryFile
+        await write(self, work)
 
     with (
         patch.object(MemoryDisk, "sync", lazy_sync),
-        patch.object(GroupCommit, "_write_batch", write),
+        patch.object(GroupCommit, "_write", lazy_write),
     ):
         yield
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from bookie.config import SpaceConfig
-from bookie.files import replay as replay_module
-from bookie.files.group_commit import GroupCommit
+from bookie.files import commit_driver as commit_driver_module, replay as replay_module
+from bookie.files.commit_queue import CommitQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 def a_full_disk_ends_the_log() -> Iterator[None]:
     """A write that finds no room counts as one that failed, whatever was held back for it."""
 
-    async def give_up(
-        _self: GroupCommit, _size: int, write: Callable[[], Awaitable[object]]
-    ) -> object:
+    async def give_up(_disk: Disk, _size: int, write: Callable[[], Awaitable[object]]) -> object:
         return await write()
 
-    with patch.object(GroupCommit, "_persist", give_up):
+    with (
+        patch.object(commit_driver_module, "write_with_room", give_up),
+        patch.object(CommitQueue, "_full", CommitQueue._fail),
+    ):
         yield
 
 

@@ -8,51 +8,64 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.files import entry_log as entry_log_module
+from bookie.files.commit_driver import GroupCommit
+from bookie.files.commit_queue import (
+    CommitQueue,
+    Durable,
+    Effect,
+    Event,
+    Fail,
+    MakeFooter,
+    Offer,
+    Signal,
+    Step,
+    Write,
+)
 from bookie.files.entry_log import EntryLog
 from bookie.files.format import encode_file_header
-from bookie.files.group_commit import GroupCommit
 from bookie.files.unsealed import UnsealedFiles
 from bookie.ledger_state import LedgerState
 from bookie.storage.held_entries import HeldEntries
 from bookie.storage.writes import Writes
-from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from bookie.files.unsealed import Batch
 
 
 @contextlib.contextmanager
 def group_commit_acknowledges_the_next_batch() -> Iterator[None]:
     """Section 4.2: what collects while a batch is synced is answered together with it."""
-    note_durable = GroupCommit._note_durable
+    end_batch = CommitQueue._end_batch
 
-    def generous(self: GroupCommit, batch: Batch) -> None:
-        note_durable(self, batch)
-        for waiting in list(self._batches)[:1]:
-            _answer(waiting)
+    def generous(self: CommitQueue) -> list[Effect]:
+        effects = end_batch(self)
+        following = self._current or (self._batches[0] if self._batches else None)
+        if following is not None:
+            effects.insert(1, Durable(self.durable_end + following.size, set()))
+        return effects
 
-    with patch.object(GroupCommit, "_note_durable", generous):
+    with patch.object(CommitQueue, "_end_batch", generous):
         yield
-
-
-def _answer(batch: Batch) -> None:
-    for future in batch.futures:
-        if not future.done():
-            future.set_result(None)
 
 
 @contextlib.contextmanager
 def a_batch_is_answered_before_its_sync() -> Iterator[None]:
     """Section 4.2: the futures of a batch are set when its write begins."""
-    write_batch = GroupCommit._write_batch
+    with answered_before_it_is_written():
+        yield
 
-    async def hasty(self: GroupCommit, batch: Batch) -> None:
-        _answer(batch)
-        await write_batch(self, batch)
 
-    with patch.object(GroupCommit, "_write_batch", hasty):
+@contextlib.contextmanager
+def answered_before_it_is_written() -> Iterator[None]:
+    """Call a batch durable when a thread begins to write it."""
+    append = CommitQueue._append
+
+    def hasty(self: CommitQueue) -> list[Effect]:
+        effects = append(self)
+        assert self._current is not None
+        return [Durable(self.durable_end + self._current.size, set()), *effects]
+
+    with patch.object(CommitQueue, "_append", hasty):
         yield
 
 
@@ -130,28 +143,20 @@ def an_add_again_is_answered_unread() -> Iterator[None]:
 @contextlib.contextmanager
 def a_failed_log_goes_on() -> Iterator[None]:
     """Section 4.2: after a write that failed the next batch is written all the same."""
-    write_batch, write_now = GroupCommit._write_batch, GroupCommit._write_now
+    answer_to, offered = GroupCommit._answer_to, GroupCommit._offered
 
-    async def stubborn(self: GroupCommit, batch: Batch) -> None:
-        try:
-            await write_batch(self, batch)
-        except BookieStorageError:
-            self._writing = None
-            self.pending_bytes -= batch.size
-            _answer(batch)
+    async def stubborn(self: GroupCommit, work: Write | MakeFooter) -> Event:
+        answer = await answer_to(self, work)
+        is_batch = isinstance(work, Write) and work.step is Step.BATCH
+        return Signal.WRITTEN if is_batch and isinstance(answer, Fail) else answer
 
-    def stubborn_now(self: GroupCommit, batch: Batch) -> bool:
-        try:
-            return write_now(self, batch)
-        except BookieStorageError:
-            self._batches.popleft()
-            self.pending_bytes -= batch.size
-            _answer(batch)
-            return True
+    def stubborn_now(self: GroupCommit, offer: Offer) -> Event:
+        answer = offered(self, offer)
+        return Signal.TAKEN if isinstance(answer, Fail) else answer
 
     with (
-        patch.object(GroupCommit, "_write_batch", stubborn),
-        patch.object(GroupCommit, "_write_now", stubborn_now),
+        patch.object(GroupCommit, "_answer_to", stubborn),
+        patch.object(GroupCommit, "_offered", stubborn_now),
     ):
         yield
 

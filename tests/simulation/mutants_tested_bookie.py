@@ -376,7 +376,7 @@ def the_newest_file_is_not_noted() -> Iterator[None]:
 
     with (
         patch.object(replay_module, "note_newest", nothing),
-        patch("bookie.files.group_commit.note_newest", nothing),
+        patch("bookie.files.commit_driver.note_newest", nothing),
     ):
         yield
 

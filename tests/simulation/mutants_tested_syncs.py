@@ -15,15 +15,16 @@ from unittest.mock import patch
 
 from bookie.disks import file_calls as file_calls_module, real as real_disk_module
 from bookie.disks.real import RealDisk, RealFile
-from bookie.files.group_commit import GroupCommit
+from bookie.files.commit_driver import GroupCommit
+from bookie.files.commit_queue import Event, MakeFooter, Step, Write
 from bookie.storage.writes import Writes
+from tests.simulation.mutants_storage import answered_before_it_is_written
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
-    from bookie.files.unsealed import Batch
 
 _APPENDS = "bookie/test_synced_disk.py::test_appends_are_durable"
 _FILES = "bookie/test_synced_disk.py::test_changes_of_a_file_are_durable"
@@ -154,18 +155,15 @@ def folders_above_the_data_are_not_synced() -> Iterator[None]:
 @caught_by(_BOOKIE)
 def a_batch_is_answered_while_it_is_written() -> Iterator[None]:
     """Whoever waits is told when the write begins."""
-    write_batch = GroupCommit._write_batch
+    answer_to = GroupCommit._answer_to
 
-    async def write(self: GroupCommit, batch: Batch) -> None:
-        early, batch.futures = batch.futures, []
-        for future in early:
-            if not future.done():
-                future.set_result(None)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await write_batch(self, batch)
+    async def write(self: GroupCommit, work: Write | MakeFooter) -> Event:
+        if isinstance(work, Write) and work.step is Step.BATCH:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return await answer_to(self, work)
 
-    with patch.object(GroupCommit, "_write_batch", write):
+    with answered_before_it_is_written(), patch.object(GroupCommit, "_answer_to", write):
         yield
 
 

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from bookie.files.commit_driver import GroupCommit
+from bookie.files.commit_queue import CommitQueue, Durable, Effect, Event, Signal
 from bookie.files.entry_reader import EntryReader, LargerEntryError
-from bookie.files.group_commit import GroupCommit
 from bookie.storage import writes as writes_module
 from bookie.storage.writes import Writes
 from dlcore.log.writing.transmit import Group
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from bookie.files.unsealed import Batch, Location
+    from bookie.files.unsealed import Location
     from dlcore.wire.frames import FrameRun
 
 _RUNS = "bookie/test_two_ways.py::test_adds_in_runs_are_adds_one_by_one"
@@ -66,48 +67,38 @@ def runs_replace_what_is_held() -> Iterator[None]:
 def what_is_appended_at_once_is_written_nowhere() -> Iterator[None]:
     """It is called durable, and the file has a hole."""
 
-    def write_now(self: GroupCommit, batch: Batch) -> bool:
-        target = self._target(batch)
-        if target.file is None or not target.is_noted or self._is_stalled:
-            return False
-        self._batches.popleft()
-        self.durable_bytes += batch.size
-        self._note_durable(batch)
-        return True
-
-    with patch.object(GroupCommit, "_write_now", write_now):
+    with patch.object(GroupCommit, "_offered", lambda *_: Signal.TAKEN):
         yield
 
 
 @caught_by(_AT_ONCE)
-def what_is_written_at_once_counts_as_pending() -> Iterator[None]:
-    """Only the task gives back what it has written, so a bookie refuses adds after a while."""
-    write_now = GroupCommit._write_now
+def what_is_written_at_once_is_not_counted() -> Iterator[None]:
+    """Only the task counts what it has written, so a bookie looks at its disk too late."""
+    handle = CommitQueue.handle
 
-    def careless(self: GroupCommit, batch: Batch) -> bool:
-        before = self.pending_bytes
-        is_written = write_now(self, batch)
-        self.pending_bytes = before
-        return is_written
+    def careless(self: CommitQueue, event: Event) -> list[Effect]:
+        before = self.durable_bytes
+        effects = handle(self, event)
+        if event is Signal.TAKEN:
+            self.durable_bytes = before
+        return effects
 
-    with patch.object(GroupCommit, "_write_now", careless):
+    with patch.object(CommitQueue, "handle", careless):
         yield
 
 
 @caught_by(_HELD)
 def what_the_device_does_not_take_at_once_is_told_durable() -> Iterator[None]:
     """It waits for the task, and its clients are told that it is there."""
-    write_now = GroupCommit._write_now
+    handle = CommitQueue.handle
 
-    def early(self: GroupCommit, batch: Batch) -> bool:
-        is_written = write_now(self, batch)
-        if not is_written:
-            for future in batch.futures:
-                future.set_result(None)
-            batch.futures.clear()
-        return is_written
+    def early(self: CommitQueue, event: Event) -> list[Effect]:
+        effects = handle(self, event)
+        if event is Signal.NOT_TAKEN and self._current is not None:
+            effects.append(Durable(self.durable_end + self._current.size, set()))
+        return effects
 
-    with patch.object(GroupCommit, "_write_now", early):
+    with patch.object(CommitQueue, "handle", early):
         yield
 
 
