@@ -106,9 +106,9 @@ class GroupCommit:
             BookieError: it will never become durable.
         """
         self.check()
-        future = self._loop.create_future()
-        if self.pending_bytes:
-            self._waiters.append((self.queue.accepted_end, future))
+        queue, future = self.queue, self._loop.create_future()
+        if queue.durable_end < queue.accepted_end:
+            self._waiters.append((queue.accepted_end, future))
         else:
             future.set_result(None)
         return future

@@ -263,7 +263,10 @@ class CommitQueue:
             case Accepted(size_bytes, is_urgent):
                 self._batches[-1].size += size_bytes
                 self.accepted_end += size_bytes
-                return self._wake() if is_urgent else []
+                if is_urgent:
+                    self._due_end = self.accepted_end
+                # Most records come when a turn, or a write, is on its way.
+                return self._wake() if is_urgent and self.state is _S.IDLE else []
             case Signal.TURN:
                 return self._begin() if self.state is _S.DUE else []
             case Signal.TAKEN:
