@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -131,7 +131,7 @@ class BookieClient(Protocol):
 
     def follow(
         self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
-    ) -> AsyncIterator[FollowUpdate]:
+    ) -> AsyncGenerator[FollowUpdate, None]:
         """Yield updates as the bookie's LAC moves, the first one at once; it ends when cancelled.
 
         A bookie that holds nothing of the ledger yet answers with a LAC of -1 and pushes once it

@@ -28,7 +28,7 @@ from dlcore.ledger.port import ENTRY_ID_MAX, EntryRange, FollowUpdate, HeldEntri
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -289,7 +289,7 @@ class MemoryBookieClient:
 
     async def follow(
         self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
-    ) -> AsyncIterator[FollowUpdate]:
+    ) -> AsyncGenerator[FollowUpdate, None]:
         """Push updates as the LAC moves."""
         here = await self._contact(bookie)
         _check_at_least(0, ledger_id=ledger_id, first_entry_id=first_entry_id)

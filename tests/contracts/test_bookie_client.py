@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -138,8 +138,7 @@ async def read_all(
 
 def follow(cluster: Cluster, first: int) -> AsyncGenerator[FollowUpdate, None]:
     """Follow the test's ledger."""
-    updates = cluster.client.follow(cluster.bookie, ledger_id=LEDGER, first_entry_id=first)
-    return cast("AsyncGenerator[FollowUpdate, None]", updates)
+    return cluster.client.follow(cluster.bookie, ledger_id=LEDGER, first_entry_id=first)
 
 
 def test_an_entry_is_read_back_as_it_was_added(open_cluster: Open) -> None:

@@ -16,7 +16,7 @@ import pytest
 from dlcore.api.namespace import open_namespace
 from dlcore.base.config import LogConfig
 from dlcore.base.records import LogRecord
-from dlcore.ledger.reading.follower import LedgerFollower
+from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.log.reading.fetch import Fetcher
 from dlcore.transport.connection import Incoming

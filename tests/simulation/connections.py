@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +204,7 @@ class SimBookieClient:
 
     async def follow(
         self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
-    ) -> AsyncIterator[FollowUpdate]:
+    ) -> AsyncGenerator[FollowUpdate, None]:
         """Push updates."""
         stream = self._open(
             bookie,

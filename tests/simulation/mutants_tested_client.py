@@ -16,8 +16,7 @@ from dlcore.ledger.placing import health as health_module, placement as placemen
 from dlcore.ledger.placing.health import Conduct
 from dlcore.ledger.placing.placement import Topology, _Filling
 from dlcore.ledger.placing.placer import Placer
-from dlcore.ledger.port import HeldEntries
-from dlcore.ledger.reading.follower import LedgerFollower
+from dlcore.ledger.reading.follow import LedgerFollow
 from dlcore.ledger.reading.range_read import ReadLane
 from dlcore.ledger.reading.range_read_driver import RangeRead
 from dlcore.ledger.reading.reader import LedgerReader
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
+    from dlcore.ledger.port import HeldEntries
 
 _LEDGER = "dlcore/ledger"
 
@@ -261,24 +261,23 @@ def readers_ask_suspects_first() -> Iterator[None]:
 def a_follower_believes_a_silent_bookie() -> Iterator[None]:
     """Section 1.4: no news from the followed bookie means that there is none."""
 
-    async def nothing(self: LedgerFollower) -> Any:
-        return self._last_add_confirmed, None
+    def nothing(self: LedgerFollow, _: object) -> Any:
+        return answered(self, ())
 
-    with patch.object(LedgerFollower, "_ask_members", nothing):
+    answered = LedgerFollow._members_answered
+    with patch.object(LedgerFollow, "_members_answered", nothing):
         yield
 
 
-@caught_by(f"{_LEDGER}/test_reader.py::test_a_follower_asks_the_bookie_whose_push_never_came")
+@caught_by(f"{_LEDGER}/test_follow.py::test_the_followed_bookie_is_believed_beside_what_it_pushed")
 def what_the_followed_bookie_pushes_is_all_it_knows() -> Iterator[None]:
     """Section 1.4: a push that never came is never missed where nobody else knows the LAC."""
-    ask = LedgerFollower._ask
+    answered = LedgerFollow._members_answered
 
-    async def ask_others(self: LedgerFollower, bookie: BookieId) -> HeldEntries:
-        held = await ask(self, bookie)
-        is_followed = self._subscription is not None and self._subscription.bookie == bookie
-        return HeldEntries(self._last_add_confirmed, held.told_to, ()) if is_followed else held
+    def by_others(self: LedgerFollow, answers: Sequence[tuple[BookieId, HeldEntries]]) -> Any:
+        return answered(self, [each for each in answers if each[0] != self._source.followed])
 
-    with patch.object(LedgerFollower, "_ask", ask_others):
+    with patch.object(LedgerFollow, "_members_answered", by_others):
         yield
 
 
@@ -350,15 +349,14 @@ def a_failed_writer_closes_at_its_lac() -> Iterator[None]:
 @caught_by(f"{_LEDGER}/test_reader.py::test_a_follower_reads_damaged_pushes_from_others")
 def a_follower_passes_over_damage() -> Iterator[None]:
     """Section 1.4: an entry that came damaged counts as delivered."""
-    deliver = LedgerFollower._deliver
+    run = LedgerFollow._run
 
-    async def skip(self: LedgerFollower, entries: Sequence[EntryFrame]) -> Any:
-        if entries:
-            self._next = max(self._next, entries[0].entry_id)
-        async for step in deliver(self, entries):
-            yield step
+    def skip(self: LedgerFollow) -> Any:
+        if self._pushed:
+            self._next = max(self._next, self._pushed[0].entry_id)
+        return run(self)
 
-    with patch.object(LedgerFollower, "_deliver", skip):
+    with patch.object(LedgerFollow, "_run", skip):
         yield
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.ledger.reading.follower import FollowStep
+    from dlcore.ledger.reading.follow import FollowStep
     from dlcore.log.context import LogContext
     from dlcore.log.entries.stamp import Claim
     from dlcore.log.metadata.segment import Extent, LogSegment

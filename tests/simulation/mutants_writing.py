@@ -13,7 +13,7 @@ from dlcore.base.errors import MetadataConnectionError
 from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
+from dlcore.ledger.reading.follow import FollowState, LedgerFollow
 from dlcore.ledger.recovering.recovery import LedgerRecovery
 from dlcore.ledger.recovering.recovery_driver import _Recoverer
 from dlcore.ledger.writing.appender import Effect, LedgerAppender, Signal
@@ -26,11 +26,10 @@ from dlcore.ops.autorecovery import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import Iterator
 
     from dlcore.base.config import QuorumConfig
     from dlcore.ops.autorecovery.check import Fragment
-    from dlcore.wire.digest import EntryFrame
 
 
 @contextlib.contextmanager
@@ -155,16 +154,16 @@ def a_writer_has_no_limits() -> Iterator[None]:
 def followers_pass_over_gaps() -> Iterator[None]:
     """Section 1.4: what the followed bookie does not hold is not read from another one."""
 
-    async def deliver(
-        self: LedgerFollower, entries: Sequence[EntryFrame]
-    ) -> AsyncGenerator[FollowStep, None]:
-        lac = self._last_add_confirmed
-        wanted = [each for each in entries if self._next <= each.entry_id <= lac]
-        if wanted:
-            self._next = wanted[-1].entry_id + 1
-            yield FollowStep(wanted, lac, closed=False)
+    go_on = LedgerFollow._go_on
 
-    with patch.object(LedgerFollower, "_deliver", deliver):
+    def hand_out(self: LedgerFollow) -> Any:
+        if self.state is not FollowState.WAITING or self.is_closed:
+            return go_on(self)
+        pushed, self._pushed = self._pushed, []
+        wanted = [each for each in pushed if self._next <= each.entry_id <= self._lac]
+        return self._hand_out(wanted) if wanted else self._listen()
+
+    with patch.object(LedgerFollow, "_go_on", hand_out):
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import (
@@ -18,11 +18,12 @@ from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
 from dlcore.ledger.port import ENTRY_ID_MAX, HeldEntries
 from dlcore.ledger.reading.claims import confirmed_of
 from dlcore.ledger.reading.confirmed import judge_end
-from dlcore.ledger.reading.follower import FollowStep, LedgerFollower
+from dlcore.ledger.reading.follow import FollowStep
+from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId
@@ -327,11 +328,18 @@ class LedgerReader:
         if first < 0:
             raise ConfigurationError(f"first={first}: entry ids start at 0")
         return LedgerFollower(
-            self,
-            first=first,
-            bookies=self._bookies,
-            ledger_store=self._ledger_store,
-            followers=self._followers,
-            on_answer=on_answer,
-            on_entry=on_entry,
+            self, self._bookies, first=first, on_answer=on_answer, on_entry=on_entry
         ).steps()
+
+    @contextmanager
+    def informing(self, follower: LedgerFollower) -> Iterator[None]:
+        """Tell a follower of changes of the metadata, and of entries that may be read."""
+        store, ledger_id = self._ledger_store, self._metadata.ledger_id
+        unwatch = None if store is None else store.watch(ledger_id, follower.metadata_changed)
+        self._followers.add(follower)
+        try:
+            yield
+        finally:
+            self._followers.discard(follower)
+            if unwatch is not None:
+                unwatch()

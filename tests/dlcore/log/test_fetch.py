@@ -98,7 +98,7 @@ def test_a_waiting_reader_learns_that_the_metadata_store_is_gone(
     state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it waits for: it fails after the time-out, and reads on when the store is back."""
-    monkeypatch.setattr("dlcore.ledger.reading.follower._SILENCE_S", 0.02)
+    monkeypatch.setattr("dlcore.ledger.reading.follow._SILENCE_S", 0.02)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=0.2)
@@ -265,7 +265,7 @@ def test_an_error_takes_no_records_with_it() -> None:
 
 def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails after the time-out, not while one of them answers; it reads on when one is back."""
-    monkeypatch.setattr("dlcore.ledger.reading.follower._SILENCE_S", 0.02)
+    monkeypatch.setattr("dlcore.ledger.reading.follow._SILENCE_S", 0.02)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=2)

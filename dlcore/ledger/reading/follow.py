@@ -1,0 +1,643 @@
+"""The tail of a ledger: hands out entries once they are confirmed, until the ledger is closed.
+
+It promises every entry from the first one on, in order, each once, none above the LAC, and a last
+step that says so when the ledger is closed.  docs/architecture/machines.md shows `TRANSITIONS` as a
+diagram.
+
+Theory of operation.  One bookie is *followed*: it pushes the entries that it holds, and the LAC.  A
+pushed entry that comes next and is confirmed is handed out.  A confirmed entry that was not pushed,
+or came damaged, is a gap, which is read from any replica.  The followed bookie is asked for its
+next update only when everything before was handed out, so a slow caller slows the bookie down.
+
+A bookie that fails, or leaves the ensemble, is replaced by the next member; after a round of
+failures there is a pause.  If nothing is heard for a while, all members are asked what they know.
+The followed bookie is asked, too: a pushed message may be lost.  If one of them knows a higher LAC,
+it is followed.  If entries are held above every known LAC, the writer may be dead and its last LAC
+lost; then the entries themselves decide.
+
+A LAC is a claim.  If no replica has an entry below it, the bookies' lists of entries decide whether
+the claim is true.  A bookie that sent a false one is neither followed nor believed any more, unless
+all are like that.
+
+The caller takes steps one at a time.  A pushed entry that comes while the caller waits is offered
+to it first: a taken entry is in no step, which spares most of the work.
+
+The driver (`follow_driver.py`) talks to bookies and the metadata store, and verifies frames.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
+
+from dlcore.base.errors import LedgerReadError
+from dlcore.base.machines import Transitions
+from dlcore.ledger.metadata.quorum import first_followed
+from dlcore.ledger.metadata.values import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.base.errors import DLError
+    from dlcore.base.ids import BookieId
+    from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
+    from dlcore.ledger.port import HeldEntries
+    from dlcore.wire.digest import EntryFrame
+
+_SILENCE_S = 1.0
+"""After this long without news all bookies are asked whether they know more."""
+_FIRST_SILENCE_S = 0.02
+"""The first such interval: a live writer sends its LAC sooner, and a dead one never does."""
+_BACKOFF_S = 0.1
+_BACKOFF_S_MAX = 1.0
+
+
+class FollowState(enum.Enum):
+    """The state of the machine; ENDED is final."""
+
+    IDLE = "the caller works at a step, or has not asked for the first one"
+    WAITING = "the caller waits, and every confirmed entry was handed out"
+    READING = "the caller waits for entries that were not pushed, and are read from any replica"
+    CHECKING = "no replica has the next entry; the bookies' lists show whether the LAC is true"
+    ENDED = "the last step was handed out, or an error"
+
+
+_IDLE, _WAITING, _READING, _CHECKING, _ENDED = FollowState
+
+TRANSITIONS = Transitions(
+    _IDLE,
+    {
+        _IDLE: {_WAITING: "a step is wanted"},
+        _WAITING: {
+            _IDLE: "a step is due",
+            _READING: "the next entry was not pushed",
+            _ENDED: "the ledger is closed, or deleted",
+        },
+        _READING: {
+            _IDLE: "entries were read",
+            _WAITING: "the ledger was closed before them",
+            _CHECKING: "no replica has the next one",
+            _ENDED: "the last entry was read, or is lost",
+        },
+        _CHECKING: {
+            _WAITING: "the LAC is false, or not the end",
+            _ENDED: "the LAC is true, and the entry lost",
+        },
+        _ENDED: {},
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FollowStep:
+    """Effect: confirmed entries that come next, and the LAC known now, for the waiting caller.
+
+    `closed` is True in the last step only: the ledger is closed, and every entry was delivered.
+    """
+
+    frames: Sequence[EntryFrame]
+    last_add_confirmed: int
+    closed: bool
+
+
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    STEP_WANTED = "the caller waits for a step"
+    METADATA_CHANGED = "the ledger's metadata is another one, or may be"
+    PAUSE_OVER = "the pause of `Pause` is over"
+
+
+class Call(enum.Enum):
+    """Effects that carry nothing: calls with one answer, which may be `CallFailed`."""
+
+    READ_METADATA = "read the ledger's metadata; answer with `MetadataRead`"
+    READ_END = "find the last entry that may be read; answer with `EndRead`"
+
+
+class Control(enum.Enum):
+    """Effects that carry nothing, about what earlier effects began."""
+
+    LISTEN = "take the next update of the followed bookie"
+    READ_ON = "read the next entries of the range"
+    UNFOLLOW = "end the stream of the followed bookie"
+
+
+# Events and effects of every pushed entry are named tuples, which cost least to make.
+
+
+class Pushed(NamedTuple):
+    """Event: the followed bookie sent an update; `entries` are those whose digests are right."""
+
+    entries: Sequence[EntryFrame]
+    last_add_confirmed: int
+    fenced: bool
+    now: float
+
+
+class Taken(NamedTuple):
+    """Event: the caller took so many of the entries that it was offered, the first ones."""
+
+    entry_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FollowFailed:
+    """Event: the followed bookie's stream ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Event: it is `now`, in seconds of the clock of `Pushed`; the first one starts the ticks."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class MembersAnswered:
+    """Event: what the bookies know that were asked by `AskMembers`, and answered."""
+
+    held: Sequence[tuple[BookieId, HeldEntries]]
+
+
+@dataclass(frozen=True, slots=True)
+class EndRead:
+    """Event: entries may be read up to this one, by a read that left this metadata behind."""
+
+    last_entry_id: int
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class EndTold:
+    """Event: a read of the caller found that entries may be read up to this one."""
+
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRead:
+    """Event: the metadata store was read."""
+
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Event: the answer of a call is unknown; a later cause makes the machine ask again."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRead:
+    """Event: the next entries of the range that is read, verified."""
+
+    entries: Sequence[EntryFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailed:
+    """Event: no replica could give the next entry of the range."""
+
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Event: by the bookies' lists the claimed LAC holds up to `confirmed`."""
+
+    claimed: int
+    confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Event: nothing can go on, because the ledger was deleted, or because of a defect."""
+
+    error: BaseException
+
+
+Event: TypeAlias = (
+    Signal
+    | Pushed
+    | Taken
+    | FollowFailed
+    | Tick
+    | MembersAnswered
+    | EndRead
+    | EndTold
+    | MetadataRead
+    | CallFailed
+    | RangeRead
+    | ReadFailed
+    | Checked
+    | Broke
+)
+
+
+class Offer(NamedTuple):
+    """Effect, the last one of its event: offer these entries to the caller; answer with `Taken`."""
+
+    entries: Sequence[EntryFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Effect: take updates of `bookie`, from `first_entry_id` on, one at each `LISTEN`."""
+
+    bookie: BookieId
+    first_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickAt:
+    """Effect: feed a `Tick` at this time."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Effect: say `PAUSE_OVER` after so many seconds."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskMembers:
+    """Effect: ask these bookies for their LAC, and what they hold above it."""
+
+    bookies: Sequence[BookieId]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """Effect: read entries `first` to `last` from any replica, the next ones at each `READ_ON`."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLac:
+    """Effect: find out up to where `claimed` holds; entries up to `vouched` were read."""
+
+    ensemble: Ensemble
+    vouched: int
+    claimed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Effect: the waiting caller gets this error; nothing follows."""
+
+    error: BaseException
+
+
+Effect: TypeAlias = (
+    Call
+    | Control
+    | Offer
+    | FollowStep
+    | Follow
+    | TickAt
+    | Pause
+    | AskMembers
+    | ReadRange
+    | CheckLac
+    | Fail
+)
+
+
+class _Metadata(enum.Enum):
+    KNOWN = "as last read"
+    READING = "being read"
+    STALE = "being read, and changed since"
+
+
+class _Source:
+    """The bookie that is followed, and which one is next."""
+
+    def __init__(self, metadata: LedgerMetadata) -> None:
+        self.followed: BookieId | None = None
+        self.position = first_followed(metadata.ledger_id, metadata.quorum.ensemble_size)
+        self.failures = 0  # in a row
+        self.is_pausing = False
+        self.distrusted: set[BookieId] = set()  # they sent a false LAC
+
+    def choose(self, members: Sequence[BookieId]) -> BookieId:
+        """Return the bookie to follow now; `position` counts modulo the ensemble's size."""
+        # Some bookie must be followed: each LAC is checked again when an entry is missing.
+        if self.distrusted.issuperset(members):
+            self.distrusted.clear()
+        while members[self.position % len(members)] in self.distrusted:
+            self.position += 1
+        self.followed = members[self.position % len(members)]
+        return self.followed
+
+
+class LedgerFollow:
+    """One caller that follows one ledger.
+
+    Args:
+        metadata: the ledger's metadata as last read.
+        first: the first entry to hand out.
+        now: the time of the events' clock.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, *, first: int, now: float) -> None:
+        self.state = _IDLE
+        self.metadata = metadata
+        self._metadata_is = _Metadata.KNOWN
+        self._next = first
+        self._lac = metadata.last_entry_id if self.is_closed else -1
+        self._lac_from: BookieId | None = None  # the bookie that sent the LAC
+        self._pushed: list[EntryFrame] = []  # not handed out yet, ascending
+        self._range_end = -1  # of the range that is read
+        self._source = _Source(metadata)
+        self._is_first = True  # the first step, which reports the LAC, is due
+        self._is_fenced = False
+        self._is_asking = False
+        self._heard_s = now
+        self._silence_s = _FIRST_SILENCE_S
+        self._error: BaseException | None = None  # kept while the LAC is checked, or in IDLE
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is known to have its end."""
+        return self.metadata.state is LedgerState.CLOSED
+
+    def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
+        """Take one event; answers that come late do no harm."""
+        if self.state is _ENDED:
+            return []
+        match event:
+            case Pushed():
+                return self._on_pushed(event)
+            case Taken(entry_count):
+                return self._on_taken(entry_count)
+            case Signal.STEP_WANTED:
+                return self._wanted()
+            case RangeRead(entries):
+                return self._range_read(entries)
+            case ReadFailed(error):
+                return self._read_failed(error)
+            case Tick(now):
+                return self._tick(now)
+            case FollowFailed():
+                return self._follow_failed()
+            case Signal.PAUSE_OVER:
+                self._source.is_pausing = False
+                return [*self._refresh(), *self._go_on()]
+            case Signal.METADATA_CHANGED:
+                return self._refresh()
+            case MetadataRead(metadata):
+                return [*self._metadata_read(), *self._learn(metadata)]
+            case MembersAnswered(held):
+                return self._members_answered(held)
+            case EndRead(last_entry_id, metadata):
+                self._is_asking = False
+                return [*self._learn(metadata), *self._claimed(last_entry_id, None)]
+            case EndTold(last_entry_id):
+                return self._claimed(last_entry_id, None)
+            case CallFailed(call):
+                return self._call_failed(call)
+            case Checked(claimed, confirmed):
+                return self._checked(claimed, confirmed)
+            case Broke(error):
+                return self._fail(error)
+            case _:
+                assert_never(event)
+
+    def _become(self, state: FollowState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
+
+    # Entries for the caller
+
+    def _wanted(self) -> list[Effect]:
+        self._become(_WAITING)
+        error, self._error = self._error, None
+        if error is not None:
+            return self._fail(error)
+        if self._next <= min(self._range_end, self._lac):
+            self._become(_READING)
+            return [Control.READ_ON]
+        return self._go_on()
+
+    def _go_on(self) -> list[Effect]:
+        """Hand out entries that come next, or the ledger's end; else wait for news."""
+        if self.state is not _WAITING:
+            return []
+        if self._next > self._lac:
+            return self._hand_out(()) if self.is_closed else self._listen()
+        run = self._run()
+        if run:
+            return self._hand_out(run) if self._is_first else [Offer(run)]
+        self._become(_READING)
+        self._range_end = self._pushed[0].entry_id - 1 if self._pushed else self._lac
+        return [ReadRange(self._next, self._range_end)]
+
+    def _run(self) -> list[EntryFrame]:
+        """Return the pushed entries that come next and are confirmed; forget those of no use."""
+        pushed = [each for each in self._pushed if self._next <= each.entry_id <= self._lac]
+        self._pushed = pushed
+        count = 0
+        while count < len(pushed) and pushed[count].entry_id == self._next + count:
+            count += 1
+        return pushed[:count]
+
+    def _on_taken(self, entry_count: int) -> list[Effect]:
+        self._next += entry_count
+        refused = self._run()
+        return self._hand_out(refused) if refused else self._go_on()
+
+    def _hand_out(self, entries: Sequence[EntryFrame]) -> list[Effect]:
+        if entries:
+            self._next = entries[-1].entry_id + 1
+        self._is_first = False
+        is_last = self.is_closed and self._next > self._lac
+        self._become(_ENDED if is_last else _IDLE)
+        return [FollowStep(entries, self._lac, closed=is_last)]
+
+    def _range_read(self, entries: Sequence[EntryFrame]) -> list[Effect]:
+        if entries[-1].entry_id > self._lac:
+            # A recovery closed the ledger before them: they belong to nobody.
+            entries = [each for each in entries if each.entry_id <= self._lac]
+        if entries:
+            return self._hand_out(entries)
+        self._become(_WAITING)
+        return self._go_on()
+
+    def _read_failed(self, error: DLError) -> list[Effect]:
+        self._range_end = -1
+        if self._next > self._lac:  # a recovery closed the ledger before the entry
+            self._become(_WAITING)
+            return self._go_on()
+        if self.is_closed or not isinstance(error, LedgerReadError):
+            return self._fail(error)
+        self._become(_CHECKING)
+        self._error = error
+        return [CheckLac(self.metadata.last_ensemble, self._next - 1, self._lac)]
+
+    def _checked(self, claimed: int, confirmed: int) -> list[Effect]:
+        """Fail if the LAC is true; else count up to the entry that may be confirmed."""
+        assert self._error is not None
+        if confirmed >= claimed and not self.is_closed:
+            return self._fail(self._error)
+        self._error = None
+        self._become(_WAITING)
+        if self.is_closed:
+            return self._go_on()  # a recovery decided the end meanwhile
+        self._lac = confirmed
+        if self._lac_from is not None:
+            self._source.distrusted.add(self._lac_from)
+        return [*self._unfollow(), *self._go_on()]
+
+    def _fail(self, error: BaseException) -> list[Effect]:
+        """End with this error, which waits for a caller that works at a step."""
+        self._error = None
+        if self.state is _IDLE:
+            self._error = error
+            return []
+        self._become(_ENDED)
+        return [Fail(error)]
+
+    # The followed bookie
+
+    def _listen(self) -> list[Effect]:
+        source = self._source
+        if source.followed is not None:
+            return [Control.LISTEN]
+        if source.is_pausing:
+            return []
+        return [Follow(source.choose(self.metadata.last_ensemble.bookies), self._next)]
+
+    def _unfollow(self) -> list[Effect]:
+        if self._source.followed is None:
+            return []
+        self._source.followed = None
+        return [Control.UNFOLLOW]
+
+    def _on_pushed(self, update: Pushed) -> list[Effect]:
+        entries, lac, fenced, self._heard_s = update
+        source = self._source
+        source.failures = 0
+        if lac > self._lac:
+            self._lac, self._lac_from = lac, source.followed
+        if len(entries) > 1:
+            by_id = {each.entry_id: each for each in entries}
+            entries = [by_id[entry_id] for entry_id in sorted(by_id)]
+        self._pushed = list(entries)
+        # A fence announces a recovery, which changes the metadata; the watch may come late.
+        is_news = fenced and not self._is_fenced
+        self._is_fenced |= fenced
+        effects = self._refresh() if is_news else []
+        return [*effects, *self._news()]
+
+    def _news(self) -> list[Effect]:
+        """Go on after a bookie sent something; the first step reports the LAC, also alone."""
+        if self._is_first and self.state is _WAITING and self._next > self._lac:
+            return self._hand_out(())
+        return self._go_on()
+
+    def _follow_failed(self) -> list[Effect]:
+        """Go on to the next bookie; after a round without success, pause, and read the metadata."""
+        source = self._source
+        source.followed = None
+        source.position += 1
+        source.failures += 1
+        rounds, rest = divmod(source.failures, self.metadata.quorum.ensemble_size)
+        if rest:
+            return self._go_on()
+        source.is_pausing = True
+        return [Pause(min(_BACKOFF_S * 2 ** min(rounds - 1, 10), _BACKOFF_S_MAX))]
+
+    # Silence
+
+    def _tick(self, now: float) -> list[Effect]:
+        due_s = self._heard_s + self._silence_s
+        if now < due_s:
+            return [TickAt(due_s)]
+        self._heard_s = now
+        effects: list[Effect] = [TickAt(now + _SILENCE_S)]
+        # A caller that works is no silence of bookies; bookies that fail do answer.
+        if self.state is not _WAITING or self._is_asking or self._source.followed is None:
+            return effects
+        self._silence_s = _SILENCE_S
+        self._is_asking = True
+        effects.append(AskMembers(self.metadata.last_ensemble.bookies))
+        return effects + self._refresh() if self._is_fenced else effects
+
+    def _members_answered(self, answers: Sequence[tuple[BookieId, HeldEntries]]) -> list[Effect]:
+        best, by = self._lac, None
+        for bookie, held in answers:
+            if held.last_add_confirmed > best and bookie not in self._source.distrusted:
+                best, by = held.last_add_confirmed, bookie
+        # Bookies hold entries above every known LAC: their writer may be dead, and its last LAC
+        # may never arrive.
+        if by is None and any(last > best for _, held in answers for _, last in held.ranges):
+            return [Call.READ_END]
+        self._is_asking = False
+        return self._claimed(best, by)
+
+    def _claimed(self, last_entry_id: int, by: BookieId | None) -> list[Effect]:
+        """Use a higher LAC than the followed bookie sent; follow the bookie that knows it."""
+        if self.is_closed or last_entry_id <= self._lac:
+            return []
+        self._lac, self._lac_from = last_entry_id, by
+        members = self.metadata.last_ensemble.bookies
+        if by not in members:
+            return self._news()
+        self._source.position = members.index(by)
+        return [*self._unfollow(), *self._news()]
+
+    # Metadata
+
+    def _refresh(self) -> list[Effect]:
+        if self._metadata_is is not _Metadata.KNOWN:
+            self._metadata_is = _Metadata.STALE
+            return []
+        self._metadata_is = _Metadata.READING
+        return [Call.READ_METADATA]
+
+    def _metadata_read(self) -> list[Effect]:
+        was, self._metadata_is = self._metadata_is, _Metadata.KNOWN
+        return self._refresh() if was is _Metadata.STALE else []
+
+    def _learn(self, metadata: LedgerMetadata) -> list[Effect]:
+        """Follow another bookie if the followed one was replaced, none if the ledger is closed."""
+        self.metadata = metadata
+        effects: list[Effect] = []
+        if self.is_closed:
+            self._lac = metadata.last_entry_id
+            effects = self._unfollow()
+        elif self._source.followed not in metadata.last_ensemble.bookies:
+            effects = self._unfollow()
+        return [*effects, *self._go_on()]
+
+    def _call_failed(self, call: Call) -> list[Effect]:
+        match call:
+            case Call.READ_METADATA:
+                # The watch fires again after a reconnection; until then the bookies go on.
+                return self._metadata_read()
+            case Call.READ_END:
+                self._is_asking = False
+                return []
+            case _:
+                assert_never(call)
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        assert self._error is None or self.state in (_IDLE, _CHECKING)
+        assert self.state is not _CHECKING or self._error is not None
+        assert not (self._source.is_pausing and self._source.followed)
+        ids = [each.entry_id for each in self._pushed]
+        assert ids == sorted(set(ids))
+        assert not self.is_closed or self._source.followed is None
+        assert self.state is not _READING or self._next <= self._range_end
+        if self.state is _WAITING:
+            is_offered = self._next in ids
+            assert is_offered or (self._next > self._lac and not self.is_closed)

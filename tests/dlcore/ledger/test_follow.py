@@ -1,0 +1,590 @@
+"""Goal: every transition of the machine that follows a ledger.
+
+Method: exact effects for each; then seeded chance, with bookies that lose, forge and fail.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.base.errors import ConfigurationError, LedgerNotFoundError, LedgerReadError
+from dlcore.ledger.metadata.values import LedgerState
+from dlcore.ledger.port import HeldEntries
+from dlcore.ledger.reading.follow import (
+    TRANSITIONS,
+    AskMembers,
+    Broke,
+    Call,
+    CallFailed,
+    Checked,
+    CheckLac,
+    Control,
+    Effect,
+    EndRead,
+    EndTold,
+    Event,
+    Fail,
+    Follow,
+    FollowFailed,
+    FollowState,
+    FollowStep,
+    LedgerFollow,
+    MembersAnswered,
+    MetadataRead,
+    Offer,
+    Pause,
+    Pushed,
+    RangeRead,
+    ReadFailed,
+    ReadRange,
+    Signal,
+    Taken,
+    Tick,
+    TickAt,
+)
+from tests.fixtures.ledgers import bookie, bookies, entry_of, metadata_of, quorum_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.wire.digest import EntryFrame
+
+WANTED = Signal.STEP_WANTED
+OPEN = metadata_of((0, "ABC"))
+LOST = LedgerReadError("no replica")
+GONE = LedgerNotFoundError("deleted")
+
+
+def closed_at(last_entry_id: int, *, names: str = "ABC") -> LedgerMetadata:
+    """Return a ledger that ends there."""
+    return metadata_of((0, names), state=LedgerState.CLOSED, last_entry_id=last_entry_id)
+
+
+def entries(*ids: int) -> list[EntryFrame]:
+    """Return entries as read."""
+    return [entry_of(entry_id) for entry_id in ids]
+
+
+class Bench:
+    """A machine that is validated after each event; of ledger 7 it follows B first."""
+
+    def __init__(self, metadata: LedgerMetadata = OPEN, *, first: int = 0) -> None:
+        self.machine = LedgerFollow(metadata, first=first, now=0.0)
+        self.now = 0.0
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Feed an event."""
+        effects = self.machine.handle(event)
+        self.machine.validate()
+        return effects
+
+    def push(self, *ids: int, lac: int, fenced: bool = False) -> list[Effect]:
+        """Let the followed bookie push."""
+        return self.handle(Pushed(entries(*ids), lac, fenced, self.now))
+
+    def tick(self, now: float) -> list[Effect]:
+        """Let it be so late."""
+        self.now = now
+        return self.handle(Tick(now))
+
+    @property
+    def state(self) -> FollowState:
+        """The machine's state."""
+        return self.machine.state
+
+
+def waiting(*, first: int = 0, lac: int = -1) -> Bench:
+    """Return a bench whose caller got the first step, and waits for the next."""
+    bench = Bench(first=first)
+    assert bench.handle(WANTED) == [Follow(bookie("B"), first)]
+    assert bench.push(lac=lac) == [step(lac=lac)]
+    assert bench.handle(WANTED) == [Control.LISTEN]
+    return bench
+
+
+def step(*ids: int, lac: int, closed: bool = False) -> FollowStep:
+    """Return a step with these entries."""
+    return FollowStep(entries(*ids) or (), lac, closed=closed)
+
+
+def asked(bench: Bench) -> Bench:
+    """Let silence last until the members are asked."""
+    assert bench.tick(5.0)[1:] == [AskMembers(bookies("ABC"))]
+    return bench
+
+
+def answers(**held: HeldEntries) -> MembersAnswered:
+    """Return what members answered."""
+    return MembersAnswered([(bookie(name), each) for name, each in held.items()])
+
+
+def knows(lac: int, *ranges: tuple[int, int]) -> HeldEntries:
+    """Return the answer of a bookie with this LAC, and entries above it."""
+    return HeldEntries(lac, 1000, ranges)
+
+
+def test_the_first_step_reports_the_lac_and_carries_what_came_with_it() -> None:
+    """It is never offered: the caller first learns where it is."""
+    bench = Bench()
+    assert bench.handle(WANTED) == [Follow(bookie("B"), 0)]
+    assert bench.push(0, 1, 2, lac=1) == [step(0, 1, lac=1)]
+    assert bench.state is FollowState.IDLE
+    assert waiting(first=9, lac=4).state is FollowState.WAITING
+
+
+def test_what_comes_while_the_caller_waits_is_offered() -> None:
+    """Taken entries are in no step; a step brings the others."""
+    bench = waiting()
+    assert bench.push(0, 1, lac=1) == [Offer(entries(0, 1))]
+    assert bench.handle(Taken(2)) == [Control.LISTEN]
+    assert bench.push(2, 3, 4, lac=4) == [Offer(entries(2, 3, 4))]
+    assert bench.handle(Taken(1)) == [step(3, 4, lac=4)]
+    assert bench.handle(WANTED) == [Control.LISTEN]
+
+
+def test_nothing_is_handed_out_while_the_caller_works() -> None:
+    """The next update is not asked for before the caller is done with this one."""
+    bench = waiting()
+    assert bench.push(0, lac=0) == [Offer(entries(0))]
+    assert bench.handle(Taken(0)) == [step(0, lac=0)]
+    assert bench.push(1, lac=1) == []
+    assert bench.handle(WANTED) == [Offer(entries(1))]
+    assert bench.handle(Taken(1)) == [Control.LISTEN]
+
+
+def test_an_entry_above_the_lac_is_handed_out_once_it_is_confirmed() -> None:
+    """It is kept, and a repeated or unordered push does no harm."""
+    bench = waiting()
+    assert bench.push(2, 0, 1, 1, lac=1) == [Offer(entries(0, 1))]
+    assert bench.handle(Taken(2)) == [Control.LISTEN]
+    assert bench.handle(EndTold(2)) == [ReadRange(2, 2)]
+    assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2)]
+
+
+def test_gaps_are_read_from_any_replica() -> None:
+    """Before, between and behind what was pushed; chunks as the caller asks for them."""
+    bench = waiting()
+    assert bench.push(2, 5, lac=7) == [ReadRange(0, 1)]
+    assert bench.handle(RangeRead(entries(0))) == [step(0, lac=7)]
+    assert bench.handle(WANTED) == [Control.READ_ON]
+    assert bench.handle(RangeRead(entries(1))) == [step(1, lac=7)]
+    assert bench.handle(WANTED) == [Offer(entries(2))]
+    assert bench.handle(Taken(1)) == [ReadRange(3, 4)]
+    assert bench.handle(RangeRead(entries(3, 4))) == [step(3, 4, lac=7)]
+    assert bench.handle(WANTED) == [Offer(entries(5))]
+    assert bench.handle(Taken(1)) == [ReadRange(6, 7)]
+    assert bench.handle(RangeRead(entries(6, 7))) == [step(6, 7, lac=7)]
+    assert bench.handle(WANTED) == [Control.LISTEN]
+
+
+def test_an_end_that_the_caller_found_is_read_up_to() -> None:
+    """Not below what is known, and at once only if the caller waits."""
+    bench = waiting()
+    assert bench.handle(EndTold(1)) == [ReadRange(0, 1)]
+    assert bench.handle(EndTold(1)) == []
+    assert bench.handle(EndTold(2)) == []
+    assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=2)]
+    assert bench.handle(WANTED) == [ReadRange(2, 2)]
+
+
+def test_a_closed_ledger_is_read_to_its_end() -> None:
+    """Without following anybody; an empty one ends at once."""
+    bench = Bench(closed_at(2))
+    assert bench.handle(WANTED) == [ReadRange(0, 2)]
+    assert bench.handle(EndTold(9)) == []
+    assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=2)]
+    assert bench.handle(WANTED) == [Control.READ_ON]
+    assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2, closed=True)]
+    assert bench.state is FollowState.ENDED
+    assert bench.handle(WANTED) == []
+    assert Bench(closed_at(-1)).handle(WANTED) == [step(lac=-1, closed=True)]
+
+
+def test_a_ledger_that_is_closed_meanwhile_ends() -> None:
+    """While the caller waits, works, or has just taken the last entry."""
+    bench = waiting()
+    assert bench.handle(Signal.METADATA_CHANGED) == [Call.READ_METADATA]
+    assert bench.handle(MetadataRead(closed_at(-1))) == [
+        Control.UNFOLLOW,
+        step(lac=-1, closed=True),
+    ]
+    bench = waiting()
+    bench.push(0, lac=0)
+    bench.handle(Taken(0))
+    assert bench.push(1, lac=1) == []
+    assert bench.handle(MetadataRead(closed_at(1))) == [Control.UNFOLLOW]
+    assert bench.handle(WANTED) == [Offer(entries(1))]
+    assert bench.handle(Taken(1)) == [step(lac=1, closed=True)]
+
+
+def test_a_recovery_may_close_a_ledger_below_what_was_claimed() -> None:
+    """Nothing above its end is handed out, whether bookies have it or not."""
+    for answer in (RangeRead(entries(1, 2)), ReadFailed(LOST)):
+        bench = waiting()
+        assert bench.push(0, lac=9) == [Offer(entries(0))]
+        assert bench.handle(Taken(1)) == [ReadRange(1, 9)]
+        assert bench.handle(MetadataRead(closed_at(0))) == [Control.UNFOLLOW]
+        assert bench.handle(answer) == [step(lac=0, closed=True)]
+    bench = waiting()
+    assert bench.push(lac=9) == [ReadRange(0, 9)]
+    bench.handle(MetadataRead(closed_at(1)))
+    assert bench.handle(RangeRead(entries(0, 1, 2))) == [step(0, 1, lac=1, closed=True)]
+    bench = waiting()
+    assert bench.push(lac=9) == [ReadRange(0, 9)]
+    assert bench.handle(RangeRead(entries(0))) == [step(0, lac=9)]
+    bench.handle(MetadataRead(closed_at(0)))
+    assert bench.handle(WANTED) == [step(lac=0, closed=True)]
+
+
+def test_a_bookie_that_leaves_the_ensemble_is_not_followed_any_more() -> None:
+    """Nor is the new one from another entry than the next."""
+    bench = waiting()
+    changed = metadata_of((0, "ADC"))
+    assert bench.handle(Signal.METADATA_CHANGED) == [Call.READ_METADATA]
+    assert bench.handle(Signal.METADATA_CHANGED) == []
+    assert bench.handle(MetadataRead(OPEN)) == [Call.READ_METADATA, Control.LISTEN]
+    assert bench.handle(MetadataRead(changed)) == [Control.UNFOLLOW, Follow(bookie("D"), 0)]
+    assert bench.push(0, lac=0) == [Offer(entries(0))]
+    assert bench.handle(Taken(0)) == [step(0, lac=0)]
+    assert bench.handle(MetadataRead(OPEN)) == [Control.UNFOLLOW]
+    assert bench.handle(WANTED) == [Follow(bookie("B"), 1)]
+
+
+def test_metadata_that_cannot_be_read_is_read_at_the_next_change() -> None:
+    """The bookies go on meanwhile."""
+    bench = waiting()
+    assert bench.handle(Signal.METADATA_CHANGED) == [Call.READ_METADATA]
+    assert bench.handle(CallFailed(Call.READ_METADATA)) == []
+    assert bench.handle(Signal.METADATA_CHANGED) == [Call.READ_METADATA]
+
+
+def test_bookies_that_fail_are_followed_in_turn_with_pauses_that_grow() -> None:
+    """After each round the metadata is read; an answer ends the count."""
+    bench = Bench()
+    assert bench.handle(WANTED) == [Follow(bookie("B"), 0)]
+    for pause_s in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert bench.handle(FollowFailed()) == [Follow(bookie("C"), 0)]
+        assert bench.handle(FollowFailed()) == [Follow(bookie("A"), 0)]
+        assert bench.handle(FollowFailed()) == [Pause(pause_s)]
+        assert bench.handle(MetadataRead(OPEN)) == []
+        effects = bench.handle(Signal.PAUSE_OVER)
+        assert effects == [Call.READ_METADATA, Follow(bookie("B"), 0)]
+        assert bench.handle(CallFailed(Call.READ_METADATA)) == []
+    assert bench.push(lac=-1) == [step(lac=-1)]
+    assert bench.handle(FollowFailed()) == []  # the caller works
+    assert bench.handle(WANTED) == [Follow(bookie("C"), 0)]
+    assert bench.handle(FollowFailed()) == [Follow(bookie("A"), 0)]
+    assert bench.handle(FollowFailed()) == [Pause(0.1)]
+
+
+def test_silence_makes_it_ask_all_members() -> None:
+    """Soon at first, then after a second; not while the caller works, or nobody is followed."""
+    bench = waiting()
+    assert bench.tick(0.0) == [TickAt(0.02)]
+    assert bench.tick(0.02) == [TickAt(1.02), AskMembers(bookies("ABC"))]
+    assert bench.tick(1.02) == [TickAt(2.02)]  # they have not answered yet
+    assert bench.handle(answers()) == []
+    bench.now = 1.5
+    assert bench.push(lac=-1) == [Control.LISTEN]
+    assert bench.tick(2.02) == [TickAt(2.5)]
+    assert bench.tick(2.5) == [TickAt(3.5), AskMembers(bookies("ABC"))]
+    assert bench.handle(answers()) == []
+    for _ in range(2):
+        bench.handle(FollowFailed())
+    assert bench.handle(FollowFailed()) == [Pause(0.1)]
+    assert bench.tick(9.0) == [TickAt(10.0)]
+    idle = waiting()
+    idle.push(0, lac=0)
+    idle.handle(Taken(0))
+    assert idle.tick(7.0) == [TickAt(8.0)]
+
+
+def test_a_member_that_knows_a_higher_lac_is_followed() -> None:
+    """From the next entry on, once the caller has those up to that LAC."""
+    bench = asked(waiting())
+    assert bench.handle(answers(A=knows(-1), C=knows(1))) == [Control.UNFOLLOW, ReadRange(0, 1)]
+    assert bench.handle(RangeRead(entries(0, 1))) == [step(0, 1, lac=1)]
+    assert bench.handle(WANTED) == [Follow(bookie("C"), 2)]
+
+
+def test_the_followed_bookie_is_believed_beside_what_it_pushed() -> None:
+    """A push may be lost: its stream is opened again, even if it alone knows the LAC."""
+    bench = asked(waiting())
+    held = {"A": knows(-1), "B": knows(0), "C": knows(-1)}
+    assert bench.handle(answers(**held)) == [Control.UNFOLLOW, ReadRange(0, 0)]
+    assert bench.handle(RangeRead(entries(0))) == [step(0, lac=0)]
+    assert bench.handle(WANTED) == [Follow(bookie("B"), 1)]
+
+
+def test_a_member_that_left_is_believed_but_not_followed() -> None:
+    """Its LAC was true when it was a member."""
+    bench = asked(waiting())
+    assert bench.handle(MetadataRead(metadata_of((0, "ABD")))) == [Control.LISTEN]
+    assert bench.handle(answers(C=knows(0))) == [ReadRange(0, 0)]
+
+
+def test_entries_above_every_known_lac_may_be_readable() -> None:
+    """Their writer may be dead: then the entries decide, not a LAC."""
+    bench = asked(waiting())
+    assert bench.handle(answers(A=knows(-1, (0, 2)), B=knows(-1))) == [Call.READ_END]
+    assert bench.tick(7.0) == [TickAt(8.0)]
+    assert bench.handle(EndRead(2, OPEN)) == [Control.LISTEN, ReadRange(0, 2)]
+    assert bench.handle(RangeRead(entries(0, 1, 2))) == [step(0, 1, 2, lac=2)]
+    bench = asked(waiting())
+    bench.handle(answers(A=knows(-1, (0, 2))))
+    assert bench.handle(CallFailed(Call.READ_END)) == []
+    assert bench.tick(7.0) == [TickAt(8.0), AskMembers(bookies("ABC"))]
+    bench.handle(answers(A=knows(-1, (0, 2))))
+    end = bench.handle(EndRead(0, closed_at(0)))
+    assert end == [Control.UNFOLLOW, ReadRange(0, 0)]
+    assert bench.handle(RangeRead(entries(0))) == [step(0, lac=0, closed=True)]
+
+
+def test_a_fence_makes_it_read_the_metadata() -> None:
+    """At once, and with each silence: the watch may come late."""
+    bench = waiting()
+    assert bench.push(0, lac=0, fenced=True) == [Call.READ_METADATA, Offer(entries(0))]
+    assert bench.handle(Taken(1)) == [Control.LISTEN]
+    assert bench.push(lac=0, fenced=True) == [Control.LISTEN]
+    assert bench.handle(MetadataRead(OPEN)) == [Control.LISTEN]
+    assert bench.tick(5.0)[1:] == [AskMembers(bookies("ABC")), Call.READ_METADATA]
+
+
+def test_a_lac_is_checked_if_an_entry_below_it_is_nowhere() -> None:
+    """If it is false the bookie that sent it is not followed, nor believed, any more."""
+    bench = waiting()
+    assert bench.push(0, lac=9) == [Offer(entries(0))]
+    assert bench.handle(Taken(1)) == [ReadRange(1, 9)]
+    assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, 0, 9)]
+    assert bench.state is FollowState.CHECKING
+    assert bench.handle(Checked(9, 0)) == [Control.UNFOLLOW, Follow(bookie("C"), 1)]
+    asked(bench)
+    assert bench.handle(answers(B=knows(9), C=knows(0))) == []
+    for _ in range(2):
+        bench.handle(FollowFailed())
+    assert bench.tick(6.0) == [TickAt(7.0), AskMembers(bookies("ABC"))]
+
+
+def test_if_all_sent_false_ones_all_are_followed_again() -> None:
+    """Some bookie must be followed: each LAC is checked again."""
+    bench = Bench()
+    assert bench.handle(WANTED) == [Follow(bookie("B"), 0)]
+    for name in "CAA":
+        bench.push(lac=9)
+        if bench.state is FollowState.IDLE:
+            bench.handle(WANTED)
+        assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, -1, 9)]
+        assert bench.handle(Checked(9, -1)) == [Control.UNFOLLOW, Follow(bookie(name), 0)]
+
+
+def test_a_false_lac_of_nobody_is_nobodys_fault() -> None:
+    """A read of the caller found it, so nobody is left out."""
+    bench = waiting()
+    assert bench.handle(EndTold(3)) == [ReadRange(0, 3)]
+    bench.handle(ReadFailed(LOST))
+    assert bench.handle(Checked(3, -1)) == [Control.UNFOLLOW, Follow(bookie("B"), 0)]
+
+
+def test_an_entry_below_a_true_lac_is_lost() -> None:
+    """So is one of a closed ledger; another error says nothing about the LAC."""
+    bench = waiting()
+    bench.push(lac=0)
+    assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, -1, 0)]
+    assert bench.handle(Checked(0, 0)) == [Fail(LOST)]
+    assert bench.state is FollowState.ENDED
+    bench = Bench(closed_at(0))
+    bench.handle(WANTED)
+    assert bench.handle(ReadFailed(LOST)) == [Fail(LOST)]
+    bench = waiting()
+    bench.push(lac=0)
+    refused = ConfigurationError("no such entry")
+    assert bench.handle(ReadFailed(refused)) == [Fail(refused)]
+
+
+def test_a_ledger_that_is_closed_while_its_lac_is_checked_is_read_again() -> None:
+    """Its end says which entries there are."""
+    for confirmed in (-1, 9):
+        bench = waiting()
+        bench.push(lac=9)
+        bench.handle(ReadFailed(LOST))
+        assert bench.handle(MetadataRead(closed_at(0))) == [Control.UNFOLLOW]
+        assert bench.handle(Checked(9, confirmed)) == [ReadRange(0, 0)]
+
+
+def test_an_error_waits_for_a_caller_that_works() -> None:
+    """It ends everything else at once."""
+    assert waiting().handle(Broke(GONE)) == [Fail(GONE)]
+    bench = waiting()
+    bench.push(0, lac=0)
+    bench.handle(Taken(0))
+    assert bench.handle(Broke(GONE)) == []
+    assert bench.handle(WANTED) == [Fail(GONE)]
+    bench = waiting()
+    bench.push(lac=0)
+    bench.handle(ReadFailed(LOST))
+    assert bench.handle(Broke(GONE)) == [Fail(GONE)]
+
+
+class World:
+    """Bookies and a caller by chance: updates, reads, failures and lies, up to a closed ledger."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.machine = LedgerFollow(
+            metadata_of((0, "ABCD"), quorum=quorum_of(4, 2, 2)), first=self.rng.randrange(4), now=0
+        )
+        self.now = 0.0
+        self.lac = self.proven = -1
+        self.is_open = True
+        self.liar = bookie(self.rng.choice("ABCD"))
+        self.followed: Follow | None = None
+        self.listens = False
+        self.range: ReadRange | None = None
+        self.pending: list[Event] = []  # answers on their way, in any order
+        self.got: list[int] = []
+        self.is_over = False
+        self.seen: set[FollowState] = set()
+
+    def handle(self, event: Event) -> None:
+        """Feed an event, and perform its effects."""
+        effects = self.machine.handle(event)
+        self.machine.validate()
+        self.seen.add(self.machine.state)
+        for effect in effects:
+            self.perform(effect)
+
+    def metadata(self) -> LedgerMetadata:
+        """Return what the store holds."""
+        state = LedgerState.OPEN if self.is_open else LedgerState.CLOSED
+        last = -1 if self.is_open else self.lac
+        quorum = quorum_of(4, 2, 2)
+        return metadata_of((0, "ABCD"), quorum=quorum, state=state, last_entry_id=last)
+
+    def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
+        """Take note, or answer later."""
+        match effect:
+            case Offer(offered):
+                count = self.rng.randint(0, len(offered))
+                self.take(offered[:count])
+                self.handle(Taken(count))
+            case FollowStep(frames, _, closed):
+                self.take(frames)
+                self.is_over = closed
+            case Follow():
+                self.followed, self.listens = effect, True
+            case Control.LISTEN:
+                self.listens = True
+            case Control.UNFOLLOW:
+                self.followed = None
+            case ReadRange():
+                self.range = effect
+                self.read()
+            case Control.READ_ON:
+                self.read()
+            case Call.READ_METADATA:
+                self.pending.append(self.or_not(MetadataRead(self.metadata()), effect))
+            case Call.READ_END:
+                self.pending.append(self.or_not(EndRead(self.lac, self.metadata()), effect))
+            case AskMembers(asked_bookies):
+                lie = (self.liar, HeldEntries(self.lac + 5, 1000, ()))
+                truth = [(each, HeldEntries(-1, 1000, ((0, self.lac),))) for each in asked_bookies]
+                self.pending.append(MembersAnswered(self.rng.choice([[lie, *truth], truth])))
+            case CheckLac(_, vouched, claimed):
+                self.pending.append(Checked(claimed, max(vouched, min(claimed, self.proven))))
+            case TickAt(at_s):
+                self.now = max(self.now, at_s)
+                self.pending.append(Tick(self.now))
+            case Pause():
+                self.pending.append(Signal.PAUSE_OVER)
+            case _:
+                raise AssertionError(effect)
+
+    def or_not(self, answer: Event, call: Call) -> Event:
+        """Return the answer, mostly."""
+        return CallFailed(call) if self.rng.random() < 0.3 else answer
+
+    def take(self, taken: Sequence[EntryFrame]) -> None:
+        """Note what the caller gets."""
+        self.got += [each.entry_id for each in taken]
+
+    def read(self) -> None:
+        """Read a few of the range's entries, as far as there are any."""
+        assert self.range is not None
+        first, last = self.range.first, min(self.range.last, self.lac)
+        if first > last:
+            self.proven = self.lac  # what is confirmed later may be there, and is not missed
+            self.pending.append(ReadFailed(LOST))
+            return
+        last = self.rng.randint(first, last)
+        self.range = ReadRange(last + 1, self.range.last)
+        self.pending.append(RangeRead(entries(*range(first, last + 1))))
+
+    def push(self) -> None:
+        """Let the followed bookie push what it holds, which is not all."""
+        assert self.followed is not None
+        first = self.machine._next
+        held = [each for each in range(first, self.lac + 1) if self.rng.random() < 0.7]
+        is_lie = self.followed.bookie == self.liar and self.rng.random() < 0.5
+        lac = self.lac + 3 if is_lie else self.lac
+        self.listens = False
+        fenced = not self.is_open and self.rng.random() < 0.5
+        self.handle(Pushed(entries(*held), lac, fenced, self.now))
+
+    def turn(self) -> None:
+        """Let one thing happen."""
+        choices = [self.grow, self.change]
+        if self.machine.state is FollowState.IDLE:
+            choices += [lambda: self.handle(WANTED)] * 3
+        if self.followed is not None and self.listens:
+            choices += [self.push] * 3 + [self.fail]
+        if self.pending:
+            choices += [self.answer] * 3
+        self.rng.choice(choices)()
+
+    def grow(self) -> None:
+        """Let entries be confirmed."""
+        if self.is_open and self.lac < 30:
+            self.lac += self.rng.randint(0, 3)
+
+    def change(self) -> None:
+        """Let the ledger be closed, in the end, and the machine hear of it, or of the LAC."""
+        if self.lac >= 30 and self.rng.random() < 0.1:
+            self.is_open = False
+        news: list[Event] = [Signal.METADATA_CHANGED, EndTold(self.lac)]
+        self.handle(self.rng.choice(news))
+
+    def fail(self) -> None:
+        """Let the followed bookie fail."""
+        self.followed = None
+        self.handle(FollowFailed())
+
+    def answer(self) -> None:
+        """Let an answer arrive."""
+        self.handle(self.pending.pop(self.rng.randrange(len(self.pending))))
+
+
+def test_every_entry_comes_once_whatever_happens() -> None:
+    """In order, and the last step comes, in 300 histories that see every state."""
+    seen: set[FollowState] = set()
+    for seed in range(300):
+        world = World(seed)
+        first = world.machine._next
+        world.handle(Tick(0.0))
+        turns = 0
+        while not world.is_over:
+            world.turn()
+            turns += 1
+            assert turns < 20_000, seed
+        assert world.got == list(range(first, world.lac + 1)), seed
+        seen |= world.seen
+    assert seen == set(FollowState)
+
+
+@pytest.mark.parametrize("state", FollowState)
+def test_every_state_says_when_it_is_left(state: FollowState) -> None:
+    """ENDED never is."""
+    assert bool(TRANSITIONS.causes[state]) == (state is not FollowState.ENDED)
