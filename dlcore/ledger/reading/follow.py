@@ -19,8 +19,9 @@ A LAC is a claim.  If no replica has an entry below it, the bookies' lists of en
 the claim is true.  A bookie that sent a false one is neither followed nor believed any more, unless
 all are like that.
 
-The caller takes steps one at a time.  A pushed entry that comes while the caller waits is offered
-to it first: a taken entry is in no step, which spares most of the work.
+The caller takes steps one at a time.  Mostly a pushed entry comes while the caller waits, and is
+the last confirmed one.  Then it is offered: a taken entry is in no step, which spares most of the
+work.
 
 The driver (`follow_driver.py`) talks to bookies and the metadata store, and verifies frames.
 """
@@ -136,10 +137,11 @@ class Pushed(NamedTuple):
     now: float
 
 
-class Taken(NamedTuple):
-    """Event: the caller took so many of the entries that it was offered, the first ones."""
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Event: the caller did not take these entries, the last ones of those that it was offered."""
 
-    entry_count: int
+    entries: Sequence[EntryFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ class Broke:
 Event: TypeAlias = (
     Signal
     | Pushed
-    | Taken
+    | Refused
     | FollowFailed
     | Tick
     | MembersAnswered
@@ -238,7 +240,11 @@ Event: TypeAlias = (
 
 
 class Offer(NamedTuple):
-    """Effect, the last one of its event: offer these entries to the caller; answer with `Taken`."""
+    """Effect, the last one of its event: offer these entries, which are all, to the caller.
+
+    If it takes them, take the next update of the followed bookie, as for `LISTEN`; if not, answer
+    with `Refused`.
+    """
 
     entries: Sequence[EntryFrame]
 
@@ -354,7 +360,7 @@ class LedgerFollow:
         self._next = first
         self._lac = metadata.last_entry_id if self.is_closed else -1
         self._lac_from: BookieId | None = None  # the bookie that sent the LAC
-        self._pushed: list[EntryFrame] = []  # not handed out yet, ascending
+        self._pushed: Sequence[EntryFrame] = ()  # not handed out yet, ascending
         self._range_end = -1  # of the range that is read
         self._source = _Source(metadata)
         self._is_first = True  # the first step, which reports the LAC, is due
@@ -376,8 +382,9 @@ class LedgerFollow:
         match event:
             case Pushed():
                 return self._on_pushed(event)
-            case Taken(entry_count):
-                return self._on_taken(entry_count)
+            case Refused(entries):
+                self._next = entries[0].entry_id
+                return self._hand_out(entries)
             case Signal.STEP_WANTED:
                 return self._wanted()
             case RangeRead(entries):
@@ -435,24 +442,27 @@ class LedgerFollow:
             return self._hand_out(()) if self.is_closed else self._listen()
         run = self._run()
         if run:
-            return self._hand_out(run) if self._is_first else [Offer(run)]
+            is_all = run[-1].entry_id == self._lac
+            if self._is_first or not is_all or self._source.followed is None:
+                return self._hand_out(run)
+            self._next, self._pushed = self._lac + 1, ()
+            return [Offer(run)]
         self._become(_READING)
         self._range_end = self._pushed[0].entry_id - 1 if self._pushed else self._lac
         return [ReadRange(self._next, self._range_end)]
 
-    def _run(self) -> list[EntryFrame]:
+    def _run(self) -> Sequence[EntryFrame]:
         """Return the pushed entries that come next and are confirmed; forget those of no use."""
-        pushed = [each for each in self._pushed if self._next <= each.entry_id <= self._lac]
+        pushed, last = self._pushed, self._next + len(self._pushed) - 1
+        # Mostly all of them are: their ids ascend, so the first and the last one prove it.
+        if pushed and pushed[0].entry_id == self._next and pushed[-1].entry_id == last <= self._lac:
+            return pushed
+        pushed = [each for each in pushed if self._next <= each.entry_id <= self._lac]
         self._pushed = pushed
         count = 0
         while count < len(pushed) and pushed[count].entry_id == self._next + count:
             count += 1
         return pushed[:count]
-
-    def _on_taken(self, entry_count: int) -> list[Effect]:
-        self._next += entry_count
-        refused = self._run()
-        return self._hand_out(refused) if refused else self._go_on()
 
     def _hand_out(self, entries: Sequence[EntryFrame]) -> list[Effect]:
         if entries:
@@ -530,12 +540,12 @@ class LedgerFollow:
         if len(entries) > 1:
             by_id = {each.entry_id: each for each in entries}
             entries = [by_id[entry_id] for entry_id in sorted(by_id)]
-        self._pushed = list(entries)
+        self._pushed = entries
         # A fence announces a recovery, which changes the metadata; the watch may come late.
-        is_news = fenced and not self._is_fenced
-        self._is_fenced |= fenced
-        effects = self._refresh() if is_news else []
-        return [*effects, *self._news()]
+        if fenced and not self._is_fenced:
+            self._is_fenced = True
+            return [*self._refresh(), *self._news()]
+        return self._news()
 
     def _news(self) -> list[Effect]:
         """Go on after a bookie sent something; the first step reports the LAC, also alone."""
@@ -638,6 +648,4 @@ class LedgerFollow:
         assert ids == sorted(set(ids))
         assert not self.is_closed or self._source.followed is None
         assert self.state is not _READING or self._next <= self._range_end
-        if self.state is _WAITING:
-            is_offered = self._next in ids
-            assert is_offered or (self._next > self._lac and not self.is_closed)
+        assert self.state is not _WAITING or (self._next > self._lac and not self.is_closed)

@@ -35,8 +35,8 @@ from dlcore.ledger.reading.follow import (
     RangeRead,
     ReadFailed,
     ReadRange,
+    Refused,
     Signal,
-    Taken,
     Tick,
     TickAt,
 )
@@ -135,7 +135,11 @@ class LedgerFollower:
     def _perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
         match effect:
             case Offer(entries):
-                self._handle(Taken(self._offer(entries)))
+                refused = self._refused(entries)
+                if refused:
+                    self._handle(Refused(refused))
+                else:
+                    self._listens.set()
             case Control.LISTEN:
                 self._listens.set()
             case FollowStep():
@@ -161,12 +165,12 @@ class LedgerFollower:
             case _:
                 assert_never(effect)
 
-    def _offer(self, entries: Sequence[EntryFrame]) -> int:
-        """Return how many entries the caller took."""
-        for count, entry in enumerate(entries):
+    def _refused(self, entries: Sequence[EntryFrame]) -> Sequence[EntryFrame]:
+        """Return the entries that the caller does not take."""
+        for number, entry in enumerate(entries):
             if not self._on_entry(entry):
-                return count
-        return len(entries)
+                return entries[number:]
+        return ()
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         return self._tasks.start(self._watched(work))
@@ -194,7 +198,8 @@ class LedgerFollower:
                 lac, fenced = update.last_add_confirmed, update.fenced
                 self._handle(Pushed(entries, lac, fenced, loop.time()))
                 # The next update is not requested yet: a slow caller then slows the bookie down.
-                await listens.wait()
+                if not listens.is_set():
+                    await listens.wait()
 
     def _verified(self, bookie: BookieId, frames: Sequence[bytes | memoryview]) -> list[EntryFrame]:
         """Return the good entries; another replica has a damaged one, too."""

@@ -40,8 +40,8 @@ from dlcore.ledger.reading.follow import (
     RangeRead,
     ReadFailed,
     ReadRange,
+    Refused,
     Signal,
-    Taken,
     Tick,
     TickAt,
 )
@@ -140,9 +140,8 @@ def test_what_comes_while_the_caller_waits_is_offered() -> None:
     """Taken entries are in no step; a step brings the others."""
     bench = waiting()
     assert bench.push(0, 1, lac=1) == [Offer(entries(0, 1))]
-    assert bench.handle(Taken(2)) == [Control.LISTEN]
     assert bench.push(2, 3, 4, lac=4) == [Offer(entries(2, 3, 4))]
-    assert bench.handle(Taken(1)) == [step(3, 4, lac=4)]
+    assert bench.handle(Refused(entries(3, 4))) == [step(3, 4, lac=4)]
     assert bench.handle(WANTED) == [Control.LISTEN]
 
 
@@ -150,17 +149,15 @@ def test_nothing_is_handed_out_while_the_caller_works() -> None:
     """The next update is not asked for before the caller is done with this one."""
     bench = waiting()
     assert bench.push(0, lac=0) == [Offer(entries(0))]
-    assert bench.handle(Taken(0)) == [step(0, lac=0)]
+    assert bench.handle(Refused(entries(0))) == [step(0, lac=0)]
     assert bench.push(1, lac=1) == []
     assert bench.handle(WANTED) == [Offer(entries(1))]
-    assert bench.handle(Taken(1)) == [Control.LISTEN]
 
 
 def test_an_entry_above_the_lac_is_handed_out_once_it_is_confirmed() -> None:
-    """It is kept, and a repeated or unordered push does no harm."""
+    """It is read then, and a repeated or unordered push does no harm."""
     bench = waiting()
     assert bench.push(2, 0, 1, 1, lac=1) == [Offer(entries(0, 1))]
-    assert bench.handle(Taken(2)) == [Control.LISTEN]
     assert bench.handle(EndTold(2)) == [ReadRange(2, 2)]
     assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2)]
 
@@ -172,11 +169,11 @@ def test_gaps_are_read_from_any_replica() -> None:
     assert bench.handle(RangeRead(entries(0))) == [step(0, lac=7)]
     assert bench.handle(WANTED) == [Control.READ_ON]
     assert bench.handle(RangeRead(entries(1))) == [step(1, lac=7)]
-    assert bench.handle(WANTED) == [Offer(entries(2))]
-    assert bench.handle(Taken(1)) == [ReadRange(3, 4)]
+    assert bench.handle(WANTED) == [step(2, lac=7)]
+    assert bench.handle(WANTED) == [ReadRange(3, 4)]
     assert bench.handle(RangeRead(entries(3, 4))) == [step(3, 4, lac=7)]
-    assert bench.handle(WANTED) == [Offer(entries(5))]
-    assert bench.handle(Taken(1)) == [ReadRange(6, 7)]
+    assert bench.handle(WANTED) == [step(5, lac=7)]
+    assert bench.handle(WANTED) == [ReadRange(6, 7)]
     assert bench.handle(RangeRead(entries(6, 7))) == [step(6, 7, lac=7)]
     assert bench.handle(WANTED) == [Control.LISTEN]
 
@@ -214,19 +211,18 @@ def test_a_ledger_that_is_closed_meanwhile_ends() -> None:
     ]
     bench = waiting()
     bench.push(0, lac=0)
-    bench.handle(Taken(0))
+    bench.handle(Refused(entries(0)))
     assert bench.push(1, lac=1) == []
     assert bench.handle(MetadataRead(closed_at(1))) == [Control.UNFOLLOW]
-    assert bench.handle(WANTED) == [Offer(entries(1))]
-    assert bench.handle(Taken(1)) == [step(lac=1, closed=True)]
+    assert bench.handle(WANTED) == [step(1, lac=1, closed=True)]
 
 
 def test_a_recovery_may_close_a_ledger_below_what_was_claimed() -> None:
     """Nothing above its end is handed out, whether bookies have it or not."""
     for answer in (RangeRead(entries(1, 2)), ReadFailed(LOST)):
         bench = waiting()
-        assert bench.push(0, lac=9) == [Offer(entries(0))]
-        assert bench.handle(Taken(1)) == [ReadRange(1, 9)]
+        assert bench.push(0, lac=9) == [step(0, lac=9)]
+        assert bench.handle(WANTED) == [ReadRange(1, 9)]
         assert bench.handle(MetadataRead(closed_at(0))) == [Control.UNFOLLOW]
         assert bench.handle(answer) == [step(lac=0, closed=True)]
     bench = waiting()
@@ -249,7 +245,7 @@ def test_a_bookie_that_leaves_the_ensemble_is_not_followed_any_more() -> None:
     assert bench.handle(MetadataRead(OPEN)) == [Call.READ_METADATA, Control.LISTEN]
     assert bench.handle(MetadataRead(changed)) == [Control.UNFOLLOW, Follow(bookie("D"), 0)]
     assert bench.push(0, lac=0) == [Offer(entries(0))]
-    assert bench.handle(Taken(0)) == [step(0, lac=0)]
+    assert bench.handle(Refused(entries(0))) == [step(0, lac=0)]
     assert bench.handle(MetadataRead(OPEN)) == [Control.UNFOLLOW]
     assert bench.handle(WANTED) == [Follow(bookie("B"), 1)]
 
@@ -299,7 +295,7 @@ def test_silence_makes_it_ask_all_members() -> None:
     assert bench.tick(9.0) == [TickAt(10.0)]
     idle = waiting()
     idle.push(0, lac=0)
-    idle.handle(Taken(0))
+    idle.handle(Refused(entries(0)))
     assert idle.tick(7.0) == [TickAt(8.0)]
 
 
@@ -348,7 +344,6 @@ def test_a_fence_makes_it_read_the_metadata() -> None:
     """At once, and with each silence: the watch may come late."""
     bench = waiting()
     assert bench.push(0, lac=0, fenced=True) == [Call.READ_METADATA, Offer(entries(0))]
-    assert bench.handle(Taken(1)) == [Control.LISTEN]
     assert bench.push(lac=0, fenced=True) == [Control.LISTEN]
     assert bench.handle(MetadataRead(OPEN)) == [Control.LISTEN]
     assert bench.tick(5.0)[1:] == [AskMembers(bookies("ABC")), Call.READ_METADATA]
@@ -357,8 +352,8 @@ def test_a_fence_makes_it_read_the_metadata() -> None:
 def test_a_lac_is_checked_if_an_entry_below_it_is_nowhere() -> None:
     """If it is false the bookie that sent it is not followed, nor believed, any more."""
     bench = waiting()
-    assert bench.push(0, lac=9) == [Offer(entries(0))]
-    assert bench.handle(Taken(1)) == [ReadRange(1, 9)]
+    assert bench.push(0, lac=9) == [step(0, lac=9)]
+    assert bench.handle(WANTED) == [ReadRange(1, 9)]
     assert bench.handle(ReadFailed(LOST)) == [CheckLac(OPEN.last_ensemble, 0, 9)]
     assert bench.state is FollowState.CHECKING
     assert bench.handle(Checked(9, 0)) == [Control.UNFOLLOW, Follow(bookie("C"), 1)]
@@ -420,7 +415,7 @@ def test_an_error_waits_for_a_caller_that_works() -> None:
     assert waiting().handle(Broke(GONE)) == [Fail(GONE)]
     bench = waiting()
     bench.push(0, lac=0)
-    bench.handle(Taken(0))
+    bench.handle(Refused(entries(0)))
     assert bench.handle(Broke(GONE)) == []
     assert bench.handle(WANTED) == [Fail(GONE)]
     bench = waiting()
@@ -470,7 +465,10 @@ class World:
             case Offer(offered):
                 count = self.rng.randint(0, len(offered))
                 self.take(offered[:count])
-                self.handle(Taken(count))
+                if count < len(offered):
+                    self.handle(Refused(offered[count:]))
+                else:
+                    self.listens = True
             case FollowStep(frames, _, closed):
                 self.take(frames)
                 self.is_over = closed
