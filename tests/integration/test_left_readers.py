@@ -18,7 +18,7 @@ from dlcore.base.config import LogConfig
 from dlcore.base.records import LogRecord
 from dlcore.ledger.reading.follow_driver import LedgerFollower
 from dlcore.ledger.reading.range_read_driver import RangeRead
-from dlcore.log.reading.fetch import Fetcher
+from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.transport.connection import Incoming
 from dlcore.wire.digest import EntryFrame
 from tests.fixtures.aio import until

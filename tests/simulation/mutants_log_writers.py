@@ -16,8 +16,8 @@ from dlcore.log.metadata import changes
 from dlcore.log.metadata.changes import _Draft
 from dlcore.log.reading import snapshot
 from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent
-from dlcore.log.reading.fetch import Fetcher
 from dlcore.log.reading.reader import AsyncLogReader
+from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.writing import truncation, writer
 from dlcore.log.writing.append import LogAppender

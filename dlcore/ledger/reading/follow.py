@@ -442,8 +442,8 @@ class LedgerFollow:
             return self._hand_out(()) if self.is_closed else self._listen()
         run = self._run()
         if run:
-            is_all = run[-1].entry_id == self._lac
-            if self._is_first or not is_all or self._source.followed is None:
+            may_offer = self._source.followed is not None and not self._is_first
+            if not may_offer or run[-1].entry_id != self._lac:
                 return self._hand_out(run)
             self._next, self._pushed = self._lac + 1, ()
             return [Offer(run)]
@@ -545,7 +545,7 @@ class LedgerFollow:
         if fenced and not self._is_fenced:
             self._is_fenced = True
             return [*self._refresh(), *self._news()]
-        return self._news()
+        return self._news() if self._is_first else self._go_on()
 
     def _news(self) -> list[Effect]:
         """Go on after a bookie sent something; the first step reports the LAC, also alone."""

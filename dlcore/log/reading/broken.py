@@ -19,12 +19,13 @@ class BrokenEntries:
 
     def __init__(self, log: str, *, skip: bool) -> None:
         self._log = log
-        self._skip = skip
+        self.skips = skip
+        """Whether broken entries are skipped."""
         self.count = 0
 
     def meet(self, lssn: int, entry_id: int, error: DLError) -> None:
         """Count a broken entry that is skipped; raise `error` if none may be."""
-        if not self._skip:
+        if not self.skips:
             raise error
         self.count += 1
         logger.warning(

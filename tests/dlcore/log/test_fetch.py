@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,13 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.metadata.history import LogHistory
+from dlcore.log.reading.extent_ledgers import ExtentLedgers
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
     from dlcore.api.manager import DistributedLogManager
     from dlcore.log.metadata.values import LogState
+    from dlcore.log.reading.cursor import ReadExtent
 
 
 async def write_segments(log: DistributedLogManager, payloads: list[bytes]) -> None:
@@ -129,7 +132,7 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes over all of them, from anywhere, and along the tail, and none is read before."""
-    monkeypatch.setattr("dlcore.log.reading.fetch.SEGMENTS_AHEAD", at_once)
+    monkeypatch.setattr("dlcore.log.reading.tail_driver.SEGMENTS_AHEAD", at_once)
     monkeypatch.setattr("dlcore.log.reading.opening.SEGMENTS_AHEAD", at_once)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
@@ -138,7 +141,7 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
         for first in range(8):
             async with await slow.open_reader(dlsn=DLSN(first + 1, 0, 0)) as reader:
-                assert len(reader._fetcher._state.segments) <= at_once
+                assert len(reader._fetcher._machine.segments.segments) <= at_once
                 assert [r.txid async for r in reader] == list(range(first, 7))
         async with await slow.open_reader() as reader:
             following = asyncio.create_task(reader.read_bulk(9, timeout_s=60))
@@ -157,8 +160,17 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
     on_log(body)
 
 
-def test_the_next_segment_is_opened_before_its_turn() -> None:
+def test_the_next_segment_is_opened_before_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """One and no more, however long the reader stands still; closing it leaves nothing open."""
+    read, chunks = [], ExtentLedgers.chunks
+
+    async def noted(self: ExtentLedgers, step: ReadExtent) -> Any:
+        async with aclosing(chunks(self, step)) as found:
+            async for frames in found:
+                read.append(step.lssn)
+                yield frames
+
+    monkeypatch.setattr(ExtentLedgers, "chunks", noted)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         await write_segments(log, [b"%d" % number for number in range(5)])
@@ -169,21 +181,19 @@ def test_the_next_segment_is_opened_before_its_turn() -> None:
             for _ in range(300):
                 await asyncio.sleep(0)
             # The first one fills the buffer, the second waits for room.
-            assert fetcher._cursor.position == DLSN(2, 0, 0)
-            ahead = fetcher._opened
-            assert ahead is not None
-            assert (ahead.step.lssn, ahead._first.done()) == (3, True)
+            assert fetcher._machine.cursor.position == DLSN(2, 0, 0)
+            assert read == [1, 2, 3]
             assert [r.txid async for r in reader] == list(range(5))
-            assert fetcher._opened is None
+            assert read == [1, 2, 3, 4, 5]
+            assert fetcher._ahead is None
         async with await slow.open_reader() as reader:
             assert await reader.read_next() is not None
             for _ in range(300):
                 await asyncio.sleep(0)
-            opened = reader._fetcher._opened
+            opened = reader._fetcher._ahead
         assert opened is not None
-        assert reader._fetcher._opened is None
-        with pytest.raises(StopAsyncIteration):
-            await anext(opened._chunks)
+        assert opened.task.done()
+        assert reader._fetcher._ahead is None
 
     on_log(body)
 
@@ -215,8 +225,22 @@ def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("is_truncated", [True, False])
-def test_what_is_opened_before_its_turn_may_be_gone(*, is_truncated: bool) -> None:
+def test_what_is_opened_before_its_turn_may_be_gone(
+    monkeypatch: pytest.MonkeyPatch, *, is_truncated: bool
+) -> None:
     """That is an error when its turn comes and not before, unless a truncation explains it."""
+    failed, chunks = [], ExtentLedgers.chunks
+
+    async def noted(self: ExtentLedgers, step: ReadExtent) -> Any:
+        try:
+            async with aclosing(chunks(self, step)) as found:
+                async for frames in found:
+                    yield frames
+        except LedgerNotFoundError as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(ExtentLedgers, "chunks", noted)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         await write_segments(log, [b"%d" % number for number in range(4)])
@@ -227,9 +251,9 @@ def test_what_is_opened_before_its_turn_may_be_gone(*, is_truncated: bool) -> No
         async with await slow.open_reader() as reader:
             for _ in range(300):
                 await asyncio.sleep(0)
-            opened = reader._fetcher._opened
-            assert opened is not None
-            assert isinstance(opened._first.exception(), LedgerNotFoundError)
+            ahead = reader._fetcher._ahead
+            assert ahead is not None
+            assert isinstance(failed[0], LedgerNotFoundError)
             if is_truncated:
                 await log.truncate(DLSN(4, 0, 0))
                 assert [r.txid async for r in reader] == [0, 1, 3]
@@ -363,8 +387,8 @@ def test_what_is_pushed_is_buffered_within_the_bound() -> None:
             for txid in range(1, 30):
                 await writer.write(record(txid, b"x" * 100))
                 await asyncio.sleep(0.001)
-                assert reader._fetcher._buffered_bytes < 300 + 400
-            assert reader._fetcher._buffered_bytes > 300
+                assert reader._fetcher._machine.buffered_bytes < 300 + 400
+            assert reader._fetcher._machine.buffered_bytes > 300
             assert [r.txid for r in await reader.read_bulk(29, timeout_s=60)] == list(range(1, 30))
 
     on_log(body)

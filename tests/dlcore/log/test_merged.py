@@ -133,7 +133,9 @@ def test_what_is_here_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
         most = count = 0
         async with await namespace.open_merged_reader(NAMES) as reader:
             fetchers = [each.reader._fetcher for each in reader._sources]
-            await until(lambda: all(each._buffered_bytes > 30 * 40_000 for each in fetchers))
+            await until(
+                lambda: all(each._machine.buffered_bytes > 30 * 40_000 for each in fetchers)
+            )
             async for _each in reader:
                 count += 1
                 here = sum(rows.size_bytes for each in reader._sources for rows in each.rows)

@@ -1,0 +1,94 @@
+"""The ledgers behind the extents that one reader reads, or follows."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from dlcore.base.errors import LedgerNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from dlcore.ledger.reading.follow import FollowStep
+    from dlcore.ledger.reading.reader import LedgerReader
+    from dlcore.log.context import LogContext
+    from dlcore.log.reading.cursor import FollowExtent, ReadExtent
+    from dlcore.wire.digest import EntryFrame
+
+
+class ExtentLedgers:
+    """Opens ledgers, and keeps the last one: extents that follow each other often share it."""
+
+    def __init__(self, context: LogContext) -> None:
+        self._context = context
+        self._reader: LedgerReader | None = None
+        self._followed: LedgerReader | None = None
+
+    def forget(self) -> None:
+        """Open the next ledger anew, also if it is the one that was read last."""
+        self._reader = None
+
+    async def chunks(self, step: ReadExtent) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        """Yield the entries of a final extent in order, many at a time.
+
+        Raises: as `LedgerReader.read`; LedgerNotFoundError, MetadataError.
+        """
+        last_entry_id = step.last_entry_id
+        assert last_entry_id is not None
+        reader = await self._reader_of(step.extent.ledger_id, last_entry_id)
+        known = reader.metadata
+        async with aclosing(reader.read(step.first_entry_id, last_entry_id)) as chunks:
+            async for frames in chunks:
+                if reader.metadata is not known:
+                    # The reader found that entries were moved: spare the next readers the search.
+                    known = reader.metadata
+                    self._context.ledger_cache.correct(known)
+                yield frames
+
+    async def _reader_of(self, ledger_id: int, last_entry_id: int) -> LedgerReader:
+        reader = self._reader
+        if reader is None or reader.metadata.ledger_id != ledger_id:
+            known = await self._context.ledger_cache.read({ledger_id: last_entry_id})
+            reader = self._reader = self._context.ledgers.open_ledger_of(known[ledger_id])
+        return reader
+
+    async def follow(
+        self,
+        step: FollowExtent,
+        *,
+        on_begin: Callable[[], None],
+        on_answer: Callable[[], None],
+        on_entry: Callable[[EntryFrame], bool],
+    ) -> AsyncGenerator[FollowStep, None]:
+        """Yield the entries of an open extent, as `LedgerReader.follow` does.
+
+        `on_begin` is called once the ledger is open.
+        """
+        reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
+        updates = reader.follow(step.first_entry_id, on_answer=on_answer, on_entry=on_entry)
+        self._followed = reader
+        on_begin()
+        try:
+            async with aclosing(updates):
+                async for update in updates:
+                    yield update
+        finally:
+            if self._followed is reader:
+                self._followed = None
+
+    async def is_readable(self, step: FollowExtent) -> bool:
+        """Return whether the first entry of an open extent is confirmed; its follower learns it.
+
+        Raises: LedgerReadError, MetadataError.
+        """
+        ledger_id = step.extent.ledger_id
+        try:
+            reader = await self._context.ledgers.open_ledger(ledger_id)
+            confirmed = await reader.read_last_add_confirmed()
+        except LedgerNotFoundError:
+            return False  # it was recovered as empty right now
+        followed = self._followed
+        if followed is not None and followed.metadata.ledger_id == ledger_id:
+            followed.tell_end(confirmed)  # its bookies may never get the LAC of a dead writer
+        return confirmed >= step.first_entry_id

@@ -1,0 +1,758 @@
+"""The tail of a log: buffers the log's entries from a position on, and waits for more.
+
+It promises entries in order, each once, none left out, as `ReadCursor` defines them; a buffer that
+exceeds its bound by one entry at most; and that a caller waits only while its cluster answers.
+docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
+
+Theory of operation.  The cursor and the segment list say what is next.  A final extent is *read*;
+near its end the next one is opened, so that its first entries arrive in time.  An open extent is
+*followed* until its ledger is closed and the segment list shows what comes after it.  Entries are
+buffered while there is room; then the stream of entries stands still.  A followed entry that finds
+room is taken as it comes.
+
+The segment list is read again when it may have changed and something depends on it: at the end of
+what is known, while an extent is followed, and after a ledger could not be read.  Truncation,
+recovery and merges remove ledgers, and each of them changes the list; if the list did not change,
+the failure is an error.  A broken entry is an error, too, or is skipped on request.
+
+The caller takes entries, or waits.  A wait ends with an entry, an error, the log's end, and each
+time that everything known was read.  It fails if the metadata store, or all followed bookies, are
+silent for too long, or if no record came for too long; the caller may wait again.
+
+The driver (`tail_driver.py`) reads ledgers and metadata, and keeps the time.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, assert_never
+
+from dlcore.base.config import MIB
+from dlcore.base.errors import (
+    BookieUnavailableError,
+    DLError,
+    InvalidEntryError,
+    LedgerNotFoundError,
+    LedgerReadError,
+    MetadataConnectionError,
+    ReaderIdleError,
+)
+from dlcore.base.machines import Transitions
+from dlcore.base.records import EntryPlace
+from dlcore.log.entries.body import EntryHeader, decode_entry_header
+from dlcore.log.reading.cursor import (
+    EndOfStream,
+    FollowExtent,
+    LearnSegments,
+    ReadCursor,
+    ReadExtent,
+    WaitForChange,
+)
+from dlcore.log.reading.idle import IdleStep, IdleWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.base.config import LogConfig
+    from dlcore.base.ids import DLSN
+    from dlcore.log.metadata.values import LogState
+    from dlcore.wire.digest import EntryFrame
+
+_OPENED_AHEAD_BYTES = 12 * MIB
+"""With this much left of an extent, the next one is opened, and its first entries are requested.
+Its ledger and first chunk arrive after some milliseconds, in which a reader reads about as much."""
+
+
+class TailState(enum.Enum):
+    """The state of the machine; CLOSED is final."""
+
+    LEARNING = "the segment list is being read, and says what is next"
+    READING = "a final extent is being read"
+    FOLLOWING = "an open extent is followed"
+    LEAVING = "the followed ledger is closed, and the segment list does not show it yet"
+    CAUGHT_UP = "everything known was read; the segment list must change"
+    CHECKING = "a ledger cannot be read; the segment list shows whether it was removed"
+    ENDED = "the log is sealed, or was read up to the wanted end"
+    FAILED = "no entry follows those in the buffer, but an error"
+    CLOSED = "the caller reads no more"
+
+
+_LEARNING, _READING, _FOLLOWING, _LEAVING, _CAUGHT_UP, _CHECKING, _ENDED, _FAILED, _CLOSED = (
+    TailState
+)
+
+_PLANS = {
+    _READING: "a final extent is next",
+    _FOLLOWING: "an open extent is next",
+    _LEARNING: "later segments are not known",
+    _CAUGHT_UP: "nothing is next",
+    _ENDED: "the end",
+    _FAILED: "truncated, or contradicted",
+}
+_CLOSES = {_CLOSED: "closed by the caller"}
+
+TRANSITIONS = Transitions(
+    _LEARNING,
+    {
+        _LEARNING: _PLANS | _CLOSES | {_FAILED: "truncated, or not to be read"},
+        _READING: _PLANS | _CLOSES | {_CHECKING: "no replica", _FAILED: "a broken entry"},
+        _FOLLOWING: _PLANS
+        | _CLOSES
+        | {
+            _CHECKING: "no replica",
+            _LEAVING: "the ledger is closed",
+            _FAILED: "a broken entry",
+        },
+        _LEAVING: _PLANS | _CLOSES,
+        _CAUGHT_UP: {_LEARNING: "a change", _FAILED: "a broken entry"} | _CLOSES,
+        _CHECKING: _PLANS | _CLOSES | {_FAILED: "the list is the same"},
+        _ENDED: {_FAILED: "a broken entry"} | _CLOSES,
+        _FAILED: {_FAILED: "a broken entry"} | _CLOSES,
+        _CLOSED: {},
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedEntry:
+    """An entry on its way to the reader's caller; rows before `first_slot` are left out."""
+
+    place: EntryPlace
+    first_slot: int
+    assigned_txid: int | None
+    header: EntryHeader
+    body: memoryview
+
+    @property
+    def last_txid(self) -> int:
+        """The highest transaction id in it."""
+        return self.header.last_txid if self.assigned_txid is None else self.assigned_txid
+
+
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    START = "begin to read"
+    CHANGED = "the segment list is another one, or may be"
+    TAKEN = "the caller took the first buffered entry"
+    STREAM_ENDED = "all entries of the step came; a followed ledger is closed"
+    WAIT_LEFT = "the caller waits no more"
+    CLOSE = "the caller reads no more"
+
+
+# Events of every entry or wait are named tuples, which cost least to make.
+
+
+class Fetched(NamedTuple):
+    """Event: the next entries of the step, which may be none."""
+
+    frames: Sequence[EntryFrame]
+
+
+class Pushed(NamedTuple):
+    """Event: an entry for which `has_room` said yes came beside the stream."""
+
+    frame: EntryFrame
+
+
+class Waits(NamedTuple):
+    """Event: the caller waits; a followed bookie was last heard at `heard_s`, of the same clock."""
+
+    now: float
+    heard_s: float
+
+
+class Alarm(NamedTuple):
+    """Event: the time of `AlarmAt` is reached; else as `Waits`."""
+
+    now: float
+    heard_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FollowBegan:
+    """Event: the open extent is followed from now on, so its bookies must be heard."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanged:
+    """Event: the metadata store is, or is not, within reach."""
+
+    is_connected: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFailed:
+    """Event: the step's next entry cannot be read."""
+
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """Event: the segment list, read after its `ReadState`."""
+
+    state: LogState
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Event: nothing can go on; buffered entries remain."""
+
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Event: the caller cannot use the entry that it took last, so it gets none after it."""
+
+    error: DLError
+
+
+Event: TypeAlias = (
+    Signal
+    | Fetched
+    | Pushed
+    | Waits
+    | Alarm
+    | FollowBegan
+    | SessionChanged
+    | StreamFailed
+    | StateRead
+    | Broke
+    | Rejected
+)
+
+
+class Control(enum.Enum):
+    """Effects that carry nothing, about what earlier effects began."""
+
+    GO_ON = "let the stream of the step give its next entries"
+    STOP = "end the stream of the step"
+    DROP = "end the stream that was opened before its turn"
+
+
+class WaitOver(NamedTuple):
+    """Effect: the caller's wait ends, with an error or without."""
+
+    error: DLError | None
+
+
+_DELIVERED = WaitOver(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Effect: open the stream of a final extent, and fetch its first entries."""
+
+    step: ReadExtent
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Effect: let the opened stream give its entries, as `Fetched`, one chunk at each `GO_ON`."""
+
+    step: ReadExtent
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Effect: follow an open extent; its entries come as those of `Read`, or as `Pushed`."""
+
+    step: FollowExtent
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Effect: read the segment list from `from_lssn` on; answer with `StateRead`."""
+
+    from_lssn: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmAt:
+    """Effect: say `Alarm` at this time, and at no other."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Effect: count an entry that is broken, and was skipped."""
+
+    lssn: int
+    entry_id: int
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class WarnIdle:
+    """Effect: report that no record came for so long."""
+
+    position: DLSN
+    idle_s: float
+
+
+Effect: TypeAlias = (
+    Control | WaitOver | Open | Read | Follow | ReadState | AlarmAt | Skipped | WarnIdle
+)
+
+
+class _Wait:
+    """The caller's wait, and all that bounds it; times are of the events' clock, in s."""
+
+    def __init__(self, config: LogConfig) -> None:
+        self.is_on = False
+        self.began = 0.0
+        self.timeout_s = config.read_unavailable_timeout_s
+        self.idle = IdleWatch(warn_s=config.reader_idle_warn_s, error_s=config.reader_idle_error_s)
+        self.alarm_s = math.inf  # the alarm is kept for later waits: most waits end much sooner
+        self.metadata_lost_at: float | None = None
+        self.heard_s: float | None = None  # of a followed bookie; None: none is followed
+
+    @property
+    def deadline(self) -> float:
+        """When the cluster has been silent for too long."""
+        since, heard_s = self.metadata_lost_at, self.heard_s
+        if since is None or (heard_s is not None and heard_s < since):
+            since = heard_s
+        return math.inf if since is None else max(self.began, since) + self.timeout_s
+
+    def unavailable(self, name: str, now: float) -> DLError:
+        """Return the error that says which part of the cluster was silent."""
+        lost = [] if self.metadata_lost_at is None else ["ZooKeeper"]
+        if self.heard_s is not None and now - self.heard_s >= self.timeout_s:
+            lost.append("the bookies that it follows")
+        kind = BookieUnavailableError if self.metadata_lost_at is None else MetadataConnectionError
+        return kind(
+            f"log {name!r}: a reader that waits for records has heard nothing of "
+            f"{' and '.join(lost)} for {self.timeout_s:g} s"
+        )
+
+
+class LogTail:
+    """Reads one log's entries from the position of `cursor` on, for one caller.
+
+    Args:
+        segments: the log's state as it was read for the cursor's position.
+        cursor: belongs to the machine from now on.
+        config: the bounds of the buffer and of waits.
+        skips_broken: whether entries of which no replica is undamaged are skipped.
+    """
+
+    def __init__(
+        self, segments: LogState, cursor: ReadCursor, config: LogConfig, *, skips_broken: bool
+    ) -> None:
+        self.state = _LEARNING
+        self.segments = segments
+        self.cursor = cursor
+        self.entries: deque[FetchedEntry] = deque()
+        """Buffered entries; the first one is taken by `Signal.TAKEN`."""
+        self.buffered_bytes = 0
+        self.error: DLError | None = None
+        """The error after the buffered entries."""
+        self._ahead_bytes = config.read_ahead_bytes
+        self._skips_broken = skips_broken
+        self._step: ReadExtent | FollowExtent | None = None
+        self._opened: ReadExtent | None = None  # before its turn
+        self._rest: deque[EntryFrame] = deque()  # fetched, and waiting for room
+        self._is_learning = False  # `StateRead` comes
+        self._is_stale = False  # the segment list may have changed since it was read
+        self._lost: tuple[DLError, int] | None = None  # and the version of the segment list
+        self._wait = _Wait(config)
+
+    def has_room(self, step: FollowExtent) -> bool:
+        """Return whether an entry of `step` may come as `Pushed` now."""
+        is_next = self._step is step and self.state is _FOLLOWING and not self._rest
+        return is_next and self.buffered_bytes <= self._ahead_bytes
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more to read by what is known, unless it is truncated right now."""
+        # On a copy: planning may move the cursor, which only the machine's own plan may do.
+        return isinstance(self.cursor.copy().plan(self.segments), ReadExtent)
+
+    def more_in(self, state: LogState) -> bool | FollowExtent:
+        """Return whether `state` has a record that was not taken; an extent: its LAC decides.
+
+        Raises: as `ReadCursor.plan`.
+        """
+        if self.entries or self.state in (_ENDED, _FAILED, _CLOSED):
+            return True
+        step = self.cursor.copy().plan(state)
+        match step:
+            case WaitForChange():
+                return False
+            case ReadExtent() | EndOfStream() | LearnSegments():
+                return True
+            case FollowExtent():
+                return step
+            case _:
+                assert_never(step)
+
+    def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
+        """Take one event; what comes after `CLOSE` does nothing."""
+        if self.state is _CLOSED:
+            return []
+        match event:
+            case Pushed():
+                return self._deliver(event.frame)
+            case Signal.TAKEN:
+                self.buffered_bytes -= self.entries.popleft().body.nbytes
+                return self._fill() if self._rest else []
+            case Waits():
+                return self._waits(event.now, event.heard_s)
+            case Fetched(frames):
+                return self._fetched(frames)
+            case Signal():
+                return self._signalled(event)
+            case Alarm(now, heard_s):
+                self._wait.alarm_s = math.inf
+                return self._judge_wait(now, heard_s)
+            case FollowBegan(now):
+                if self.state is not _FOLLOWING:
+                    return []
+                self._wait.heard_s = now  # silence counts from here on
+                return self._judge_wait(now, now)
+            case SessionChanged(is_connected, now):
+                return self._session_changed(now, is_connected=is_connected)
+            case StreamFailed(error):
+                return self._stream_failed(error)
+            case StateRead(state):
+                return self._state_read(state)
+            case Broke(error):
+                return self._fail(error)
+            case Rejected(error):
+                # Buffered entries follow the rejected one: delivered, they would leave a gap.
+                self._clear()
+                return self._fail(error)
+            case _:
+                assert_never(event)
+
+    def _signalled(
+        self,
+        signal: Literal[
+            Signal.START, Signal.CHANGED, Signal.STREAM_ENDED, Signal.WAIT_LEFT, Signal.CLOSE
+        ],
+    ) -> list[Effect]:
+        match signal:
+            case Signal.STREAM_ENDED:
+                return self._stream_ended()
+            case Signal.CHANGED:
+                return self._changed()
+            case Signal.START:
+                return self._plan()
+            case Signal.WAIT_LEFT:
+                self._wait.is_on = False
+                return []
+            case Signal.CLOSE:
+                self._clear()
+                effects = self._end(_CLOSED)
+                return [*effects, *self._end_wait(None)]
+            case _:
+                assert_never(signal)
+
+    def _become(self, state: TailState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
+
+    # The next step
+
+    def _plan(self) -> list[Effect]:
+        """Begin what the cursor says is next."""
+        self._step = None
+        try:
+            step = self.cursor.plan(self.segments)
+        except DLError as error:
+            return self._fail(error)
+        effects: list[Effect] = []
+        if self._opened is not None and self._opened != step:
+            effects = self._drop()
+        match step:
+            case ReadExtent():
+                self._become(_READING)
+                self._step = step
+                opens = [] if self._opened is not None else [Open(step)]
+                self._opened = None
+                return [*effects, *opens, Read(step)]
+            case FollowExtent():
+                self._become(_FOLLOWING)
+                self._step = step
+                return [*effects, Follow(step)]
+            case LearnSegments():
+                self._become(_LEARNING)
+                return [*effects, *self._learn()]
+            case WaitForChange():
+                self._become(_CAUGHT_UP)
+                effects += self._end_wait(None)
+                if not (self._is_stale or self._is_learning):
+                    return effects
+                self._become(_LEARNING)
+                return [*effects, *self._learn()]
+            case EndOfStream():
+                return [*effects, *self._end(_ENDED), *self._end_wait(None)]
+            case _:
+                assert_never(step)
+
+    def _stop(self) -> list[Effect]:
+        """Give the step up, with its entries that were not buffered."""
+        is_active = self._step is not None and self.state is not _LEAVING
+        self._step = self._wait.heard_s = None
+        self._rest.clear()
+        return [Control.STOP] if is_active else []
+
+    def _drop(self) -> list[Effect]:
+        self._opened = None
+        return [Control.DROP]
+
+    def _end(self, state: TailState) -> list[Effect]:
+        """End all streams."""
+        effects = self._stop()
+        if self._opened is not None:
+            effects += self._drop()
+        self._lost = None
+        self._become(state)
+        return effects
+
+    def _fail(self, error: DLError) -> list[Effect]:
+        effects = self._end(_FAILED)
+        self.error = error
+        return [*effects, *self._end_wait(None)]
+
+    # Entries
+
+    def _fetched(self, frames: Sequence[EntryFrame]) -> list[Effect]:
+        effects: list[Effect] = []
+        if isinstance(self._step, ReadExtent) and self._opened is None:
+            effects = self._open_next(self._step, frames[-1].entry_id)
+        self._rest.extend(frames)
+        return [*effects, *self._fill()]
+
+    def _open_next(self, step: ReadExtent, fetched_entry_id: int) -> list[Effect]:
+        """Open the extent after `step`, if it is known and final, and `step` is nearly read."""
+        # So the first chunk of the next extent is here in time: between small extents the reader
+        # would wait for a round trip each.
+        assert step.last_entry_id is not None
+        entry_bytes = step.extent.size_bytes / step.extent.entry_count
+        if entry_bytes * (step.last_entry_id - fetched_entry_id) > _OPENED_AHEAD_BYTES:
+            return []
+        try:
+            following = self.cursor.plan_after(step, self.segments)
+        except DLError:
+            return []  # its own turn raises it
+        if not isinstance(following, ReadExtent):
+            return []
+        self._opened = following
+        return [Open(following)]
+
+    def _fill(self) -> list[Effect]:
+        """Buffer fetched entries while there is room, and then let the stream go on."""
+        effects: list[Effect] = []
+        rest = self._rest
+        while rest:
+            # Above the bound by one entry at most: an entry larger than it must pass as well.
+            if self.buffered_bytes > self._ahead_bytes:
+                return effects
+            effects += self._deliver(rest.popleft())
+            if self.error is not None:
+                return effects
+        effects.append(Control.GO_ON)
+        return effects
+
+    def _deliver(self, frame: EntryFrame) -> list[Effect]:
+        """Buffer an entry and move the cursor past it, or skip it if it is broken."""
+        step, cursor = self._step, self.cursor
+        assert step is not None
+        first_slot = cursor.position.slot_id
+        try:
+            header = decode_entry_header(frame.body)
+            entry_id, sequence_id = cursor.deliver(
+                step,
+                frame.entry_id,
+                records_before=header.records_before,
+                record_count=header.record_count,
+            )
+        except InvalidEntryError as error:
+            return self._skip(step, error)
+        except DLError as error:
+            return self._fail(error)
+        extent = step.extent
+        place = EntryPlace(
+            step.lssn,
+            entry_id,
+            sequence_id,
+            step.segment_sequence_id,
+            extent.timestamp_ms(header.write_time_ms),
+        )
+        entry = FetchedEntry(
+            place=place,
+            first_slot=first_slot,
+            assigned_txid=extent.assigned_txid,
+            header=header,
+            body=frame.body,
+        )
+        self.entries.append(entry)
+        self.buffered_bytes += frame.body.nbytes
+        wait = self._wait
+        wait.idle.received()
+        if not wait.is_on:
+            return []
+        wait.is_on = False
+        return [_DELIVERED]
+
+    def _skip(self, step: ReadExtent | FollowExtent, error: DLError) -> list[Effect]:
+        """Skip the next entry, which is broken, or fail with `error`."""
+        if not self._skips_broken:
+            return self._fail(error)
+        position = self.cursor.position
+        self.cursor.skip(step)
+        return [Skipped(position.lssn, position.entry_id, error)]
+
+    def _clear(self) -> None:
+        self.entries.clear()
+        self.buffered_bytes = 0
+
+    def _stream_ended(self) -> list[Effect]:
+        if self.state is _READING:
+            return self._plan()
+        self._become(_LEAVING)
+        self._wait.heard_s = None
+        return []
+
+    def _stream_failed(self, error: DLError) -> list[Effect]:
+        """Skip a broken entry; else read the segment list, which says whether it is an error."""
+        step = self._step
+        assert step is not None
+        self._wait.heard_s = None
+        self._step = None  # its stream has ended
+        if isinstance(error, LedgerReadError) and error.is_damaged:
+            effects = self._skip(step, error)
+            return effects if self.error is not None else effects + self._plan()
+        if not isinstance(error, LedgerReadError | LedgerNotFoundError):
+            return self._fail(error)
+        self._become(_CHECKING)
+        self._lost = (error, self.segments.version)
+        self._is_stale = True  # what is being read may be older than the failure
+        return self._learn()
+
+    # The segment list
+
+    def _changed(self) -> list[Effect]:
+        self._is_stale = True
+        if self.state is _CAUGHT_UP:
+            self._become(_LEARNING)
+        return self._learn() if self.state in (_LEARNING, _FOLLOWING, _LEAVING) else []
+
+    def _learn(self) -> list[Effect]:
+        if self._is_learning:
+            return []
+        # Cleared before the list is read, so that no change meanwhile is missed.
+        self._is_learning, self._is_stale = True, False
+        return [ReadState(self.cursor.position.lssn)]
+
+    def _state_read(self, state: LogState) -> list[Effect]:
+        if self.state in (_ENDED, _FAILED):
+            return []
+        self._is_learning = False
+        self.segments = state
+        if self.state is _LEARNING:
+            return self._plan()
+        if self.state is _CHECKING:
+            if self._is_stale:
+                return self._learn()
+            assert self._lost is not None
+            error, version = self._lost
+            self._lost = None
+            return self._fail(error) if state.version == version else self._plan()
+        assert self.state in (_FOLLOWING, _LEAVING)
+        if not self._is_at_step():
+            return [*self._stop(), *self._plan()]
+        return self._learn() if self._is_stale else []
+
+    def _is_at_step(self) -> bool:
+        # On a copy: the cursor itself must not move past truncated records while an earlier step
+        # still delivers entries.
+        cursor, step = self.cursor.copy(), self._step
+        assert step is not None
+        try:
+            now = cursor.plan(self.segments)
+        except DLError:
+            return False  # the plan proper raises it
+        return (
+            isinstance(now, FollowExtent)
+            and now.extent.ledger_id == step.extent.ledger_id
+            and cursor.position == self.cursor.position
+        )
+
+    # The caller's wait
+
+    def _waits(self, now: float, heard_s: float) -> list[Effect]:
+        wait = self._wait
+        wait.is_on, wait.began = True, now
+        wait.idle.waits(now)
+        if self.entries or self.state in (_ENDED, _FAILED):
+            return self._end_wait(None)
+        return self._judge_wait(now, heard_s)
+
+    def _end_wait(self, error: DLError | None) -> list[Effect]:
+        if not self._wait.is_on:
+            return []
+        self._wait.is_on = False
+        return [WaitOver(error)]
+
+    def _judge_wait(self, now: float, heard_s: float) -> list[Effect]:
+        """End the wait if it lasted too long; else see that it is judged again in time."""
+        wait = self._wait
+        if wait.heard_s is not None:
+            wait.heard_s = heard_s
+        if not wait.is_on:
+            return []
+        deadline, idle_deadline = wait.deadline, wait.idle.deadline
+        if now >= deadline:
+            return self._end_wait(wait.unavailable(self.segments.name, now))
+        if now < idle_deadline:
+            return self._set_alarm(min(deadline, idle_deadline))
+        idle_s, position = wait.idle.idle_s(now), self.cursor.position
+        if wait.idle.due(now) is IdleStep.LOOK:
+            alarm = self._set_alarm(min(deadline, wait.idle.deadline))
+            return [WarnIdle(position, idle_s), *self._changed(), *alarm]
+        return self._end_wait(
+            ReaderIdleError(
+                f"log {self.segments.name!r}: no record came for {idle_s:.3g} s at {position}"
+            )
+        )
+
+    def _set_alarm(self, at_s: float) -> list[Effect]:
+        if at_s >= self._wait.alarm_s:
+            return []
+        self._wait.alarm_s = at_s
+        return [AlarmAt(at_s)]
+
+    def _session_changed(self, now: float, *, is_connected: bool) -> list[Effect]:
+        wait = self._wait
+        if is_connected:
+            wait.metadata_lost_at = None
+        elif wait.metadata_lost_at is None:
+            wait.metadata_lost_at = now
+        return self._judge_wait(now, wait.heard_s or now)
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        state = self.state
+        assert self.buffered_bytes == sum(each.body.nbytes for each in self.entries)
+        assert (self._step is not None) == (state in (_READING, _FOLLOWING, _LEAVING))
+        assert not self._rest or self.buffered_bytes > self._ahead_bytes
+        assert not self._rest or state in (_READING, _FOLLOWING)
+        assert self._opened is None or state in (_READING, _CHECKING)
+        assert (self._lost is not None) == (state is _CHECKING)
+        assert self._is_learning or state not in (_LEARNING, _CHECKING)
+        assert not self._is_learning or state not in (_READING, _CAUGHT_UP)
+        assert (self.error is not None) == (state is _FAILED)
+        assert self._wait.heard_s is None or state is _FOLLOWING
+        assert not (self._wait.is_on and (self.entries or state in (_ENDED, _FAILED, _CLOSED)))

@@ -1,0 +1,290 @@
+"""Runs a `LogTail`: streams of entries, the segment list, the session, and the caller's wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack, aclosing
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.errors import DLError, UnexpectedError
+from dlcore.log.reading.cursor import FollowExtent
+from dlcore.log.reading.extent_ledgers import ExtentLedgers
+from dlcore.log.reading.tail import (
+    Alarm,
+    AlarmAt,
+    Broke,
+    Control,
+    Effect,
+    Event,
+    Fetched,
+    Follow,
+    FollowBegan,
+    LogTail,
+    Open,
+    Pushed,
+    Read,
+    ReadState,
+    Rejected,
+    SessionChanged,
+    Signal,
+    Skipped,
+    StateRead,
+    StreamFailed,
+    TailState,
+    WaitOver,
+    Waits,
+    WarnIdle,
+)
+from dlcore.metadata.port import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from dlcore.base.config import LogConfig
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.history import LogHistory
+    from dlcore.log.metadata.values import LogState
+    from dlcore.log.reading.broken import BrokenEntries
+    from dlcore.log.reading.cursor import ReadCursor, ReadExtent
+    from dlcore.log.reading.tail import FetchedEntry
+    from dlcore.wire.digest import EntryFrame
+
+logger = logging.getLogger(__name__)
+
+SEGMENTS_AHEAD = 50
+"""Segments whose metadata a reader knows in advance: a log may have very many."""
+
+
+class _Stream(NamedTuple):
+    """The entries of one step; the stream goes on, or begins, when `goes_on` is set."""
+
+    task: asyncio.Task[None]
+    goes_on: asyncio.Event
+
+
+class Fetcher:
+    """Reads a log's entries from a position on, for one consumer."""
+
+    def __init__(
+        self,
+        context: LogContext,
+        history: LogHistory,
+        state: LogState,
+        cursor: ReadCursor,
+        config: LogConfig,
+        broken: BrokenEntries,
+    ) -> None:
+        self._machine = LogTail(state, cursor, config, skips_broken=broken.skips)
+        self._ledgers = ExtentLedgers(context)
+        self._history = history
+        self._broken = broken
+        self._tasks = BackgroundTasks()
+        self._stream: _Stream | None = None
+        self._ahead: _Stream | None = None  # opened before its turn
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._heard_s = 0.0  # when a followed bookie answered last
+        self._ends = ExitStack()
+        store = context.store
+        head = context.logs.paths_of(state.log).head
+        changed = partial(self._handle, Signal.CHANGED)
+        self._ends.callback(store.watch(head, changed, children=False))
+        self._ends.callback(store.on_session(self._session_changed))
+        self._session_changed(store.session_state)
+        self._handle(Signal.START)
+
+    @property
+    def error(self) -> DLError | None:
+        """The error that follows the buffered entries."""
+        return self._machine.error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing follows the buffered entries."""
+        return self._machine.state is TailState.ENDED
+
+    def take(self) -> FetchedEntry | None:
+        """Return the next entry, if it is buffered."""
+        entries = self._machine.entries
+        if not entries:
+            return None
+        entry = entries[0]
+        self._handle(Signal.TAKEN)
+        return entry
+
+    async def wait(self) -> None:
+        """Wait for an entry, an error, the end or `aclose`, or until everything known was read.
+
+        Raises:
+            MetadataConnectionError, BookieUnavailableError: the cluster has not answered for
+                `read_unavailable_timeout_s`; the caller may wait again.
+            ReaderIdleError: no record came for `reader_idle_error_s`; likewise.
+        """
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        self._handle(Waits(loop.time(), self._heard_s))
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            self._handle(Signal.WAIT_LEFT)
+            raise
+
+    def fail(self, error: DLError) -> None:
+        """Stop fetching; entries after the one that was taken last are not delivered."""
+        self._handle(Rejected(error))
+
+    async def has_more(self) -> bool:
+        """Return whether a record is readable now that was not taken.
+
+        The log's metadata is read again, unless more is known to be readable.
+        """
+        machine = self._machine
+        if machine.has_more:
+            return True
+        more = machine.more_in(await self._read_state(machine.cursor.position.lssn))
+        if isinstance(more, FollowExtent):
+            return await self._ledgers.is_readable(more) or bool(machine.entries)
+        return more
+
+    async def aclose(self) -> None:
+        """Stop fetching, also if the caller that waits here is cancelled."""
+        self._ends.close()
+        self._handle(Signal.CLOSE)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._stream = self._ahead = None  # the frames of their tasks refer to this object
+        await self._tasks.aclose()
+
+    def _handle(self, event: Event) -> None:
+        for effect in self._machine.handle(event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
+        match effect:
+            case WaitOver():
+                self._end_wait(effect.error)
+            case Control.GO_ON:
+                self._at_work.goes_on.set()
+            case Open(step):
+                self._ahead = self._begin(partial(self._read, step))
+            case Read():
+                assert self._ahead is not None
+                self._stream, self._ahead = self._ahead, None
+                self._stream.goes_on.set()
+            case Follow(step):
+                self._stream = self._begin(partial(self._follow, step))
+            case Control.STOP:
+                self._at_work.task.cancel()
+            case Control.DROP:
+                assert self._ahead is not None
+                self._ahead.task.cancel()
+                self._ahead = None
+            case ReadState(from_lssn):
+                self._tasks.start(self._watched(partial(self._learn, from_lssn)))
+            case AlarmAt(at_s):
+                if self._alarm is not None:
+                    self._alarm.cancel()
+                self._alarm = asyncio.get_running_loop().call_at(at_s, self._ring)
+            case Skipped(lssn, entry_id, error):
+                self._broken.meet(lssn, entry_id, error)
+            case WarnIdle(position, idle_s):
+                logger.warning(
+                    "log=%s: a reader at %s got no news for %.3g s, and reads the metadata again",
+                    self._machine.segments.name,
+                    position,
+                    idle_s,
+                )
+            case _:
+                assert_never(effect)
+
+    @property
+    def _at_work(self) -> _Stream:
+        assert self._stream is not None
+        return self._stream
+
+    def _end_wait(self, error: DLError | None) -> None:
+        assert self._waiter is not None
+        if self._waiter.done():
+            return  # its caller was cancelled
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    def _ring(self) -> None:
+        self._handle(Alarm(asyncio.get_running_loop().time(), self._heard_s))
+
+    def _session_changed(self, state: SessionState) -> None:
+        now = asyncio.get_running_loop().time()
+        self._handle(SessionChanged(state is SessionState.CONNECTED, now))
+
+    def _bookie_answered(self) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+
+    async def _watched(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except DLError as error:
+            self._handle(Broke(error))
+        except Exception as error:  # noqa: BLE001 - a defect: the consumer must not wait for ever
+            name = self._machine.segments.name
+            self._handle(Broke(UnexpectedError(f"reader of log {name!r} broke: {error!r}")))
+
+    async def _learn(self, from_lssn: int) -> None:
+        self._handle(StateRead(await self._read_state(from_lssn)))
+
+    async def _read_state(self, from_lssn: int) -> LogState:
+        return await self._history.read(from_lssn=from_lssn, count=SEGMENTS_AHEAD)
+
+    def _begin(self, work: Callable[[asyncio.Event], Awaitable[None]]) -> _Stream:
+        goes_on = asyncio.Event()
+        return _Stream(self._tasks.start(self._watched(partial(work, goes_on))), goes_on)
+
+    async def _read(self, step: ReadExtent, goes_on: asyncio.Event) -> None:
+        try:
+            async with aclosing(self._ledgers.chunks(step)) as chunks:
+                async for frames in chunks:
+                    await goes_on.wait()  # for its turn
+                    goes_on.clear()
+                    self._handle(Fetched(frames))
+                    # The next chunk is not fetched yet: the buffer bounds what is in memory.
+                    await goes_on.wait()
+        except DLError as error:
+            await goes_on.wait()
+            self._ledgers.forget()
+            self._handle(StreamFailed(error))
+        else:
+            self._handle(Signal.STREAM_ENDED)
+
+    async def _follow(self, step: FollowExtent, goes_on: asyncio.Event) -> None:
+        updates = self._ledgers.follow(
+            step,
+            on_begin=self._follow_began,
+            on_answer=self._bookie_answered,
+            on_entry=partial(self._take_at_once, step),
+        )
+        try:
+            async with aclosing(updates):
+                async for update in updates:
+                    goes_on.clear()
+                    self._handle(Fetched(update.frames))
+                    await goes_on.wait()
+        except DLError as error:
+            self._ledgers.forget()
+            self._handle(StreamFailed(error))
+        else:
+            self._handle(Signal.STREAM_ENDED)
+
+    def _follow_began(self) -> None:
+        self._bookie_answered()
+        self._handle(FollowBegan(self._heard_s))
+
+    def _take_at_once(self, step: FollowExtent, frame: EntryFrame) -> bool:
+        """Return whether a pushed entry was taken; else it comes with a step."""
+        if not self._machine.has_room(step):
+            return False
+        self._handle(Pushed(frame))
+        return True
