@@ -10,7 +10,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
@@ -24,7 +24,8 @@ from dlcore.base.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.base.records import LogRecord
-from dlcore.log.staging.append import StagedAppend
+from dlcore.log.staging.commit import Store
+from dlcore.log.staging.commit_driver import CommitDriver
 from dlcore.sync import open_namespace
 from dlspark.commit import AppendIdentity
 from dlspark.options import Mode, WriteOptions
@@ -36,6 +37,7 @@ from tests.fixtures.spark import list_staged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dlcore.log.staging.commit import Effect, Event
     from dlspark.commit import StagedTask
 
 pytestmark = pytest.mark.integration
@@ -181,16 +183,15 @@ def test_a_commit_that_stands_still_while_another_run_commits(
         identity=query, version=1, shared=shared, is_stream=True, is_of_log=True
     )
     late, other = target.stage(b"a"), target.stage(b"a")
-    plan, stands_still, goes_on = StagedAppend._plan, threading.Event(), threading.Event()
+    perform, stands_still, goes_on = CommitDriver._answer_of, threading.Event(), threading.Event()
 
-    async def plan_and_wait(self: StagedAppend, *arguments: Any) -> Any:
-        planned = await plan(self, *arguments)
-        if not stands_still.is_set():
+    async def wait_and_perform(self: CommitDriver, effect: Effect) -> Event:
+        if isinstance(effect, Store) and not stands_still.is_set():
             stands_still.set()
             await asyncio.to_thread(goes_on.wait, WAIT_S)
-        return planned
+        return await perform(self, effect)
 
-    monkeypatch.setattr(StagedAppend, "_plan", plan_and_wait)
+    monkeypatch.setattr(CommitDriver, "_answer_of", wait_and_perform)
     with ThreadPoolExecutor(1) as driver:
         commit = driver.submit(commit_staged, [late], options=target.options)
         assert stands_still.wait(WAIT_S)

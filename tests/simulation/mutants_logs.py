@@ -15,7 +15,7 @@ from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.values import (
     StagedLedger,
 )
-from dlcore.log.staging import append
+from dlcore.log.staging import commit as commits
 from dlcore.log.upkeep import removal
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
 from dlcore.ops.upkeep import merger, merging, worker as upkeep
@@ -62,7 +62,7 @@ def appends_are_not_guarded() -> Iterator[None]:
         change, first, end = plan_append(*about, **more)
         return _unguarded(change), first, end
 
-    with patch.object(append, "plan_append", blind):
+    with patch.object(commits, "plan_append", blind):
         yield
 
 
@@ -178,7 +178,7 @@ def repeated_appends_are_not_recognised() -> Iterator[None]:
             return Decision(Verdict.APPEND, replace(record, token=more["token"]))
         return decision
 
-    with patch.object(append, "decide", again):
+    with patch.object(commits, "decide", again):
         yield
 
 

@@ -11,8 +11,8 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from dlcore.log.metadata.commits import decide
-from dlcore.log.staging import append
-from dlcore.log.staging.append import StagedAppend
+from dlcore.log.staging import commit as commits
+from dlcore.log.staging.commit import Commit, Plan
 from dlcore.proxy.writing.appends import Appends
 from dlcore.proxy.writing.staging import Stagings
 from dlcore.remote.staging import RemoteStagingWriter
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dlcore.flight.appends import AppendRequest
     from dlcore.log.metadata.commits import Decision
     from dlcore.log.metadata.values import CommitRecord
+    from dlcore.log.staging.append import StagedAppend
 
 # Of the sink
 
@@ -104,21 +105,23 @@ def older_runs_count_on() -> Iterator[None]:
     def forgetful(record: CommitRecord | None, **more: Any) -> Decision:
         return decide(record and replace(record, superseded=()), **more)
 
-    with patch.object(append, "decide", forgetful):
+    with patch.object(commits, "decide", forgetful):
         yield
 
 
 @contextlib.contextmanager
 def a_commit_tells_what_it_planned_first() -> Iterator[None]:
     """An append that was overtaken tells where its rows would have been."""
-    plan = StagedAppend._plan
+    plan = Commit._plan
 
-    async def first(self: StagedAppend, *about: Any) -> Any:
-        planned = await plan(self, *about)
+    def first(self: Commit, *about: Any) -> Any:
+        planned = plan(self, *about)
+        if not isinstance(planned, Plan):
+            return planned
         logs = self.__dict__.setdefault("_planned_first", planned.logs)
         return with_fields(planned, logs=logs)
 
-    with patch.object(StagedAppend, "_plan", first):
+    with patch.object(Commit, "_plan", first):
         yield
 
 

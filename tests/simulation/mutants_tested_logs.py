@@ -10,11 +10,11 @@ import msgspec
 
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.commits import decide
-from dlcore.log.metadata.staged import StagedNode
+from dlcore.log.metadata.nodes import StagedNode
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
-from dlcore.log.staging import append
-from dlcore.log.staging.append import StagedAppend
+from dlcore.log.staging import commit as commits
+from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
@@ -230,15 +230,15 @@ def watches_forget_what_they_could_not_read() -> Iterator[None]:
 @caught_by(f"{_GUARDS}::test_the_record_alone_keeps_a_version_from_being_committed_twice")
 def commit_records_are_written_over() -> Iterator[None]:
     """Of two drivers that commit the same version, one of which stood still, both do."""
-    record_ops = StagedAppend._record_ops
+    record_ops = Commit._record_ops
 
-    def blind(self: StagedAppend, *about: Any) -> tuple[Op, ...]:
+    def blind(self: Commit, *about: Any, **more: Any) -> tuple[Op, ...]:
         return tuple(
             Put(each.path, each.value, -1) if isinstance(each, Put) else each
-            for each in record_ops(self, *about)
+            for each in record_ops(self, *about, **more)
         )
 
-    with patch.object(StagedAppend, "_record_ops", blind):
+    with patch.object(Commit, "_record_ops", blind):
         yield
 
 
@@ -254,14 +254,14 @@ def registrations_are_written_over() -> Iterator[None]:
 @caught_by(f"{_GUARDS}::test_a_settled_ledger_alone_keeps_what_was_given_up_out")
 def settled_ledgers_take_commits() -> Iterator[None]:
     """What was given up is appended after all, by a driver that stood still."""
-    count = StagedAppend._count
+    count = Commit._count
 
-    def careless(self: StagedAppend, ledger_id: int, node: StagedNode | None, of: Any) -> Op:
+    def careless(self: Commit, ledger_id: int, node: StagedNode | None) -> Op:
         if node is not None:
             node = replace(node, staged=msgspec.structs.replace(node.staged, settled=False))
-        return count(self, ledger_id, node, of)
+        return count(self, ledger_id, node)
 
-    with patch.object(StagedAppend, "_count", careless):
+    with patch.object(Commit, "_count", careless):
         yield
 
 
@@ -272,5 +272,5 @@ def late_tries_overlap() -> Iterator[None]:
     def forgetful(record: CommitRecord | None, **more: Any) -> Decision:
         return decide(record and msgspec.structs.replace(record, earlier=()), **more)
 
-    with patch.object(append, "decide", forgetful):
+    with patch.object(commits, "decide", forgetful):
         yield

@@ -14,7 +14,7 @@ from dlcore.flight import put as put_messages
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
-from dlcore.log.staging.turns import HeldLog
+from dlcore.log.staging.commit import HeldLog
 from dlcore.log.writing import opening
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.run import OwnExtent

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from dlcore.log.staging.append import StagedAppend
+from dlcore.log.staging.commit import Commit
 from dlspark import DistributedLogDataSource
 from dlspark.stream import DlogStreamWriter
 from tests.fixtures.spark import start_session
@@ -42,7 +42,7 @@ class PausingWriter(DlogStreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit, and wait."""
         if self._pause == "within-commit":
-            with patch.object(StagedAppend, "_record_ops", self._waiting(StagedAppend._record_ops)):
+            with patch.object(Commit, "_record_ops", self._waiting(Commit._record_ops)):
                 super().commit(messages, batchId)
             return
         if self._pause == "after-commit":

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import LogPaths, NamespacePaths
     from dlcore.metadata.port import Versioned
 
+_CHUNKS_PER_REQUEST = 8
+"""A log asks for its upkeep after this many more chunks: that is 64 extents at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -415,6 +418,22 @@ def _extent_of(log: str, staged: StagedExtent, head: LogHead, *, now_ms: int) ->
         timestamp_floor_ms=floor_ms,
         last_timestamp_ms=max(floor_ms, staged.last_timestamp_ms),
     )
+
+
+def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
+    """Return the segment for which a commit asks for upkeep; None if it is not time.
+
+    It is time when a segment is completed, and after a number of chunks: not with each batch.
+    """
+    segment = before.segment
+    if segment is None:
+        return None
+    if after.max_lssn > before.max_lssn:
+        return before.max_lssn
+    assert after.segment is not None
+    count = after.segment.chunk_count
+    is_time = segment.chunk_count // _CHUNKS_PER_REQUEST < count // _CHUNKS_PER_REQUEST
+    return after.max_lssn if is_time else None
 
 
 def plan_empty(paths: LogPaths, at: VersionedHead) -> tuple[Op, ...]:

@@ -34,11 +34,12 @@ from dlcore.base.errors import (
 )
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.isolating import Troubles
+from dlcore.log.metadata.nodes import StagedNode, decode_node, release
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import StagedLedger
 from dlcore.metadata.paths import is_number
-from dlcore.metadata.port import Check, Create, Delete, Op, Put
-from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.port import Check, Create, Delete, Op
+from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,27 +48,10 @@ if TYPE_CHECKING:
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
-    from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
 
-_WRITTEN = ":written"
-"""The identity of ledgers that no append staged."""
 _CREATE_ATTEMPTS_MAX = 10
-
-
-@dataclass(frozen=True, slots=True)
-class StagedNode:
-    """A registration as it is stored."""
-
-    staged: StagedLedger
-    path: str
-    version: int
-
-    def put(self, staged: StagedLedger) -> Put:
-        """Return the operation that replaces it."""
-        return Put(self.path, encode(staged), self.version)
 
 
 async def create_staged_ledger(
@@ -122,19 +106,6 @@ async def _make_list(context: LogContext, identity: str) -> None:
     await persistently(make)
 
 
-def decode_node(paths: NamespacePaths, ledger_id: int, node: Versioned | None) -> StagedNode | None:
-    """Return the registration in the node of a ledger; None if it has none."""
-    if node is None:
-        return None
-    path = paths.staged_ledger(ledger_id)
-    staged = decode(StagedLedger, node.value, source=path)
-    if staged.ledger_id != ledger_id or not staged.identity:
-        raise CorruptMetadataError(
-            f"{path} holds the registration of {staged.ledger_id}, staged by {staged.identity!r}"
-        )
-    return StagedNode(staged, path, node.version)
-
-
 async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[int, StagedNode]:
     """Return the current registrations of those of the ledgers that have one."""
     if not ledger_ids:
@@ -167,37 +138,6 @@ async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[
     for ledger_id, node in nodes.items():
         ops += release(context.paths, node, node.staged.released(counts[ledger_id]))
     return ops
-
-
-def release(paths: NamespacePaths, node: StagedNode, staged: StagedLedger) -> list[Op]:
-    """Return the operations that store a registration with fewer extents, or remove the ledger.
-
-    It is removed when it is settled and its last extent is released; later if there were merges.
-    """
-    if staged.extents or not staged.settled:
-        return [node.put(staged)]
-    if staged.released_ms:
-        return [node.put(staged), Create(paths.merged_ledger(staged.ledger_id))]
-    return [Delete(node.path, node.version), Delete(paths.ledger(staged.ledger_id))]
-
-
-def register_merged(paths: NamespacePaths, ledger_id: int, *, now_ms: int) -> list[Op]:
-    """Return the operations that register a ledger that lost its only extent to a merge.
-
-    A writer had filled it, and its extents were not counted.
-    """
-    staged = StagedLedger(
-        ledger_id=ledger_id,
-        identity=_WRITTEN,
-        owner="",
-        created_ms=now_ms,
-        settled=True,
-        released_ms=now_ms,
-    )
-    return [
-        Create(paths.staged_ledger(ledger_id), encode(staged)),
-        Create(paths.merged_ledger(ledger_id)),
-    ]
 
 
 async def read_owners(context: LogContext) -> set[str]:

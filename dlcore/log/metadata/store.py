@@ -25,12 +25,11 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
+from dlcore.log.metadata.nodes import head_of, settings_of
 from dlcore.log.metadata.values import (
     LockHolder,
-    LogHead,
     LogKey,
     LogMetadata,
-    StoredSettings,
     VersionedHead,
 )
 from dlcore.log.typed.schema import LogSchema
@@ -182,13 +181,7 @@ class LogStore:
 
     def head_of(self, log: LogKey, node: Versioned | None) -> VersionedHead:
         """Return the head in a node, or raise `LogNotFoundError`."""
-        if node is not None:
-            head = decode(LogHead, node.value, source=self.paths_of(log).head)
-            if not head.deleted:
-                return VersionedHead(log=log, head=head, version=node.version)
-        raise LogNotFoundError(
-            f"log {log.name!r} was deleted; if there is one of that name again, it is another one"
-        )
+        return head_of(self._paths, log, node)
 
     async def open(self, log: LogKey) -> tuple[VersionedHead, LogSettings]:
         """Return the log's head, as `read` does, and its settings, in one round trip."""
@@ -200,9 +193,7 @@ class LogStore:
 
     def settings_of(self, log: LogKey, node: Versioned | None) -> LogSettings:
         """Return the settings in a node."""
-        if node is None:
-            return LogSettings()
-        return decode(StoredSettings, node.value, source=self.paths_of(log).settings).settings
+        return settings_of(self._paths, log, node)
 
     async def read_settings(self, log: LogKey) -> LogSettings:
         """Return the settings of a log."""

@@ -23,7 +23,6 @@ from dlcore.base.errors import (
     DLError,
     MetadataVersionError,
     NoNodeError,
-    TransactionTooLargeError,
     WriteError,
 )
 from dlcore.log.entries.batches import byte_log_batch
@@ -32,13 +31,14 @@ from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.scan import StagedExtent
+from dlcore.log.staging.commit import require_few_logs
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import pyarrow as pa
 
@@ -50,21 +50,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOGS_PER_APPEND = 1000
-"""One append to this many logs fits into a transaction, whatever the logs hold."""
 NAMES_KEPT_S = 10.0
 """How long a writer uses the ids that it found for names of logs."""
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 """If more bytes than this wait for the turn of their log, the log with the most is sent early."""
-
-
-def require_few_logs(logs: Collection[str]) -> None:
-    """Raise `TransactionTooLargeError` if these logs may not fit one append."""
-    if len(logs) > LOGS_PER_APPEND:
-        raise TransactionTooLargeError(
-            f"one append would change {len(logs)} logs: {LOGS_PER_APPEND} fit one transaction, "
-            "whatever they hold; write to fewer logs at once"
-        )
 
 
 class _Part:

@@ -1,4 +1,4 @@
-"""Requests for the upkeep of a log: when a commit or writer makes one, and how.
+"""Requests for the upkeep of a log; `lssn_to_merge` of `metadata/changes.py` says when to make one.
 
 A request is a node below ``upkeep`` that names the log and the segment to begin with.  The workers
 of auto-recovery read these nodes, so that no worker has to look at logs that need nothing.
@@ -18,27 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogHead, LogKey
+    from dlcore.log.metadata.values import LogKey
 
 _ASKED_AT_ONCE = 32
-_CHUNKS_PER_REQUEST = 8
-"""A log asks for its upkeep after this many more chunks: that is 64 extents at least."""
-
-
-def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
-    """Return the segment for which a commit asks for upkeep; None if it is not time.
-
-    It is time when a segment is completed, and after a number of chunks: not with each batch.
-    """
-    segment = before.segment
-    if segment is None:
-        return None
-    if after.max_lssn > before.max_lssn:
-        return before.max_lssn
-    assert after.segment is not None
-    count = after.segment.chunk_count
-    is_time = segment.chunk_count // _CHUNKS_PER_REQUEST < count // _CHUNKS_PER_REQUEST
-    return after.max_lssn if is_time else None
 
 
 async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> None:

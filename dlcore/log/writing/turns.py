@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import DLError
+from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.log.metadata.store import UNANSWERED
-from dlcore.log.upkeep.requests import ask_for_upkeep, lssn_to_merge
+from dlcore.log.upkeep.requests import ask_for_upkeep
 from dlcore.log.writing.steps import Ending
 
 if TYPE_CHECKING:

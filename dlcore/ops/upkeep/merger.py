@@ -32,14 +32,12 @@ from dlcore.base.errors import (
 )
 from dlcore.log.entries.body import decode_entry_header, move_entry
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
+from dlcore.log.metadata.nodes import decode_node, register_merged, release
 from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import (
     create_staged_ledger,
-    decode_node,
     drop,
     read_staged,
-    register_merged,
-    release,
 )
 from dlcore.log.metadata.store import UNANSWERED, persistently
 from dlcore.log.metadata.values import SegmentEnd
@@ -60,9 +58,9 @@ if TYPE_CHECKING:
 
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.nodes import StagedNode
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import Extent
-    from dlcore.log.metadata.staged import StagedNode
     from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
     from dlcore.ops.upkeep.config import MergePolicy
     from dlcore.wire.digest import EntryFrame

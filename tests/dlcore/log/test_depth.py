@@ -14,7 +14,7 @@ import pytest
 
 from dlcore.base.errors import TransactionTooLargeError
 from dlcore.base.ids import DLSN
-from dlcore.log.staging.writer import LOGS_PER_APPEND
+from dlcore.log.staging.commit import LOGS_PER_APPEND
 from dlcore.metadata.port import REQUEST_BYTES_MAX
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dlcore.api.manager import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.staged import StagedNode
+    from dlcore.log.metadata.nodes import StagedNode
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import StagingWriter
 

@@ -16,7 +16,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.staging import turns as asking
+from dlcore.log.staging import commit as asking
 from dlcore.log.writing import turns as giving
 from dlcore.log.writing.producers import Mark, Producers
 from dlcore.ops.upkeep.config import UpkeepConfig
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlcore.api.manager import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.log.context import LogContext
-    from dlcore.log.staging.turns import HeldLog
+    from dlcore.log.staging.commit import HeldLog
     from dlcore.log.writing.writer import AsyncLogWriter
 
 
@@ -51,7 +51,7 @@ async def held_log(cluster: MemoryCluster) -> HeldLog:
     context = context_of(cluster)
     key = await context.logs.find("clicks")
     held = asking.held_log(
-        context, key, await context.store.get(context.logs.paths_of(key).lock, fresh=True)
+        context.paths, key, await context.store.get(context.logs.paths_of(key).lock, fresh=True)
     )
     assert held is not None
     return held
@@ -210,7 +210,7 @@ def test_an_append_that_dies_in_its_turn_stops_nobody_for_long(
         writer = await proxied(cluster)
         await writer.write(record(1))
         held = await held_log(cluster)
-        await cluster.stores["proxy"].multi([held.turned(context_of(cluster), "asked")])
+        await cluster.stores["proxy"].multi([held.turned("asked")])
 
         async def write_on() -> None:
             while True:
@@ -235,7 +235,7 @@ def test_a_turn_is_not_taken_while_the_owner_writes() -> None:
         writer = await proxied(cluster)
         await writer.write(record(1))
         held = await held_log(cluster)
-        await cluster.stores["proxy"].multi([held.turned(context_of(cluster), "given")])
+        await cluster.stores["proxy"].multi([held.turned("given")])
         await append(await cluster.open("driver"), 1, "staged")
         assert (await payloads_of(log))[-1] == "staged"
         await writer.wait_for_capacity()

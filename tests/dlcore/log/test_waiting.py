@@ -13,7 +13,7 @@ import pytest
 from dlcore.base import backoff
 from dlcore.base.errors import OwnershipAcquireFailedError
 from dlcore.log.metadata.values import LockHolder
-from dlcore.log.staging import turns
+from dlcore.log.staging import commit
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log
 from tests.fixtures.staged_records import stage
@@ -63,7 +63,7 @@ def test_who_waits_is_told_for_whom(
 ) -> None:
     """By a warning, and by the error at the end."""
     caplog.set_level(logging.WARNING)  # whatever other tests have set
-    monkeypatch.setattr(turns, "_LOOKS_EVERY_S", 0.05)
+    monkeypatch.setattr(commit, "LOOKS_EVERY_S", 0.05)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         patient = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))

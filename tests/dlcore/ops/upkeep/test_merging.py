@@ -8,6 +8,7 @@ import random
 import pytest
 
 from dlcore.base.errors import ConfigurationError
+from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
@@ -20,7 +21,6 @@ from dlcore.log.metadata.values import (
     VersionedHead,
     pack,
 )
-from dlcore.log.upkeep.requests import lssn_to_merge
 from dlcore.metadata.paths import LogPaths
 from dlcore.metadata.port import Create, Delete, Put
 from dlcore.metadata.stored import decode, encode
