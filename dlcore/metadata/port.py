@@ -15,7 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from dlcore.base.errors import TransactionTooLargeError
+from dlcore.base.errors import (
+    MetadataConnectionError,
+    MetadataSessionExpiredError,
+    TransactionTooLargeError,
+)
 
 ANY_VERSION = -1
 """Write or delete with any version."""
@@ -24,6 +28,9 @@ REQUEST_BYTES_MAX = 1_000_000
 looks like a missing answer."""
 _OP_OVERHEAD_BYTES = 64
 """Most bytes of an operation in a request beside its path and value: header, ACL, flags."""
+
+UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
+"""A write that ended in one of these may or may not have been applied."""
 
 
 @dataclass(frozen=True, slots=True)

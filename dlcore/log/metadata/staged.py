@@ -35,10 +35,10 @@ from dlcore.base.errors import (
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.isolating import Troubles
 from dlcore.log.metadata.nodes import StagedNode, decode_node, release
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import StagedLedger
 from dlcore.metadata.paths import is_number
-from dlcore.metadata.port import Check, Create, Delete, Op
+from dlcore.metadata.port import UNANSWERED, Check, Create, Delete, Op
 from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:

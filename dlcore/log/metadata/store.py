@@ -18,7 +18,6 @@ from dlcore.base.errors import (
     LogExistsError,
     LogNotFoundError,
     MetadataConnectionError,
-    MetadataSessionExpiredError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
@@ -34,7 +33,7 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
-from dlcore.metadata.port import MetadataStore, Put, Versioned
+from dlcore.metadata.port import UNANSWERED, MetadataStore, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ _Result = TypeVar("_Result")
 
 logger = logging.getLogger(__name__)
 
-UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
-"""A write that ended in one of these may or may not have been applied."""
 _RETRY_DELAYS_S = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 4.0)
 """Pauses between attempts to read: together longer than a session time-out of 10 s."""
 

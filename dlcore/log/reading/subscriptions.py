@@ -34,10 +34,10 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.paths import unescape
-from dlcore.metadata.port import ANY_VERSION, Delete, SessionState
+from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete, SessionState
 from dlcore.metadata.stored import LAYOUT, Count, Number, decode, encode
 
 if TYPE_CHECKING:

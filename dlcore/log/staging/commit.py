@@ -41,7 +41,6 @@ from dlcore.base.errors import (
     DuplicateAppendError,
     LogNotFoundError,
     MetadataConnectionError,
-    MetadataSessionExpiredError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
@@ -60,7 +59,7 @@ from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.nodes import decode_node, head_of, settings_of
 from dlcore.log.metadata.values import CommitRecord, LockHolder, LogKey
 from dlcore.log.reading.scan import CommitResult, StagedExtent
-from dlcore.metadata.port import Create, Op, Put, Versioned, require_request_size
+from dlcore.metadata.port import UNANSWERED, Create, Op, Put, Versioned, require_request_size
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -84,7 +83,6 @@ _CONFLICT_DELAY_S_MAX = 0.05
 _NAMED_MAX = 5
 """Logs that an error names, at most."""
 _CONFLICTS = (MetadataVersionError, NodeExistsError, NoNodeError)
-_UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
 
 
 class CommitState(enum.Enum):
@@ -597,7 +595,7 @@ class Commit:
     # The outcome
 
     def _call_failed(self, error: DLError) -> Effect:
-        is_open = isinstance(error, (*_CONFLICTS, *_UNANSWERED))
+        is_open = isinstance(error, (*_CONFLICTS, *UNANSWERED))
         if self.state is not CommitState.STORING or not is_open:
             return self._refuse(error)
         self._attempts += 1

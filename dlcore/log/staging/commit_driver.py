@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.errors import DLError, MetadataVersionError, NoNodeError
 from dlcore.log.metadata.staged import list_staged
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging.commit import (
     AwaitedLock,
@@ -25,6 +25,7 @@ from dlcore.log.staging.commit import (
     Signal,
     Store,
 )
+from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

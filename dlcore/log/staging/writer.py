@@ -29,13 +29,13 @@ from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
-from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.reading.scan import StagedExtent
 from dlcore.log.staging.commit import require_few_logs
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter
+from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

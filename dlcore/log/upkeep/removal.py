@@ -26,7 +26,7 @@ from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Piece, plan_remove, plan_settings
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.staged import plan_releases
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import (
     LogHead,
     LogKey,
@@ -35,7 +35,7 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
 from dlcore.metadata.paths import unescape
-from dlcore.metadata.port import ANY_VERSION, Delete
+from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete
 from dlcore.metadata.stored import decode, decode_or_tell, encode
 
 if TYPE_CHECKING:

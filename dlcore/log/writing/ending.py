@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.errors import MetadataVersionError, NoNodeError
 from dlcore.log.metadata.changes import plan_complete, plan_delete, require_unsealed
-from dlcore.log.metadata.store import UNANSWERED
 from dlcore.log.recovery import recover_log
+from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

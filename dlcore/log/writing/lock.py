@@ -21,7 +21,7 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
     UnexpectedError,
 )
-from dlcore.log.metadata.store import UNANSWERED, LogStore, persistently
+from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import (
     LockHolder,
     LogKey,
@@ -46,7 +46,16 @@ from dlcore.log.writing.ownership import (
     TimedOut,
     TryLock,
 )
-from dlcore.metadata.port import Check, Create, Delete, Op, Put, SessionState, Unsubscribe
+from dlcore.metadata.port import (
+    UNANSWERED,
+    Check,
+    Create,
+    Delete,
+    Op,
+    Put,
+    SessionState,
+    Unsubscribe,
+)
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -286,14 +295,6 @@ class WriterLock:
         """Return the holder in the node, if this writer has the lock.  Raises: MetadataError."""
         node = await self._store.get(self._path, fresh=True)
         return self._holder_of(node) if node is not None and self._is_own(node) else None
-
-    async def has_turn(self, turn: Turn) -> bool:
-        """Return whether this writer holds the lock, and its turn is `turn`.
-
-        Raises: MetadataError.
-        """
-        holder = await self.look()
-        return holder is not None and holder.turn == turn
 
     async def set_turn(self, before: Turn, turn: Turn) -> bool:
         """Change the turn of the lock from `before`; return False if it was another one.

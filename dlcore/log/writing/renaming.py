@@ -13,7 +13,7 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.log.metadata.changes import plan_rename
-from dlcore.log.metadata.store import UNANSWERED
+from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext

@@ -1,174 +1,350 @@
-"""Atomic appends to a log whose lock a proxy holds: its writer gives them their turn.
+"""Turns of atomic appends in a log whose lock a proxy holds: its writer gives them.
 
-An append asks for a turn in the lock's node.  The writer answers everything that it accepted,
-closes its extent, and sets the turn to given.  The append commits, and ends the turn in the same
-transaction.  The segment stays in progress, and the writer continues after the appended extents.
-Therefore small extents are merged whichever side wrote them, and turns make no further segments.
+Theory of operation.  An append asks for a turn in the lock's node (`staging/commit.py`).  The
+writer answers everything that it accepted, closes its extent, and sets the turn to given.  The
+append commits, and ends the turn in the same transaction.  The segment stays in progress, and the
+writer continues after the appended extents.  Therefore small extents are merged whichever side
+wrote them, and turns make no further segments.  docs/architecture/machines.md shows `TRANSITIONS`
+as a diagram.
+
+Promises:
+
+* While the turn is given the writer has no extent open, and begins none until the turn is over.
+* The writer continues from the stored head: an append may have committed although the writer got no
+  answer about its turn.
+* An append that does not commit within `TURN_S` loses its turn.
+* After a turn the waiting writers get the same time, so that consecutive appends do not block them.
+* A client that waits for the lock itself is reported once, and not during a turn.
+
 Records are never lost or overwritten, because each change is guarded by the version of the head.
 Turns only keep the two sides from overtaking each other for ever, and the writer's transaction ids
 above those of the append.
+
+The driver (`turns_driver.py`) performs the effects and feeds the answers back.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
-from typing import TYPE_CHECKING, Any
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.background import BackgroundTasks
-from dlcore.base.errors import DLError
+from dlcore.base.machines import Transitions
 from dlcore.log.metadata.changes import lssn_to_merge
-from dlcore.log.metadata.store import UNANSWERED
-from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.writing.steps import Ending
+from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogHead, LogMetadata
-    from dlcore.log.writing.append import LogAppender
-    from dlcore.log.writing.lock import WriterLock
-    from dlcore.log.writing.steps import Effect
-
-logger = logging.getLogger(__name__)
+    from dlcore.base.errors import DLError
+    from dlcore.log.metadata.values import LockHolder, LogHead, Turn, VersionedHead
 
 TURN_S = 5.0
 """An append that has not committed after this time loses its turn."""
-_LOOK_S = 0.2
+RETRY_S = 0.2
 
 
-class TurnGiver:
-    """Gives turns for one writer, until it is closed.
+class TurnState(enum.Enum):
+    """The state of the machine; OVER is final."""
+
+    FREE = "no append asks for a turn"
+    LOOKING = "whether an append asks is read"
+    PARTING = "the writer answers what it accepted, and closes its extent"
+    GIVING = "the turn is being set to given"
+    GIVEN = "an append may commit"
+    CHECKING = "whether the append's turn is over is read"
+    REVOKING = "an append did not commit in time, and its turn is being ended"
+    RETURNING = "the head is read, from which the writer continues"
+    RESTING = "the writer writes, and no append gets a turn"
+    OVER = "the writer has ended, or the log is sealed"
+
+
+_S = TurnState
+TRANSITIONS = Transitions(
+    _S.FREE,
+    {
+        _S.FREE: {_S.LOOKING: "the lock changed"},
+        _S.LOOKING: {
+            _S.FREE: "nobody asks, or no answer",
+            _S.LOOKING: "the lock changed meanwhile",
+            _S.PARTING: "an append asks",
+            _S.OVER: "refused",
+        },
+        _S.PARTING: {_S.GIVING: "all answered", _S.OVER: "sealed, failed or closed"},
+        _S.GIVING: {
+            _S.CHECKING: "given",
+            _S.RETURNING: "nobody asks any more, or no answer",
+            _S.OVER: "refused",
+        },
+        _S.GIVEN: {_S.CHECKING: "the lock changed", _S.REVOKING: "time is over"},
+        _S.CHECKING: {
+            _S.GIVEN: "not over yet",
+            _S.CHECKING: "the lock changed meanwhile",
+            _S.REVOKING: "time is over",
+            _S.RETURNING: "over, or no answer",
+            _S.OVER: "refused",
+        },
+        _S.REVOKING: {_S.RETURNING: "over, or no answer", _S.OVER: "refused"},
+        _S.RETURNING: {_S.RESTING: "the writer continues", _S.OVER: "refused"},
+        _S.RESTING: {_S.LOOKING: "later"},
+        _S.OVER: {},
+    },
+)
+
+
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    CHANGED = "the lock's node may have changed"
+    ASIDE = "the writer has no extent open, and begins none"
+    RETRY_DUE = "the head may be read again"
+    REST_DUE = "appends may get turns again"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Event: the holder in the lock's node; None if it is not this writer."""
+
+    holder: LockHolder | None
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSet:
+    """Event: the turn was set, or was another one before."""
+
+    is_set: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRead:
+    """Event: the stored head, with everything that was committed before it was read."""
+
+    at: VersionedHead
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDue:
+    """Event: `TURN_S` have passed since the turn of this number was given."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Event: a call was refused, or its outcome is unknown."""
+
+    error: DLError
+
+
+Event: TypeAlias = Signal | Looked | TurnSet | HeadRead | TurnDue | CallFailed
+
+
+class Call(enum.Enum):
+    """Effects that carry nothing: calls with one answer, which may be `CallFailed`."""
+
+    LOOK = "read the lock's node; answer with `Looked`"
+    STEP_ASIDE = "let the writer end its extent; answer with `ASIDE`"
+    READ_HEAD = "read the log's head; answer with `HeadRead`"
+
+
+@dataclass(frozen=True, slots=True)
+class SetTurn:
+    """Effect: change the turn from `before`; answer with `TurnSet`, or with `CallFailed`."""
+
+    before: Turn
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Effect: feed `event` after so many seconds."""
+
+    after_s: float
+    event: Signal | TurnDue
+
+
+@dataclass(frozen=True, slots=True)
+class StepBack:
+    """Effect: let the writer continue from this head."""
+
+    at: VersionedHead
+
+
+@dataclass(frozen=True, slots=True)
+class AskForUpkeep:
+    """Effect: ask to merge the log's extents from this segment on; a failure does no harm."""
+
+    lssn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWanted:
+    """Effect: this client waits for the lock itself."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailWriter:
+    """Effect: the writer cannot continue, because of `error`."""
+
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Effect: log that `what`; `error` is the reason, None if there is none."""
+
+    what: str
+    error: DLError | None = None
+
+
+Effect: TypeAlias = (
+    Call | SetTurn | After | StepBack | AskForUpkeep | ReportWanted | FailWriter | Note
+)
+
+
+class Turns:
+    """The turns of appends beside one writer.
 
     Args:
-        context: the namespace's adapters.
-        log: the log.
-        lock: the writer's lock.
-        machine: the writer's machine.
-        perform: performs effects of the machine.
-        fail: makes the writer fail.
+        head: the log's head when the writer began.
     """
 
-    def __init__(
-        self,
-        context: LogContext,
-        log: LogMetadata,
-        lock: WriterLock,
-        machine: LogAppender[asyncio.Future[Any]],
-        perform: Callable[[Iterable[Effect[asyncio.Future[Any]]]], None],
-        fail: Callable[[DLError], None],
-    ) -> None:
-        self._context = context
-        self._logs = context.logs
-        self._seen = machine.at.head
-        self._log = log
-        self._lock = lock
-        self._machine = machine
-        self._perform = perform
-        self._fail = fail
+    def __init__(self, head: LogHead) -> None:
+        self.state = TurnState.FREE
+        self._head = head  # at the end of the last turn
+        self._may_differ = False  # the lock, since the last look began
+        self._number = 0  # of the last turn that was given
+        self._is_late = False  # the append that has this turn
+        self._begun_s = 0.0  # when the last turn was asked for
         self._wanted_by = ""
-        self._on_wanted: Callable[[str], None] | None = None
-        self._changed = asyncio.Event()
-        path = context.logs.paths_of(log).lock
-        self._unsubscribe = context.store.watch(path, self._changed.set, children=False)
-        self._tasks = BackgroundTasks()
-        self._tasks.start(self._run(), name=f"turns-{log.name}")
 
-    def tell_when_wanted(self, on_wanted: Callable[[str], None]) -> None:
-        """Call `on_wanted` with the client that waits for the lock itself, once there is one."""
-        self._on_wanted = on_wanted
-        if self._wanted_by:
-            on_wanted(self._wanted_by)
+    def handle(self, event: Event) -> list[Effect]:
+        """Take one event; answers to calls come one at a time."""
+        match event:
+            case Signal():
+                return self._on_signal(event)
+            case Looked(holder, now):
+                return self._looked(holder, now)
+            case TurnSet(is_set):
+                return self._turn_set(is_set=is_set)
+            case HeadRead(at, now):
+                return self._step_back(at, now)
+            case TurnDue(number):
+                return self._turn_due(number)
+            case CallFailed(error):
+                return self._call_failed(error)
+            case _:
+                assert_never(event)
 
-    async def _run(self) -> None:
-        clock = asyncio.get_running_loop().time
-        while not self._machine.is_over:
-            await self._changed.wait()
-            # Cleared before the look: a change during the look wakes the loop again.
-            self._changed.clear()
-            try:
-                if not await self._is_turn_asked_for():
-                    continue
-                begun_s = clock()
-                try:
-                    await self._give()
-                finally:
-                    # The turn took the news of changes that were not about it, as that a writer
-                    # waits for the lock: look once more.
-                    self._changed.set()
-            except UNANSWERED as error:
-                # The append asks as long as it waits; after a reconnection the watch fires.
-                logger.info(
-                    "log=%s: cannot read whether a turn is asked for: %s", self._log.name, error
-                )
-                continue
-            except DLError as error:
-                logger.info("log=%s gives no turns any more: %s", self._log.name, error)
-                return  # sealed, failed or closed
-            # The waiting writers get the same time: consecutive appends must not block them.
-            await asyncio.sleep(min(clock() - begun_s, TURN_S))
+    def _on_signal(self, signal: Signal) -> list[Effect]:
+        match signal:
+            case Signal.CHANGED:
+                return self._changed()
+            case Signal.ASIDE:
+                # "given" promises that the head has no open extent.
+                self._become(TurnState.GIVING)
+                return [SetTurn("asked", "given")]
+            case Signal.RETRY_DUE:
+                return [Call.READ_HEAD]
+            case Signal.REST_DUE:
+                return self._look(TurnState.LOOKING)
+            case _:
+                assert_never(signal)
 
-    async def _is_turn_asked_for(self) -> bool:
-        """Return whether a turn is asked for; report a client that wants the lock itself."""
-        holder = await self._lock.look()
-        if holder is None:
-            return False
-        if holder.wanted_by and not self._wanted_by:
+    def _become(self, state: TurnState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
+
+    def _changed(self) -> list[Effect]:
+        if self.state is TurnState.FREE:
+            return self._look(TurnState.LOOKING)
+        if self.state is TurnState.GIVEN:
+            return self._look(TurnState.CHECKING)
+        self._may_differ = True  # only a look in progress needs it; another state has a look ahead
+        return []
+
+    def _look(self, state: TurnState) -> list[Effect]:
+        self._become(state)
+        self._may_differ = False
+        return [Call.LOOK]
+
+    def _looked(self, holder: LockHolder | None, now: float) -> list[Effect]:
+        turn = "refused" if holder is None else holder.turn
+        if self.state is TurnState.CHECKING:
+            return self._go_on_waiting() if turn == "given" else self._return()
+        effects: list[Effect] = []
+        if holder is not None and holder.wanted_by and not self._wanted_by:
             self._wanted_by = holder.wanted_by
-            if self._on_wanted is not None:
-                self._on_wanted(holder.wanted_by)
-        return holder.turn == "asked"
+            effects.append(ReportWanted(holder.wanted_by))
+        if turn != "asked":
+            return effects + self._settle()
+        self._begun_s = now
+        self._become(TurnState.PARTING)
+        return [*effects, Call.STEP_ASIDE]
 
-    async def _give(self) -> None:
-        # The writer first completes its extent: an append may change only a head without an open
-        # extent, and "given" promises this.
-        aside: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._machine.end_with(Ending.ASIDE, aside)
-        self._perform(())
-        await aside
-        try:
-            if await self._lock.set_turn("asked", "given"):
-                await self._wait_taken()
-        except UNANSWERED as error:
-            logger.info("log=%s: cannot read whether its turn is over: %s", self._log.name, error)
-        await self._go_on()
+    def _settle(self) -> list[Effect]:
+        """Nobody asks, as far as is known."""
+        if self._may_differ:
+            return self._look(TurnState.LOOKING)
+        self._become(TurnState.FREE)
+        return []
 
-    async def _go_on(self) -> None:
-        # Always with the stored head: an append may have committed although we got no answer.
-        while True:
-            try:
-                at = await self._logs.read(self._log)
-            except UNANSWERED:
-                await asyncio.sleep(_LOOK_S)
-            except DLError as error:
-                self._fail(error)
-                raise
-            else:
-                self._perform(self._machine.step_back(at))
-                await self._ask_for_upkeep(at.head)
-                return
+    def _turn_set(self, *, is_set: bool) -> list[Effect]:
+        if self.state is TurnState.REVOKING or not is_set:
+            return self._return()
+        self._number, self._is_late = self._number + 1, False
+        return [After(TURN_S, TurnDue(self._number)), *self._look(TurnState.CHECKING)]
 
-    async def _ask_for_upkeep(self, now: LogHead) -> None:
-        """Ask to merge the extents since the last turn, the writer's own ones too."""
-        before, self._seen = self._seen, now
-        lssn = lssn_to_merge(before, now)
-        if lssn is not None:
-            with contextlib.suppress(*UNANSWERED):  # the next turn asks again
-                await ask_for_upkeep(self._context, {self._log: lssn})
+    def _go_on_waiting(self) -> list[Effect]:
+        if self._is_late:
+            return self._revoke()
+        if self._may_differ:
+            return self._look(TurnState.CHECKING)
+        self._become(TurnState.GIVEN)
+        return []
 
-    async def _wait_taken(self) -> None:
-        try:
-            async with asyncio.timeout(TURN_S):
-                while await self._lock.has_turn("given"):
-                    await self._changed.wait()
-                    self._changed.clear()
-        except TimeoutError:
-            logger.warning("log=%s: an append did not use its turn", self._log.name)
-            await self._lock.set_turn("given", "free")
+    def _turn_due(self, number: int) -> list[Effect]:
+        if number == self._number:
+            self._is_late = True
+        return self._revoke() if self._is_late and self.state is TurnState.GIVEN else []
 
-    async def aclose(self) -> None:
-        """Give no more turns; a turn in progress ends with the lock."""
-        self._unsubscribe()
-        await self._tasks.aclose()
+    def _revoke(self) -> list[Effect]:
+        self._become(TurnState.REVOKING)
+        return [Note("an append did not use its turn"), SetTurn("given", "free")]
+
+    def _return(self) -> list[Effect]:
+        self._become(TurnState.RETURNING)
+        return [Call.READ_HEAD]
+
+    def _step_back(self, at: VersionedHead, now: float) -> list[Effect]:
+        before, self._head = self._head, at.head
+        # The extents since the last turn, the writer's own ones too, may be worth a merge.
+        lssn = lssn_to_merge(before, at.head)
+        asked: list[Effect] = [] if lssn is None else [AskForUpkeep(lssn)]
+        self._become(TurnState.RESTING)
+        rest = After(min(now - self._begun_s, TURN_S), Signal.REST_DUE)
+        return [StepBack(at), *asked, rest]
+
+    def _call_failed(self, error: DLError) -> list[Effect]:
+        is_open = isinstance(error, UNANSWERED)
+        if self.state is TurnState.RETURNING:
+            return [After(RETRY_S, Signal.RETRY_DUE)] if is_open else self._end(error)
+        # A writer that cannot end its extent has failed, whatever its error is.
+        if not is_open or self.state is TurnState.PARTING:
+            return self._end(error)
+        if self.state is TurnState.LOOKING:
+            # The append asks as long as it waits; after a reconnection the watch fires.
+            return [Note("cannot read whether a turn is asked for", error), *self._settle()]
+        return [Note("cannot read whether the turn is over", error), *self._return()]
+
+    def _end(self, error: DLError) -> list[Effect]:
+        failed: list[Effect] = [FailWriter(error)] if self.state is TurnState.RETURNING else []
+        self._become(TurnState.OVER)
+        return [*failed, Note("no more turns are given", error)]
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        assert self.state is not TurnState.FREE or not self._may_differ
+        assert self.state is not TurnState.GIVEN or not (self._may_differ or self._is_late)

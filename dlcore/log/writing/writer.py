@@ -52,7 +52,7 @@ from dlcore.log.writing.steps import (
 )
 from dlcore.log.writing.transmit import parts_of
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
-from dlcore.log.writing.turns import TurnGiver
+from dlcore.log.writing.turns_driver import TurnGiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -39,9 +39,9 @@ from dlcore.log.metadata.staged import (
     drop,
     read_staged,
 )
-from dlcore.log.metadata.store import UNANSWERED, persistently
+from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
-from dlcore.metadata.port import Delete, Op
+from dlcore.metadata.port import UNANSWERED, Delete, Op
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.copying import Throttle
 from dlcore.ops.upkeep.merging import (
