@@ -17,7 +17,7 @@ from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import StagingWriter
 from dlcore.log.writing.append import LogAppender
-from dlcore.log.writing.ownership import Ownership, OwnershipState, TryLock
+from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.steps import CompleteSegment, StartSegment, WriterState
 from dlcore.log.writing.writer import AsyncLogWriter
@@ -140,15 +140,13 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
 @caught_by("dlcore/log/test_ownership.py::test_the_lock_is_regained_when_nothing_happened")
 def a_lost_lock_is_taken_back_unseen() -> Iterator[None]:
     """Whoever had the log meanwhile, and let it go again, is not noticed."""
-    try_again = Ownership._try_again
+    attempt = Ownership._attempt
 
     def unguarded(self: Ownership) -> list[Any]:
-        effects = try_again(self)
-        if effects and self.state is OwnershipState.LOST:
-            return [TryLock(guarded=False)]
-        return list(effects)
+        effects: list[Any] = attempt(self)
+        return [CreateLock(None)] if self.state is OwnershipState.REGAINING else effects
 
-    with patch.object(Ownership, "_try_again", unguarded):
+    with patch.object(Ownership, "_attempt", unguarded):
         yield
 
 
@@ -157,7 +155,7 @@ def only_the_latest_attempt_makes_a_lock() -> Iterator[None]:
     """A node made in a new session by an attempt of the old one is taken for another's."""
 
     def is_latest(self: Ownership, holder: LockHolder) -> bool:
-        return holder.token == self._attempts[-1]
+        return holder.token == self._tokens[-1]
 
     with patch.object(Ownership, "is_own", is_latest):
         yield

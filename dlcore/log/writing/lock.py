@@ -1,4 +1,4 @@
-"""The writer lock of a log: the driver of the ownership machine, over the metadata store."""
+"""The writer lock of a log: runs an `Ownership` over the metadata store."""
 
 from __future__ import annotations
 
@@ -10,41 +10,33 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec.structs import replace
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.backoff import Wait
 from dlcore.base.errors import (
     AlreadyClosedError,
     DLError,
-    LogNotFoundError,
     MetadataVersionError,
-    NodeExistsError,
     NoNodeError,
-    OwnershipAcquireFailedError,
     UnexpectedError,
 )
 from dlcore.log.metadata.store import LogStore, persistently
-from dlcore.log.metadata.values import (
-    LockHolder,
-    LogKey,
-    Turn,
-)
+from dlcore.log.metadata.values import LockHolder, LogKey, Turn
 from dlcore.log.writing.ownership import (
+    Acquire,
+    After,
     AskHolder,
+    Broken,
+    Call,
+    CallFailed,
+    CreateLock,
     Denied,
     Effect,
     Event,
-    Granted,
-    LockChanged,
-    LockHeld,
-    LockTaken,
-    LogMoved,
+    LockRead,
+    Notice,
     Ownership,
-    OwnershipState,
-    Resumed,
-    SessionExpired,
-    SessionResumed,
-    Suspended,
-    TimedOut,
-    TryLock,
+    Report,
+    ReportDue,
+    Signal,
+    Verified,
 )
 from dlcore.metadata.port import (
     UNANSWERED,
@@ -66,7 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GUARDED_ATTEMPTS_MAX = 100
 _RELEASE_WAIT_S = 5.0
 """The longest wait for the release of a lock while the metadata store does not answer."""
 _deletions = BackgroundTasks()
@@ -91,27 +82,21 @@ class WriterLock:
         turns: bool = False,
         asks: bool = False,
     ) -> None:
-        self._logs = logs
         self._store = logs.metadata_store
         self._log = log
-        self._name = log.name
-        self._path = logs.paths_of(log).lock
-        self._guard_path = logs.paths_of(log).head
+        self._paths = logs.paths_of(log)
         self._client_id = client_id
         self._clock = clock
         self.gives_turns = turns
-        self._asks = asks
-        self._ownership = Ownership(waits=False)
-        self._denial: DLError | None = None
-        self._events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1000)
+        self._ownership = Ownership(log.name, client_id, asks=asks)
         self._changed = asyncio.Event()
         self._unsubscribe: list[Unsubscribe] = []
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks(self._on_defect)
         self.verify: Callable[[], Awaitable[int | None]] | None = None
         self.on_change: Callable[[], None] = lambda: None
 
     def __repr__(self) -> str:
-        return f"<WriterLock {self._name!r} {self._ownership.state.name}>"
+        return f"<WriterLock {self._log.name!r} {self._ownership.state.name}>"
 
     @property
     def is_owner(self) -> bool:
@@ -121,193 +106,152 @@ class WriterLock:
     @property
     def denial(self) -> DLError | None:
         """The error for which the lock can never be held again; None: it can."""
-        return self._denial
+        return self._ownership.denial
 
     async def acquire(self, *, timeout_s: float) -> None:
-        """Take the lock; wait up to `timeout_s` for another owner, which a warning names.
+        """Take the lock, once; wait up to `timeout_s` for another owner, which a warning names.
 
         Raises:
             OwnershipAcquireFailedError: another writer owns the log.
             LogNotFoundError: there is no such log.
         """
-        self._ownership = Ownership(waits=timeout_s > 0, asks=self._asks)
         self._unsubscribe = [
-            self._store.watch(self._path, lambda: self._tell(LockChanged()), children=False),
+            self._store.watch(self._paths.lock, self._node_changed, children=False),
             self._store.on_session(self._session_changed),
         ]
-        self._task = asyncio.create_task(self._run(), name=f"writer-lock-{self._name}")
-        self._task.add_done_callback(self._stopped)
-        loop = asyncio.get_running_loop()
-        wait = Wait(loop.time())
-        timer = loop.call_later(timeout_s, self._tell, TimedOut())
-        to_tell = loop.call_at(wait.due_s, self._changed.set)
+        self._handle(Acquire(timeout_s, asyncio.get_running_loop().time()))
         try:
-            if timeout_s <= 0:
-                timer.cancel()  # the first refusal is final
-            while self._ownership.state is OwnershipState.ACQUIRING and self._denial is None:
-                if self._ownership.holder is not None and wait.is_due(now := loop.time()):
-                    left_s = max(wait.begun_s + timeout_s - now, 0.0)
-                    logger.warning("%s; waiting for %.0f s more", self._owned_text(), left_s)
+            while self._ownership.is_waiting:
                 self._changed.clear()
                 await self._changed.wait()
         except BaseException:
             await self.release()
             raise
-        finally:
-            timer.cancel()
-            to_tell.cancel()
-        if self._denial is not None:
+        if self.denial is not None:
             await self.release()
-            raise self._denial
+            raise self.denial
 
     async def wait_owned(self) -> None:
         """Wait while the lock is lost; raise once ownership is denied."""
         while not self.is_owner:
-            if self._denial is not None:
-                raise self._denial
+            if self.denial is not None:
+                raise self.denial
             self._changed.clear()
             await self._changed.wait()
 
+    def _node_changed(self) -> None:
+        self._handle(Signal.CHANGED)
+
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.EXPIRED:
-            # Directly, not through the queue: nothing may be acknowledged from here on.
-            self._perform_now(self._ownership.handle(SessionExpired()))
+            self._handle(Signal.EXPIRED)
         elif state is SessionState.CONNECTED:
-            self._tell(SessionResumed())
+            self._handle(Signal.RESUMED)
 
-    def _tell(self, event: Event) -> None:
-        try:
-            self._events.put_nowait(event)
-        except asyncio.QueueFull:
-            # Each queued event makes the machine try again, which is all that this one would do.
-            logger.warning("writer lock of log=%s: event queue is full", self._name)
+    def _on_defect(self, error: BaseException) -> None:
+        text = f"lock of log {self._log.name!r} broke: {error!r}"
+        self._handle(Broken(UnexpectedError(text)))  # no caller may wait for ever
 
-    async def _run(self) -> None:
-        try:
-            await self._perform(self._ownership.start())
-            while True:
-                await self._perform(self._ownership.handle(await self._events.get()))
-        except DLError as error:
-            self._denied(error)
+    def _handle(self, event: Event) -> None:
+        for effect in self._ownership.handle(event):
+            self._perform(effect)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # DLErrors are handled inside: this is a defect, and no caller may wait for ever.
-            self._denied(UnexpectedError(f"lock of log {self._name!r} broke: {error!r}"))
-
-    async def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, TryLock):
-                event = await self._try_lock(guarded=effect.guarded)
-                await self._perform(self._ownership.handle(event))
-            elif isinstance(effect, AskHolder):
-                await self._ask(effect.holder)
-            else:
-                self._perform_now([effect])
-
-    def _perform_now(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Granted() | Suspended() | Resumed():
-                    logger.info("writer lock log=%s: %s", self._name, type(effect).__name__)
-                    self._announce()
-                case Denied():
-                    self._denied(
-                        OwnershipAcquireFailedError(
-                            self._owned_text(), owner=effect.holder.owner if effect.holder else ""
-                        )
-                    )
-                case TryLock() | AskHolder():
-                    raise AssertionError("what asks the metadata store is awaited")
-                case _:
-                    assert_never(effect)
-
-    def _denied(self, error: DLError) -> None:
-        self._denial = self._denial or error
-        self._announce()
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Call() | CreateLock():
+                self._tasks.start(self._call(effect), name=f"writer-lock-{self._log.name}")
+            case AskHolder(holder, version):
+                self._tasks.start(self._ask(holder, version))
+            case After(timeout_s, report_s):
+                self._tasks.start(self._time(timeout_s, report_s))
+            case Notice():
+                logger.info("writer lock log=%s: %s", self._log.name, effect.name.lower())
+                self._announce()
+            case Denied():
+                self._announce()
+            case Report(text):
+                logger.warning("%s", text)
+            case _:
+                assert_never(effect)
 
     def _announce(self) -> None:
         self._changed.set()
         self.on_change()
 
-    async def _try_lock(self, *, guarded: bool) -> Event:
-        """Try to create the node; the returned event says who holds it."""
-        token = self._clock.new_token()
+    async def _time(self, timeout_s: float, report_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        if report_s < timeout_s:
+            await asyncio.sleep(report_s)
+            self._handle(ReportDue(loop.time()))
+        await asyncio.sleep(begun_s + timeout_s - loop.time())
+        self._handle(Signal.TIMED_OUT)
+
+    async def _call(self, call: Call | CreateLock) -> None:
+        try:
+            event = await self._answer_of(call)
+        except DLError as error:
+            event = CallFailed(call, error)
+        self._handle(event)
+
+    async def _answer_of(self, call: Call | CreateLock) -> Event:
+        match call:
+            case Call.VERIFY:
+                return Verified(None if self.verify is None else await self.verify())
+            case CreateLock(guard):
+                await self._store.multi(self._creation(guard))
+                return Signal.CREATED
+            case Call.READ:
+                path, now = self._paths.lock, asyncio.get_running_loop().time()
+                node = await persistently(lambda: self._store.get(path, fresh=True))
+                if node is None:
+                    return LockRead(None, -1, False, now)
+                is_current = node.session == self._store.session_token
+                return LockRead(self._holder_of(node), node.version, is_current, now)
+            case _:
+                assert_never(call)
+
+    def _creation(self, guard: int | None) -> list[Op]:
         holder = LockHolder(
             owner=self._client_id,
-            token=token,
+            token=self._clock.new_token(),
             turn="free" if self.gives_turns else "refused",
             since_ms=self._clock.now_ms(),
         )
-        create = Create(self._path, encode(holder), ephemeral=True)
-        for _ in range(_GUARDED_ATTEMPTS_MAX):
-            ops: list[Op] = [create]
-            if guarded:
-                # Between the lost session and this attempt another writer may have come and gone.
-                version = await self._verify()
-                if version is None:
-                    return LogMoved()
-                ops = [Check(self._guard_path, version), create]
-            # Before the attempt: without an answer the node may exist, and only its token shows
-            # that it is ours.
-            self._ownership.attempted(token)
-            try:
-                await self._store.multi(ops)
-            except MetadataVersionError:
-                continue  # the head changed since it was verified; perhaps only by a truncation
-            except NodeExistsError:
-                pass
-            except NoNodeError as error:
-                raise LogNotFoundError(f"log {self._name!r} does not exist") from error
-            except UNANSWERED:
-                pass  # the node shows the outcome
-            else:
-                return LockTaken()
-            node = await persistently(lambda: self._store.get(self._path, fresh=True))
-            if node is not None:
-                # Only the node shows its session: an attempt may have been sent in one session and
-                # carried out in the next.
-                is_ours = self._is_own(node) and node.session == self._store.session_token
-                return LockTaken() if is_ours else LockHeld(self._holder_of(node))
-        return LogMoved() if guarded else TimedOut()
+        self._ownership.attempted(holder.token)
+        create = Create(self._paths.lock, encode(holder), ephemeral=True)
+        return [create] if guard is None else [Check(self._paths.head, guard), create]
 
-    async def _ask(self, holder: LockHolder) -> None:
-        """Write into the node that this client wants the lock, if `holder` still has it."""
+    async def _ask(self, holder: LockHolder, version: int) -> None:
+        value = encode(replace(holder, wanted_by=self._client_id))
         try:
-            node = await self._store.get(self._path, fresh=True)
-            if node is None or self._holder_of(node) != holder:
-                return  # it has changed, and the watch fires
-            value = encode(replace(holder, wanted_by=self._client_id))
-            await self._store.multi([Put(self._path, value, node.version)])
+            await self._store.multi([Put(self._paths.lock, value, version)])
         except (MetadataVersionError, NoNodeError):
             return  # it has changed, and the watch fires
         except UNANSWERED as error:
             # After a reconnection the watch fires, and the next look asks again.
-            logger.info("log=%s: its owner may have no request to release: %s", self._name, error)
+            name = self._log.name
+            logger.info("log=%s: its owner may have no request to release: %s", name, error)
         else:
-            logger.info("log=%s: its owner %s is asked to release it", self._name, holder.owner)
-
-    async def _verify(self) -> int | None:
-        return None if self.verify is None else await self.verify()
+            logger.info("log=%s: its owner %s is asked to release it", self._log.name, holder.owner)
 
     async def look(self) -> LockHolder | None:
         """Return the holder in the node, if this writer has the lock.  Raises: MetadataError."""
-        node = await self._store.get(self._path, fresh=True)
-        return self._holder_of(node) if node is not None and self._is_own(node) else None
+        found = await self._own_node()
+        return None if found is None else self._holder_of(found)
 
     async def set_turn(self, before: Turn, turn: Turn) -> bool:
         """Change the turn of the lock from `before`; return False if it was another one.
 
         Raises: MetadataError.
         """
-        node = await self._store.get(self._path, fresh=True)
-        if node is None or not self._is_own(node) or self._holder_of(node).turn != before:
+        node = await self._own_node()
+        if node is None or self._holder_of(node).turn != before:
             return False
         # Compare-and-set: an append may ask for its turn, or end it, at the same time.
         value = encode(replace(self._holder_of(node), turn=turn))
         try:
-            await self._store.multi([Put(self._path, value, node.version)])
+            await self._store.multi([Put(self._paths.lock, value, node.version)])
         except (MetadataVersionError, NoNodeError):
             return False
         return True
@@ -318,49 +262,35 @@ class WriterLock:
         If the metadata store does not answer, or this is cancelled, the release goes on in the
         background.
         """
-        self._ownership.release()
+        self._handle(Signal.RELEASE)
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         self._unsubscribe = []
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-        if task is not None or self._ownership.has_attempted:
-            deletion = _deletions.start(self._delete_own_node(task), name=f"release-{self._name}")
+        self._tasks.cancel()
+        if self._tasks or self._ownership.has_attempted:
+            deletion = _deletions.start(self._delete_own_node(), name=f"release-{self._log.name}")
             await asyncio.wait({deletion}, timeout=_RELEASE_WAIT_S)
 
-    async def _delete_own_node(self, task: asyncio.Task[None] | None) -> None:
-        if task is not None:  # the task may still be creating the node
-            await asyncio.gather(task, return_exceptions=True)
-        if not self._ownership.has_attempted:
-            return
+    async def _delete_own_node(self) -> None:
+        await self._tasks.aclose()  # one of them may still be creating the node
 
         async def delete() -> None:
-            node = await self._store.get(self._path, fresh=True)
-            if node is None or not self._is_own(node):
-                return
-            with contextlib.suppress(NoNodeError):  # it vanished with its session
-                await self._store.multi([Delete(self._path)])
+            if await self._own_node() is not None:
+                with contextlib.suppress(NoNodeError):  # it vanished with its session
+                    await self._store.multi([Delete(self._paths.lock)])
 
         try:
-            await persistently(delete)
+            if self._ownership.has_attempted:
+                await persistently(delete)
         except (*UNANSWERED, AlreadyClosedError) as error:
             # The node vanishes with the session.
-            logger.warning("writer lock of log=%s is left to expire: %s", self._name, error)
+            name = self._log.name
+            logger.warning("writer lock of log=%s is left to expire: %s", name, error)
 
-    def _is_own(self, node: Versioned) -> bool:
-        return self._ownership.is_own(self._holder_of(node))
+    async def _own_node(self) -> Versioned | None:
+        node = await self._store.get(self._paths.lock, fresh=True)
+        is_own = node is not None and self._ownership.is_own(self._holder_of(node))
+        return node if is_own else None
 
     def _holder_of(self, node: Versioned) -> LockHolder:
-        return decode(LockHolder, node.value, source=self._path)
-
-    def _owned_text(self) -> str:
-        holder = self._ownership.holder
-        who = "another writer" if holder is None else holder.described(self._client_id)
-        if holder is not None and holder.owner.startswith("grpc"):
-            who += (
-                ", a proxy: reach the log through it (--endpoint of dlog, endpoint of Spark, "
-                "dlcore.remote), or wait until it was idle for so long that the proxy lets go of "
-                "it (idle_release_s)"
-            )
-        return f"log {self._name!r} is owned by {who}"
+        return decode(LockHolder, node.value, source=self._paths.lock)
