@@ -234,7 +234,7 @@ class Life:
     async def _commit(self, reader: AsyncLogReader, log_id: str) -> None:
         moves = partial(self._checkers.life.moves, log_id, _SUBSCRIBER)
         assert reader._hold is not None
-        begin, token = len(moves()), reader._hold._token
+        begin, token = len(moves()), reader._hold._hold.token
         position = await reader.commit()
         # The node may have been deleted since, and its history with it.
         is_there = Position(position, token) in moves()[min(begin, len(moves())) :]

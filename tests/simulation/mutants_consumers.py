@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import Mark
-from dlcore.log.reading.subscriptions import Seen, SubscriptionHold
+from dlcore.log.reading.holding import Seen
+from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.proxy.reading.subscriptions import Subscriptions
 from dlcore.remote.reader import RemoteRows
@@ -54,7 +56,7 @@ def positions_are_compared_before_they_are_set() -> Iterator[None]:
             return version
 
     async def move(self: SubscriptionHold, position: DLSN, **about: Any) -> Mark:
-        self._store = Late(self._store)
+        self._context = replace(self._context, store=cast("Any", Late(self._context.store)))
         return await _move(self, position, **about)
 
     with patch.object(SubscriptionHold, "move", move):
@@ -86,7 +88,7 @@ def who_asks_again_is_a_stranger() -> Iterator[None]:
     ) -> Mark:
         version = 0 if mark is None else mark.version
         if await self.look() == Seen(position, Mark(version + 1, token)):
-            raise self._moved()
+            raise self._hold._moved()
         return await _move(self, position, token=token, mark=mark, timeout_s=timeout_s)
 
     with patch.object(SubscriptionHold, "move", forgetful):

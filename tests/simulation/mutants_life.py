@@ -185,7 +185,7 @@ def positions_are_written_over() -> Iterator[None]:
     commit = SubscriptionHold.commit
 
     async def blind(self: SubscriptionHold, position: DLSN) -> None:
-        self._version = ANY_VERSION
+        self._hold._version = ANY_VERSION
         await commit(self, position)
 
     async def ensure_locked(_: SubscriptionHold) -> None:
@@ -218,7 +218,7 @@ def unanswered_positions_count_as_stored() -> Iterator[None]:
             try:
                 await commit(self, position)
             except _UnansweredError:
-                self._version += 1
+                self._hold._version += 1
 
     with patch.object(SubscriptionHold, "commit", hopeful):
         yield

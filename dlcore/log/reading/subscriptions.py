@@ -1,87 +1,67 @@
-"""Positions that a log keeps for applications, each for one reader at a time.
-
-A subscription is a node below the log's head: a position, and the token of the reader that may move
-it.  A reader takes the subscription's lock, and writes its own token into the node.  The reader
-that held it before then loses its compare-and-set, even if its session and its lock are gone and it
-does not know that yet.
-
-A reader without a session of its own, as a client of proxies, takes the lock only to write its
-token.  From then on the token alone makes it the owner, until another reader takes the
-subscription.
-"""
+"""Positions that a log keeps for applications: runs a `Hold` for each reader that moves one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.background import BackgroundTasks
-from dlcore.base.backoff import Wait
 from dlcore.base.config import require_kind
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
-    MetadataConnectionError,
-    MetadataVersionError,
     NodeExistsError,
     NoNodeError,
-    OverCapacityError,
-    OwnershipAcquireFailedError,
     SubscriptionMovedError,
 )
-from dlcore.base.ids import DLSN
 from dlcore.log.metadata.store import persistently
-from dlcore.log.metadata.values import LockHolder, Mark
+from dlcore.log.metadata.values import LockHolder
+from dlcore.log.reading.holding import (
+    AwaitLock,
+    Call,
+    CallFailed,
+    CommitPosition,
+    Counted,
+    Effect,
+    Ended,
+    Event,
+    Forget,
+    Hold,
+    HolderRead,
+    Job,
+    Move,
+    NodeRead,
+    Pause,
+    Put,
+    Relock,
+    Remove,
+    RemoveNodes,
+    Seen,
+    Signal,
+    Stored,
+    Subscription,
+    Take,
+    seen_in,
+)
 from dlcore.metadata.paths import unescape
-from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete, SessionState
-from dlcore.metadata.stored import LAYOUT, Count, Number, decode, encode
+from dlcore.metadata.port import UNANSWERED, Delete, SessionState
+from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
+    from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.values import LogKey
+    from dlcore.log.metadata.values import LogKey, Mark
     from dlcore.metadata.port import Versioned
 
 logger = logging.getLogger(__name__)
 
-SUBSCRIPTIONS_MAX = 1_000
-"""Subscriptions of one log."""
 _ID_BYTES_MAX = 200
-_RETRY_S = 0.1
-_TRIES_MAX = 50
 _RELEASE_WAIT_S = 5.0
 """The longest wait for the release of a lock while the metadata store does not answer."""
 _releases = BackgroundTasks()
 """Locks that are released in the background; each ends when its store is closed, or sooner."""
-
-
-class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored position: that of the next record to read; only `token`'s reader may move it."""
-
-    layout: int = LAYOUT
-    position: tuple[Number, Count, Count] = (1, 0, 0)
-    reader: str = ""
-    token: str = ""
-    moved_ms: Count = 0
-
-    @property
-    def dlsn(self) -> DLSN:
-        """The position."""
-        return DLSN(*self.position)
-
-
-_MADE = Mark(0, "")
-"""The mark of a subscription that no reader has taken."""
-
-
-class Seen(NamedTuple):
-    """A position, and the mark of the subscription when it was read."""
-
-    position: DLSN
-    mark: Mark
 
 
 def require_subscriber(subscriber: str) -> str:
@@ -109,47 +89,46 @@ async def list_subscriptions(
     nodes = await persistently(
         lambda: context.store.get_many([paths.subscriber(each) for each in subscribers])
     )
-    return {
-        name: _seen(node, paths.subscriber(name))
+    found = {
+        name: seen_in(_node_read(node, paths.subscriber(name)))
         for name, node in zip(subscribers, nodes, strict=True)
-        if node is not None
     }
+    return {name: seen for name, seen in found.items() if seen is not None}
 
 
-def _seen(node: Versioned, path: str) -> Seen:
-    stored = decode(Subscription, node.value, source=path)
-    return Seen(stored.dlsn, Mark(node.version, stored.token))
+def _node_read(node: Versioned | None, path: str) -> NodeRead:
+    if node is None:
+        return NodeRead(None, -1)
+    return NodeRead(decode(Subscription, node.value, source=path), node.version)
 
 
 class SubscriptionHold:
     """A subscription of a log, which is this holder's alone from `take` to `release`."""
 
     def __init__(self, context: LogContext, log: LogKey, subscriber: str) -> None:
-        self._context = context
-        self._store = context.store
-        self._log = log
-        self._subscriber = require_subscriber(subscriber)
+        require_subscriber(subscriber)
         paths = context.logs.paths_of(log)
+        self._context = context
+        self._log = log
         self._parent, self._path = paths.subscribers, paths.subscriber(subscriber)
         self._lock_path = paths.subscriber_lock(subscriber)
-        self._token = context.clock.new_token()
-        self._stored = Subscription()
-        self._version = -1
-        self._is_locked = False
+        token = context.clock.new_token()
+        self._hold = Hold(log.name, subscriber, context.client_id, token)
+        self._turn = asyncio.Lock()  # of callers: one at a time
         self._has_attempted = False  # to lock it, even if the answer was not waited for
-        self._unsubscribe = self._store.on_session(self._session_changed)
+        self._unsubscribe = context.store.on_session(self._session_changed)
 
     def __repr__(self) -> str:
-        return f"<SubscriptionHold {self._subscriber!r} of {self._log.name!r} at {self.position}>"
+        return f"<SubscriptionHold {self._path} at {self.position}>"
 
     @property
     def position(self) -> DLSN:
         """The stored position."""
-        return self._stored.dlsn
+        return self._hold.position
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.EXPIRED:
-            self._is_locked = False
+            self._hold.handle(Signal.EXPIRED)
 
     async def take(self, *, timeout_s: float) -> None:
         """Create the subscription if there is none, and lock it, waiting for another holder.
@@ -162,9 +141,7 @@ class SubscriptionHold:
             OverCapacityError: the log has `SUBSCRIPTIONS_MAX` others.
         """
         try:
-            await self._make()
-            await self._lock(timeout_s=timeout_s)
-            await self._take_over()
+            await self._run(Take(timeout_s, self._now()))
         except BaseException:
             await self.release()
             raise
@@ -176,23 +153,13 @@ class SubscriptionHold:
             OwnershipAcquireFailedError, SubscriptionMovedError: another reader has it, or had it.
             MetadataConnectionError: there is no answer; the call may be repeated.
         """
-        if self._is_locked:
+        if self._hold.is_locked:
             return
-        await self._lock(timeout_s=0)
-        # An equal version could be of another subscription, created after this one was deleted.
-        if not self._take_up(await self._read()):
+        try:
+            await self._run(Relock(self._now()))
+        except SubscriptionMovedError:
             await self.release()
-            raise self._moved()
-
-    def _take_up(self, node: Versioned | None) -> bool:
-        """Use the stored state if it has our token: a cancelled commit may have written it."""
-        if node is None:
-            return False
-        stored = decode(Subscription, node.value, source=self._path)
-        if stored.token != self._token:
-            return False
-        self._stored, self._version = stored, node.version
-        return True
+            raise
 
     async def commit(self, position: DLSN) -> None:
         """Store a position, unless another reader has taken the subscription.
@@ -201,36 +168,11 @@ class SubscriptionHold:
             SubscriptionMovedError: another reader has taken it.
             MetadataConnectionError: there is no answer; the call may be repeated.
         """
-        stored = self._at(position, self._token)
-        for _ in range(_TRIES_MAX):
-            try:
-                version = await self._store.put(self._path, encode(stored), version=self._version)
-            except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
-                node = await self._read()
-                # Our last state: the store did not apply this attempt, so it is tried again.
-                if node is not None and node.version == self._version:
-                    await asyncio.sleep(_RETRY_S)
-                elif not self._take_up(node):
-                    raise self._moved() from error
-                elif self._stored == stored:
-                    return
-            else:
-                self._stored, self._version = stored, version
-                return
-        raise self._unanswered()
-
-    def _at(self, position: DLSN, token: str) -> Subscription:
-        return Subscription(
-            position=(position.lssn, position.entry_id, position.slot_id),
-            reader=self._context.client_id,
-            token=token,
-            moved_ms=self._context.clock.now_ms(),
-        )
+        await self._run(CommitPosition(position))
 
     async def look(self) -> Seen | None:
         """Return the stored state; None if there is no such subscription."""
-        node = await self._read()
-        return None if node is None else _seen(node, self._path)
+        return seen_in(await self._read())
 
     async def move(
         self, position: DLSN, *, token: str, mark: Mark | None, timeout_s: float
@@ -243,48 +185,20 @@ class SubscriptionHold:
 
         Raises: as `take`; SubscriptionMovedError: the mark is another one.
         """
-        if mark is None:
-            await self._make()
-            mark = _MADE
-        if mark.token != token:
-            await self._lock(timeout_s=timeout_s)
-        value = encode(self._at(position, token))
-        for _ in range(_TRIES_MAX):
-            # An earlier attempt, or an earlier request with a lost answer, may have stored it.
-            seen = await self.look()
-            if seen == Seen(position, Mark(mark.version + 1, token)):
-                return seen.mark
-            if seen is None or seen.mark != mark:
-                raise self._moved()
-            try:
-                version = await self._store.put(self._path, value, version=mark.version)
-            except UNANSWERED:
-                await asyncio.sleep(_RETRY_S)
-            except (MetadataVersionError, NoNodeError):
-                continue  # the next look shows who owns it
-            else:
-                return Mark(version, token)
-        raise self._unanswered()
+        moved = await self._run(Move(position, token, mark, timeout_s, self._now()))
+        assert moved is not None
+        return moved
 
     async def forget(self, mark: Mark) -> None:
         """Remove the subscription, if it has this mark; no error if there is none.
 
         Raises: as `move`.
         """
-        if await self.look() is None:
-            return
-        # Looked at again under the lock: only then no reader can change it before the deletion.
-        await self._lock(timeout_s=0)
-        seen = await self.look()
-        if seen is None or seen.mark != mark:
-            raise self._moved()
-        self._version = mark.version
-        await self.delete()
+        await self._run(Forget(mark, self._now()))
 
     async def delete(self) -> None:
         """Remove the subscription; it must be locked."""
-        await self._store.multi([Delete(self._lock_path), Delete(self._path, self._version)])
-        self._is_locked = self._has_attempted = False
+        await self._run(Remove())
 
     async def release(self) -> None:
         """Release it for others; a second call does nothing.
@@ -293,126 +207,142 @@ class SubscriptionHold:
         background.
         """
         self._unsubscribe()
-        self._is_locked = False
+        self._hold.handle(Signal.RELEASED)
         if self._has_attempted:
             self._has_attempted = False
             release = _releases.start(self._unlock(), name=f"release {self!r}")
             await asyncio.wait({release}, timeout=_RELEASE_WAIT_S)
 
     async def _unlock(self) -> None:
+        store, path = self._context.store, self._lock_path
+
         async def delete() -> None:
-            node = await self._store.get(self._lock_path, fresh=True)
-            if node is not None and self._locked_by(node).token == self._token:
+            node = await store.get(path, fresh=True)
+            if node is not None and self._locked_by(node).token == self._hold.token:
                 with contextlib.suppress(NoNodeError):  # it vanished with its session
-                    await self._store.delete(self._lock_path, version=ANY_VERSION)
+                    await store.delete(path)
 
         try:
             await persistently(delete)
         except DLError as error:
             logger.info("%r: its lock goes with the session: %r", self, error)
 
+    # The machine
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _run(self, job: Job) -> Mark | None:
+        async with self._turn:
+            try:
+                effect = self._hold.handle(job)
+                while not isinstance(effect, Ended):
+                    assert effect is not None
+                    effect = self._hold.handle(await self._answer_to(effect))
+            except BaseException:
+                self._hold.handle(Signal.GIVEN_UP)
+                raise
+        if isinstance(effect.outcome, DLError):
+            raise effect.outcome
+        return effect.outcome
+
+    async def _answer_to(self, effect: Effect) -> Event:
+        try:
+            return await self._perform(effect)
+        except DLError as error:
+            return CallFailed(error)
+
+    async def _perform(self, effect: Effect) -> Event:
+        store = self._context.store
+        match effect:
+            case Call():
+                return await self._call(effect)
+            case Put(position, token, version):
+                value = encode(self._at(position, token))
+                return Stored(await store.put(self._path, value, version=version))
+            case AwaitLock(at_most_s, report):
+                await self._await_lock(at_most_s, report)
+                return Signal.WAIT_OVER
+            case Pause(after_s):
+                await asyncio.sleep(after_s)
+                return Signal.PAUSE_OVER
+            case RemoveNodes(version):
+                await store.multi([Delete(self._lock_path), Delete(self._path, version)])
+                self._has_attempted = False
+                return Signal.REMOVED
+            case Ended():
+                raise AssertionError("the caller is answered by `_run`")
+            case _:
+                assert_never(effect)
+
+    async def _call(self, call: Call) -> Event:
+        store, parent, path = self._context.store, self._parent, self._lock_path
+        match call:
+            case Call.READ:
+                return await self._read()
+            case Call.COUNT:
+                others = await persistently(lambda: store.get_children(parent, fresh=True))
+                return Counted(len(others or ()))
+            case Call.MAKE:
+                await self._make()
+                return Signal.MADE
+            case Call.LOCK:
+                holder = LockHolder(
+                    owner=self._context.client_id,
+                    token=self._hold.token,
+                    since_ms=self._context.clock.now_ms(),
+                )
+                self._has_attempted = True
+                await store.create(path, encode(holder), ephemeral=True)
+                return Signal.LOCKED
+            case Call.READ_HOLDER:
+                node = await persistently(lambda: store.get(path, fresh=True))
+                return HolderRead(None if node is None else self._locked_by(node), self._now())
+            case _:
+                assert_never(call)
+
+    async def _read(self) -> NodeRead:
+        store = self._context.store
+        node = await persistently(lambda: store.get(self._path, fresh=True))
+        return _node_read(node, self._path)
+
     async def _make(self) -> None:
-        if await self._read() is not None:
-            return
-        others = await persistently(lambda: self._store.get_children(self._parent, fresh=True))
-        if len(others or ()) >= SUBSCRIPTIONS_MAX:
-            raise OverCapacityError(
-                f"log {self._log.name!r} has {len(others or ())} subscriptions, it can have "
-                f"{SUBSCRIPTIONS_MAX}: delete some"
-            )
+        create = self._context.store.create
         for path, value in ((self._parent, b""), (self._path, encode(Subscription()))):
             try:
-                await persistently(lambda p=path, v=value: self._store.create(p, v))  # type: ignore[misc]
+                await persistently(lambda p=path, v=value: create(p, v))  # type: ignore[misc]
             except NodeExistsError:
                 continue
             except NoNodeError:
                 await self._context.logs.read(self._log)  # raises if the log is gone
                 raise
 
-    async def _read(self) -> Versioned | None:
-        return await persistently(lambda: self._store.get(self._path, fresh=True))
-
-    async def _holder(self) -> LockHolder | None:
-        """Return the holder of the lock."""
-        node = await persistently(lambda: self._store.get(self._lock_path, fresh=True))
-        return None if node is None else self._locked_by(node)
-
-    def _locked_by(self, node: Versioned) -> LockHolder:
-        return decode(LockHolder, node.value, source=self._lock_path)
-
-    async def _lock(self, *, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        wait = Wait(loop.time())
-        deadline = wait.begun_s + timeout_s
-        changed = asyncio.Event()
-        unwatch = self._store.watch(self._lock_path, changed.set, children=False)
+    async def _await_lock(self, at_most_s: float, report: str | None) -> None:
+        if report is not None:
+            logger.warning("%s", report)
+        changed, store, path = asyncio.Event(), self._context.store, self._lock_path
+        unwatch = store.watch(path, changed.set, children=False)
         try:
-            while (other := await self._try_lock()) is not None:
-                text = (
-                    f"log {self._log.name!r}: another reader has subscriber {self._subscriber!r}: "
-                    f"{other.described(self._context.client_id)}"
-                )
-                if (now := loop.time()) >= deadline:
-                    raise OwnershipAcquireFailedError(text, owner=other.owner)
-                if wait.is_due(now):
-                    logger.warning("%s; waiting for %.0f s more", text, deadline - now)
-                try:
-                    async with asyncio.timeout_at(min(deadline, wait.due_s)):
-                        await changed.wait()
-                        changed.clear()
-                except TimeoutError:
-                    continue  # try once more
+            async with asyncio.timeout(at_most_s):
+                # Read again under the watch: the lock may have changed before.
+                while await store.get(path, fresh=True) is not None:
+                    await changed.wait()
+                    changed.clear()
+        except (TimeoutError, *UNANSWERED):
+            return  # the next try shows who has it
         finally:
             unwatch()
 
-    async def _try_lock(self) -> LockHolder | None:
-        """Lock it, or return the holder."""
-        holder = LockHolder(
-            owner=self._context.client_id,
-            token=self._token,
-            since_ms=self._context.clock.now_ms(),
-        )
-        while not self._is_locked:
-            self._has_attempted = True
-            try:
-                await self._store.create(self._lock_path, encode(holder), ephemeral=True)
-            except (NodeExistsError, *UNANSWERED):
-                found = await self._holder()
-                if found is not None and found.token != self._token:
-                    return found
-                self._is_locked = found is not None  # else it is free now: try again
-            except NoNodeError:
-                raise self._moved() from None
-            else:
-                self._is_locked = True
-        return None
-
-    async def _take_over(self) -> None:
-        """Write our token, so that the former owner can no longer move it."""
-        # The lock alone does not stop an owner that lost its session and does not know it yet.
-        while True:
-            node = await self._read()
-            if node is None:
-                raise self._moved()
-            self._stored = decode(Subscription, node.value, source=self._path)
-            self._version = node.version
-            try:
-                await self.commit(self.position)
-            except SubscriptionMovedError:
-                continue  # the former owner moved it
-            return
-
-    def _unanswered(self) -> MetadataConnectionError:
-        return MetadataConnectionError(
-            f"log {self._log.name!r}: the metadata store did not answer to the position of "
-            f"subscriber {self._subscriber!r}"
+    def _at(self, position: DLSN, token: str) -> Subscription:
+        return Subscription(
+            position=(position.lssn, position.entry_id, position.slot_id),
+            reader=self._context.client_id,
+            token=token,
+            moved_ms=self._context.clock.now_ms(),
         )
 
-    def _moved(self) -> SubscriptionMovedError:
-        return SubscriptionMovedError(
-            f"log {self._log.name!r}: subscriber {self._subscriber!r} was taken over, moved or "
-            "deleted by another client"
-        )
+    def _locked_by(self, node: Versioned) -> LockHolder:
+        return decode(LockHolder, node.value, source=self._lock_path)
 
 
 async def move_subscription(

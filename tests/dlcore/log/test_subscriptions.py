@@ -238,7 +238,7 @@ def test_a_subscription_is_moved_and_deleted() -> None:
 
 def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that has too many takes no other."""
-    monkeypatch.setattr("dlcore.log.reading.subscriptions.SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr("dlcore.log.reading.holding.SUBSCRIPTIONS_MAX", 2)
 
     async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
         for name in ("a", "b"):

@@ -21,7 +21,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey, Mark
-from dlcore.log.reading.subscriptions import Seen, SubscriptionHold
+from dlcore.log.reading.holding import Seen
+from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.proxy.actions import Actions
 from dlcore.remote.subscriptions import show
 from dlcore.remote.sync import open_namespace as open_blocking
@@ -331,7 +332,7 @@ def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
 
 def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that has too many takes no other."""
-    monkeypatch.setattr("dlcore.log.reading.subscriptions.SUBSCRIPTIONS_MAX", 2)
+    monkeypatch.setattr("dlcore.log.reading.holding.SUBSCRIPTIONS_MAX", 2)
 
     async def scenario(served: Proxies) -> None:
         _, log = await both(served)
