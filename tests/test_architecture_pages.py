@@ -69,7 +69,7 @@ def test_architecture_names_every_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_short_and_has_a_diagram(page: Path) -> None:
-    """One idea a page, and a picture of it; the generated page is a reference, to look things up."""
+    """One idea a page, and a picture of it; the page that is generated is for reference."""
     assert page.stem == "machines" or words_of(page) <= WORDS_MAX
     assert "```mermaid" in page.read_text()
 

@@ -18,8 +18,9 @@ from dlcore.log.metadata.values import (
 from dlcore.log.staging import commit as commits
 from dlcore.log.upkeep import removal
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
-from dlcore.ops.upkeep import merger, merging, worker as upkeep
+from dlcore.ops.upkeep import merger, merging, swap, worker as upkeep
 from dlcore.ops.upkeep.merger import LogMerger
+from dlcore.ops.upkeep.swap import Swap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ def swaps_are_not_guarded() -> Iterator[None]:
     def blind(*about: Any) -> Change:
         return _unguarded(plan_swap(*about))
 
-    with patch.object(merger, "plan_swap", blind):
+    with patch.object(swap, "plan_swap", blind):
         yield
 
 
@@ -95,10 +96,10 @@ def settling_forgets_merges() -> Iterator[None]:
 def merges_count_nothing_off() -> Iterator[None]:
     """The old ledgers keep the extents that a merge has replaced: they stay for ever."""
 
-    def release(_self: LogMerger, _counts: Any, nodes: Sequence[Any]) -> list[Op]:
+    def release(_self: Swap, nodes: Sequence[Any], **_: Any) -> list[Op]:
         return [node.put(node.staged) for node in nodes]
 
-    with patch.object(LogMerger, "_release", release):
+    with patch.object(Swap, "_release", release):
         yield
 
 
@@ -141,12 +142,12 @@ def assigned_transaction_ids_are_lost() -> Iterator[None]:
 @contextlib.contextmanager
 def a_second_merge_is_not_noticed() -> Iterator[None]:
     """A swap does not look whether somebody else has merged the segment meanwhile."""
-    is_there = merger._is_there
+    is_there = swap.is_there
 
     def careless(at: Any, stored: Any, *, merges: int) -> bool:
         return is_there(at, stored, merges=at.head.merges)
 
-    with patch.object(merger, "_is_there", careless):
+    with patch.object(swap, "is_there", careless):
         yield
 
 

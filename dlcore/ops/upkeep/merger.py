@@ -1,12 +1,10 @@
-"""Merges small extents of a log: copies their entries to one ledger, then swaps the metadata.
+"""Merges small extents of a log: copies their entries to one ledger, then runs a `Swap`.
 
 A ledger that a merge fills is registered like a staged one, so after a crash it is removed like any
 leftover.  The old ledgers lose their extents in the transaction of the swap.  A ledger without
 extents is listed, and removed some time later, so that readers with an older view of the log are
-not disturbed.
-
-Any change of the log meanwhile changes its head.  The swap then reads it again, and is given up if
-its extents were truncated, deleted, or merged by another worker.
+not disturbed.  Any change of the log meanwhile changes its head; the swap then reads it again
+(`swap.py`).
 """
 
 from __future__ import annotations
@@ -14,25 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from contextlib import aclosing
-from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
+from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.errors import (
     CorruptMetadataError,
+    DLError,
     LedgerNotFoundError,
     LedgerReadError,
     LogNotFoundError,
-    MetadataConnectionError,
     MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
 )
 from dlcore.log.entries.body import decode_entry_header, move_entry
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
-from dlcore.log.metadata.nodes import decode_node, register_merged, release
 from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import (
     create_staged_ledger,
@@ -41,7 +33,6 @@ from dlcore.log.metadata.staged import (
 )
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
-from dlcore.metadata.port import UNANSWERED, Delete, Op
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.copying import Throttle
 from dlcore.ops.upkeep.merging import (
@@ -50,15 +41,28 @@ from dlcore.ops.upkeep.merging import (
     merged_extent,
     plan_fold,
     plan_merge,
-    plan_swap,
+)
+from dlcore.ops.upkeep.swap import (
+    MERGING_IDENTITY,
+    CallFailed,
+    Ended,
+    Event,
+    Look,
+    Looked,
+    Pause,
+    Signal,
+    Store,
+    Swap,
+    Verified,
+    Verify,
+    is_there,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
-    from dlcore.log.metadata.nodes import StagedNode
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
@@ -67,10 +71,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MERGING_IDENTITY = ":merging"
-"""The identity under which the ledgers are listed that merges fill."""
-_SWAP_ATTEMPTS_MAX = 100
-_CONFLICT_DELAY_S_MAX = 0.05
 _IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 
 
@@ -176,13 +176,14 @@ class LogMerger:
             await self._copy(ledger, parts)
             await ledger.close()
             merged = merged_extent(parts, ledger_id=ledger.ledger_id)
-            is_swapped = await self._swap(at.log, stored, run, merged, merges=at.head.merges)
+            merges, paths = at.head.merges, self._context.paths
+            is_swapped = await self._swap(Swap(paths, at.log, stored, run, merged, merges=merges))
         except (LedgerNotFoundError, LedgerReadError):
             # A truncation or another merge may have deleted a ledger while it was copied.
             self._unused.add(ledger.ledger_id)
             await ledger.abandon()
             now = await self._context.logs.read(at.log)
-            if _is_there(now, stored, merges=at.head.merges):
+            if is_there(now, stored, merges=at.head.merges):
                 raise  # no change of the log explains it
             is_swapped = False
         except BaseException:
@@ -272,76 +273,38 @@ class LogMerger:
 
     # The swap
 
-    async def _swap(
-        self, log: LogKey, stored: StoredSegment, run: MergeRun, merged: Extent, *, merges: int
-    ) -> bool:
-        """Replace the run by `merged`; return False if the run is not there any more."""
+    async def _swap(self, swap: Swap) -> bool:
+        """Replace a run; return False if it is not there any more."""
+        effect = swap.handle(Signal.BEGIN)
+        while not isinstance(effect, Ended):
+            try:
+                event = await self._answer_of(effect)
+            except DLError as error:
+                event = CallFailed(error)
+            effect = swap.handle(event)
+        if isinstance(effect.outcome, DLError):
+            raise effect.outcome
+        return effect.outcome
+
+    async def _answer_of(self, effect: Look | Verify | Store | Pause) -> Event:
         context = self._context
-        head_path = context.logs.paths_of(log).head
-        counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
-        ids = [merged.ledger_id, *counts]
-        wanted = [head_path, *(context.paths.staged_ledger(each) for each in ids)]
-        for _ in range(_SWAP_ATTEMPTS_MAX):
-            nodes = await persistently(lambda: context.store.get_many(wanted, fresh=True))
-            try:
-                at = context.logs.head_of(log, nodes[0])
-            except LogNotFoundError:
-                return False
-            # The state of the new ledger changes in the same multi as the head, so it says whether
-            # an earlier attempt succeeded.
-            own, *others = (
-                decode_node(context.paths, each, node)
-                for each, node in zip(ids, nodes[1:], strict=True)
-            )
-            if own is not None and own.staged.settled:
-                return True  # by the last attempt, whose answer was lost
-            if own is None or not _is_there(at, stored, merges=merges):
-                return False
-            change = plan_swap(context.logs.paths_of(log), at, stored, run, merged)
-            filled = replace(
-                own.staged,
-                owner="",
-                extents=1,
-                committed=((0, merged.entry_count - 1),),
-                settled=True,
-            )
-            entry = context.paths.staging_entry(MERGING_IDENTITY, merged.ledger_id)
-            ops = [*change.ops, own.put(filled), Delete(entry)]
-            for ledger_id, node in zip(counts, others, strict=True):
-                if node is None:
-                    await self._require_written(ledger_id)
-            ops += self._release(counts, others)
-            try:
+        match effect:
+            case Look(paths):
+                nodes = await persistently(lambda: context.store.get_many(paths, fresh=True))
+                return Looked(nodes, context.clock.now_ms())
+            case Verify(ledger_ids):
+                readers = [await context.ledgers.open_ledger(each) for each in ledger_ids]
+                pairs = zip(ledger_ids, readers, strict=True)
+                return Verified([each for each, at in pairs if "staged_by" in at.metadata.custom])
+            case Store(ops):
                 await context.store.multi(ops)
-            except (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED) as error:
-                logger.info("merging log=%s: the swap is tried again: %s", log.name, error)
-            else:
-                return True
-            # A writer changes the head often: a random pause separates the two.
-            await asyncio.sleep(context.rng.uniform(0, _CONFLICT_DELAY_S_MAX))
-        raise MetadataConnectionError(
-            f"merging log {log.name!r}: {_SWAP_ATTEMPTS_MAX} attempts to swap were overtaken or "
-            "not answered"
-        )
-
-    async def _require_written(self, ledger_id: int) -> None:
-        """Raise unless a writer filled this ledger, which is not registered: it has one extent."""
-        reader = await self._context.ledgers.open_ledger(ledger_id)
-        if "staged_by" in reader.metadata.custom:
-            raise CorruptMetadataError(f"ledger {ledger_id} of an extent is not registered")
-
-    def _release(
-        self, counts: Mapping[int, int], nodes: Sequence[StagedNode | None]
-    ) -> Iterator[Op]:
-        """Yield the operations that release the run's extents of each ledger."""
-        paths, now_ms = self._context.paths, self._context.clock.now_ms()
-        for (ledger_id, count), node in zip(counts.items(), nodes, strict=True):
-            if node is None:
-                # A writer filled it, with this extent only: it is removed like a staged ledger.
-                yield from register_merged(paths, ledger_id, now_ms=now_ms)
-                continue
-            staged = replace(node.staged.released(count), released_ms=now_ms)
-            yield from release(paths, node, staged)
+                return Signal.STORED
+            case Pause(s_max, error):
+                logger.info("the swap of a merge is tried again: %s", error)
+                await asyncio.sleep(context.rng.uniform(0, s_max))
+                return Signal.PAUSE_OVER
+            case _:
+                assert_never(effect)
 
     async def _drop_unused(self) -> None:
         """Delete ledgers that no swap used; those that cannot be deleted now are tried again."""
@@ -352,13 +315,3 @@ class LogMerger:
                 await drop(context, node)
             else:
                 self._unused.discard(ledger_id)
-
-
-def _is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
-    """Return whether the segment's extents are those that were read, and stay for now."""
-    head = at.head
-    return (
-        head.merges == merges
-        and (head.first_lssn, head.first_chunk) <= (stored.lssn, 0)
-        and head.first_active[0] <= stored.lssn <= head.max_lssn
-    )

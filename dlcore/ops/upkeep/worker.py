@@ -36,7 +36,8 @@ from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.runner import run_together
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.expiry import expire_logs
-from dlcore.ops.upkeep.merger import MERGING_IDENTITY, LogMerger
+from dlcore.ops.upkeep.merger import LogMerger
+from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator

@@ -21,7 +21,8 @@ from dlcore.log.metadata.staged import drop_merged, list_staged, read_staged, se
 from dlcore.log.metadata.values import Chunk, LogHead, SegmentEnd, StagedLedger
 from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.config import MergePolicy
-from dlcore.ops.upkeep.merger import MERGING_IDENTITY, LogMerger
+from dlcore.ops.upkeep.merger import LogMerger
+from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 from dlcore.transport.memory import MemoryBookieClient
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.lateness import run_in_own_time

@@ -1,0 +1,331 @@
+"""The swap of a merge: a run of extents becomes one, in one transaction with its ledgers' counts.
+
+Theory of operation.  The entries of the run were copied to a ledger that is registered like a
+staged one.  One look reads the log's head and the registrations of all ledgers, and one transaction
+puts the merged extent in the place of the run, settles the new ledger, and counts the run's extents
+off the old ones.  docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
+
+Promises:
+
+* The state of the new ledger changes in the same transaction as the head.  If the answer is lost it
+  says whether the swap was made.
+* The swap is given up if its extents were truncated, deleted, or merged by another worker.
+* An old ledger that was never registered gets a registration, so that it is removed later, as one
+  that was.  But one that was staged and is not registered is damage, and nothing is changed.
+
+The driver is `merger.py`.  Each event has one effect.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from msgspec.structs import replace
+
+from dlcore.base.errors import (
+    CorruptMetadataError,
+    DLError,
+    LogNotFoundError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.base.machines import Transitions
+from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
+from dlcore.metadata.port import UNANSWERED, Delete, Op, Versioned
+from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, plan_swap
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from dlcore.log.metadata.nodes import StagedNode
+    from dlcore.log.metadata.segment import Extent
+    from dlcore.log.metadata.values import LogKey, VersionedHead
+    from dlcore.metadata.paths import NamespacePaths
+
+MERGING_IDENTITY = ":merging"
+"""The identity under which the ledgers are listed that merges fill."""
+ATTEMPTS_MAX = 100
+_CONFLICT_DELAY_S_MAX = 0.05
+
+
+class SwapState(enum.Enum):
+    """The state of the machine; SWAPPED, OVERTAKEN and FAILED are final."""
+
+    READY = "nothing has begun"
+    LOOKING = "the head and the registrations are read"
+    VERIFYING = "ledgers without a registration are looked up: writers must have filled them"
+    STORING = "the transaction is being stored"
+    PAUSING = "the transaction had a conflict, or no answer; all is read again"
+    SWAPPED = "the merged extent is in the log"
+    OVERTAKEN = "the run is not in the log any more"
+    FAILED = "the metadata cannot be read, is damaged, or changes all the time"
+
+
+_S = SwapState
+TRANSITIONS = Transitions(
+    _S.READY,
+    {
+        _S.READY: {_S.LOOKING: "begin"},
+        _S.LOOKING: {
+            _S.VERIFYING: "some are not registered",
+            _S.STORING: "planned",
+            _S.SWAPPED: "by the last attempt, whose answer was lost",
+            _S.OVERTAKEN: "truncated, deleted or merged",
+            _S.FAILED: "refused",
+        },
+        _S.VERIFYING: {_S.STORING: "writers filled them", _S.FAILED: "staged, or refused"},
+        _S.STORING: {
+            _S.SWAPPED: "stored",
+            _S.PAUSING: "conflict, or no answer",
+            _S.FAILED: "refused, or too many attempts",
+        },
+        _S.PAUSING: {_S.LOOKING: "later"},
+        _S.SWAPPED: {},
+        _S.OVERTAKEN: {},
+        _S.FAILED: {},
+    },
+)
+
+
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    BEGIN = "the copies of the run are durable, and their ledger is closed"
+    STORED = "the transaction was applied"
+    PAUSE_OVER = "the pause is over"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Event: the nodes of `Look`; `now_ms` is the wall clock's time."""
+
+    nodes: Sequence[Versioned | None]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Event: those of the ledgers that were staged."""
+
+    staged: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Event: the last effect was refused, or its outcome is unknown."""
+
+    error: DLError
+
+
+Event: TypeAlias = Signal | Looked | Verified | CallFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Effect: read these nodes in one round trip; answer with `Looked`."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Effect: find out which of these ledgers were staged; answer with `Verified`."""
+
+    ledger_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Effect: apply these in one transaction; answer with `STORED`, or with `CallFailed`."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Effect: say `PAUSE_OVER` after a random time of at most `s_max`; `error` is the reason.
+
+    A writer changes the head often: a random pause separates the two.
+    """
+
+    s_max: float
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Effect: answer the caller: whether the run was replaced; or an error."""
+
+    outcome: bool | DLError
+
+
+Effect: TypeAlias = Look | Verify | Store | Pause | Ended
+
+
+class Swap:
+    """One swap.
+
+    Args:
+        paths: the namespace's nodes.
+        log: the log.
+        stored: the segment, as it was read.
+        run: the extents of it that are replaced.
+        merged: the extent that replaces them.
+        merges: the number of the log's merges when the segment was read.
+    """
+
+    def __init__(
+        self,
+        paths: NamespacePaths,
+        log: LogKey,
+        stored: StoredSegment,
+        run: MergeRun,
+        merged: Extent,
+        *,
+        merges: int,
+    ) -> None:
+        self.state = SwapState.READY
+        self._paths = paths
+        self._log = log
+        self._stored = stored
+        self._run = run
+        self._merged = merged
+        self._merges = merges
+        self._counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
+        self._attempts = 0
+        self._planned: tuple[Op, ...] = ()
+
+    def handle(self, event: Event) -> Effect:
+        """Take one event."""
+        try:
+            match event:
+                case Signal.STORED:
+                    return self._end(SwapState.SWAPPED)
+                case Signal.BEGIN | Signal.PAUSE_OVER:
+                    return self._look()
+                case Looked():
+                    return self._looked(event)
+                case Verified(staged):
+                    return self._verified(staged)
+                case CallFailed(error):
+                    return self._call_failed(error)
+                case _:
+                    assert_never(event)
+        except DLError as error:
+            self._become(SwapState.FAILED)
+            return Ended(error)
+
+    def _become(self, state: SwapState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
+
+    def _end(self, state: SwapState) -> Effect:
+        self._become(state)
+        return Ended(state is SwapState.SWAPPED)
+
+    def _look(self) -> Effect:
+        self._become(SwapState.LOOKING)
+        head = self._paths.log_of(self._log.log_id).head
+        return Look((head, *map(self._paths.staged_ledger, self._ledger_ids())))
+
+    def _ledger_ids(self) -> list[int]:
+        return [self._merged.ledger_id, *self._counts]
+
+    def _looked(self, seen: Looked) -> Effect:
+        paths = self._paths
+        try:
+            at = head_of(paths, self._log, seen.nodes[0])
+        except LogNotFoundError:
+            return self._end(SwapState.OVERTAKEN)
+        own, *others = (
+            decode_node(paths, each, node)
+            for each, node in zip(self._ledger_ids(), seen.nodes[1:], strict=True)
+        )
+        if own is not None and own.staged.settled:
+            return self._end(SwapState.SWAPPED)
+        if own is None or not is_there(at, self._stored, merges=self._merges):
+            return self._end(SwapState.OVERTAKEN)
+        self._planned = self._plan(at, own, others, now_ms=seen.now_ms)
+        nodes = zip(self._counts, others, strict=True)
+        unregistered = tuple(ledger_id for ledger_id, node in nodes if node is None)
+        if not unregistered:
+            return self._store()
+        self._become(SwapState.VERIFYING)
+        return Verify(unregistered)
+
+    def _plan(
+        self,
+        at: VersionedHead,
+        own: StagedNode,
+        others: Sequence[StagedNode | None],
+        *,
+        now_ms: int,
+    ) -> tuple[Op, ...]:
+        paths, merged = self._paths, self._merged
+        log_paths = paths.log_of(self._log.log_id)
+        change = plan_swap(log_paths, at, self._stored, self._run, merged)
+        filled = replace(
+            own.staged,
+            owner="",
+            extents=1,
+            committed=((0, merged.entry_count - 1),),
+            settled=True,
+        )
+        entry = paths.staging_entry(MERGING_IDENTITY, merged.ledger_id)
+        releases = self._release(others, now_ms=now_ms)
+        return (*change.ops, own.put(filled), Delete(entry), *releases)
+
+    def _release(self, nodes: Sequence[StagedNode | None], *, now_ms: int) -> Iterator[Op]:
+        """Yield the operations that release the run's extents of each ledger."""
+        for (ledger_id, count), node in zip(self._counts.items(), nodes, strict=True):
+            if node is None:
+                # A writer filled it, with this extent only: it is removed like a staged ledger.
+                yield from register_merged(self._paths, ledger_id, now_ms=now_ms)
+                continue
+            staged = replace(node.staged.released(count), released_ms=now_ms)
+            yield from release(self._paths, node, staged)
+
+    def _verified(self, staged: Collection[int]) -> Effect:
+        if staged:
+            raise CorruptMetadataError(f"ledger {min(staged)} of an extent is not registered")
+        return self._store()
+
+    def _store(self) -> Effect:
+        self._become(SwapState.STORING)
+        return Store(self._planned)
+
+    def _call_failed(self, error: DLError) -> Effect:
+        is_open = isinstance(
+            error, (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED)
+        )
+        if self.state is not SwapState.STORING or not is_open:
+            raise error
+        self._attempts += 1
+        if self._attempts == ATTEMPTS_MAX:
+            raise MetadataConnectionError(
+                f"merging log {self._log.name!r}: {ATTEMPTS_MAX} attempts to swap were overtaken "
+                "or not answered"
+            )
+        self._become(SwapState.PAUSING)
+        return Pause(_CONFLICT_DELAY_S_MAX, error)
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        assert self._attempts <= ATTEMPTS_MAX
+        assert self.state is not SwapState.PAUSING or self._attempts
+        assert self.state not in (SwapState.VERIFYING, SwapState.STORING) or self._planned
+
+
+def is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
+    """Return whether the segment's extents are those that were read, and stay for now."""
+    head = at.head
+    return (
+        head.merges == merges
+        and (head.first_lssn, head.first_chunk) <= (stored.lssn, 0)
+        and head.first_active[0] <= stored.lssn <= head.max_lssn
+    )
