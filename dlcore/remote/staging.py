@@ -23,13 +23,13 @@ from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
 from dlcore.flight.appends import AppendRequest
+from dlcore.flight.producer_client import MESSAGE_BYTES, too_long
 from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.flight.replies import StagingReply
 from dlcore.flight.sending import framed
 from dlcore.log.reading.scan import CommitResult, StagedExtent
-from dlcore.remote.outbox import MESSAGE_BYTES
 from dlcore.remote.planning import act, arrow_of
-from dlcore.remote.streams import Attempts, EndedError, ended, first_message, too_long, write
+from dlcore.remote.streams import Attempts, EndedError, ended, first_message, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator, Sequence

@@ -14,7 +14,6 @@ from dlcore.base.errors import (
     ConditionFailedError,
     ConfigurationError,
     DLError,
-    LogRecordTooLongError,
     OverCapacityError,
     ProxyUnavailableError,
     SequenceGapError,
@@ -138,11 +137,3 @@ def first_message(target: PutTarget | StagingTarget, schema: pa.Schema) -> bytes
     data = pb.FlightData.FromString(framed(schema.serialize(), b""))
     data.flight_descriptor.CopyFrom(descriptor)
     return data.SerializeToString()
-
-
-def too_long(message: bytes, bytes_max: int) -> LogRecordTooLongError:
-    """Return the error for a message that exceeds a proxy's limit and cannot be split."""
-    return LogRecordTooLongError(
-        f"a message of {len(message)} bytes that cannot be split: the proxy accepts {bytes_max} "
-        "bytes at most (message_bytes_max)"
-    )

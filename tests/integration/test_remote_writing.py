@@ -21,8 +21,9 @@ from dlcore.base.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.base.records import LogRecord
-from dlcore.remote import open_namespace as open_remote_async, writing
-from dlcore.remote.outbox import MESSAGE_BYTES
+from dlcore.flight import producer_client
+from dlcore.flight.producer_client import MESSAGE_BYTES
+from dlcore.remote import open_namespace as open_remote_async
 from dlcore.remote.sync import open_namespace as open_remote
 from dlcore.sync import open_namespace, portal as portals
 from tests.fixtures.proxies import ProxyProcess, proxy_process, proxy_thread
@@ -102,7 +103,7 @@ def owner_of(proxies: list[ProxyProcess]) -> ProxyProcess:
 def _silence() -> Iterator[None]:
     """Be less patient with a proxy that stands still."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(writing, "SILENCE_S", 3.0)
+        patched.setattr(producer_client, "SILENCE_S", 3.0)
         yield
 
 

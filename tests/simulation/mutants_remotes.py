@@ -6,9 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from dlcore.flight.producer_client import Outbox, ProducerClient
 from dlcore.log.writing.producers import Producers
-from dlcore.remote.outbox import Outbox
-from dlcore.remote.writing import RemoteWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def each_stream_is_of_a_new_incarnation() -> Iterator[None]:
     """What was sent on the one before is numbered anew, and so written again."""
-    exchange = RemoteWriter._exchange
+    begin = ProducerClient._open
 
-    async def anew(self: RemoteWriter) -> None:
+    def anew(self: ProducerClient[Any], now: float) -> Any:
         self._claim = None
-        await exchange(self)
+        return begin(self, now)
 
     with (
-        patch.object(RemoteWriter, "_exchange", anew),
+        patch.object(ProducerClient, "_open", anew),
         patch.object(Outbox, "begin", _number_from),
     ):
         yield

@@ -7,8 +7,10 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from dlcore.flight import producer_client
+from dlcore.flight.producer_client import ProducerClient
 from dlcore.flight.tickets import Ticket
-from dlcore.log.entries.stamp import Claim, ProducerRow, Stamp
+from dlcore.log.entries.stamp import KEPT_MS, Claim, ProducerRow, Stamp
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.writing import producers as producers_module
 from dlcore.log.writing.producers import Mark, Producers
@@ -17,9 +19,7 @@ from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import _Stream
-from dlcore.remote import writing
 from dlcore.remote.planning import get_info
-from dlcore.remote.writing import RemoteWriter
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _used(table: Producers[Any]) -> dict[str, int]:
 @caught_by(_SILENT("who_wrote_is_known_until_its_time"))
 def producers_are_forgotten_after_an_hour() -> Iterator[None]:
     """Those with names of their own are kept no longer than those with names made for a writer."""
-    with patch.object(producers_module, "PRODUCERS_KEPT_MS", producers_module.KEPT_MS):
+    with patch.object(producers_module, "PRODUCERS_KEPT_MS", KEPT_MS):
         yield
 
 
@@ -177,29 +177,28 @@ def only_a_segment_begins_with_a_list() -> Iterator[None]:
 )
 def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
     """It sends again what a log may hold that has forgotten it."""
-    is_forgotten = RemoteWriter._is_forgotten
+    is_forgotten = ProducerClient._is_forgotten
 
-    def careless(self: RemoteWriter, claim: Claim, last: int) -> bool:
-        with patch.object(writing, "KEPT_MS", 2**60):
-            return is_forgotten(self, claim, last)
+    def careless(self: ProducerClient[Any], claim: Claim, last: int, now: float) -> bool:
+        with patch.object(producer_client, "KEPT_MS", 2**60):
+            return is_forgotten(self, claim, last, now)
 
-    with patch.object(RemoteWriter, "_is_forgotten", careless):
+    with patch.object(ProducerClient, "_is_forgotten", careless):
         yield
 
 
 @caught_by("dlcore/remote/test_writing.py::test_a_writer_that_was_idle_for_long_keeps_its_stream")
 def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
     """A writer takes its proxy for dead as soon as it sends something after a pause."""
-    wait_for_news = RemoteWriter._wait_for_news
+    send_next = ProducerClient._send_next
 
-    async def counting(self: RemoteWriter) -> None:
-        heard_at = self._heard_at
-        is_idle = not self._outbox.has_in_flight
-        await wait_for_news(self)
-        if is_idle:
-            self._heard_at = heard_at - writing.SILENCE_S
+    def counting(self: ProducerClient[Any], now: float) -> Any:
+        owed_since = self._owed_since
+        effects = send_next(self, now)
+        self._owed_since = owed_since
+        return effects
 
-    with patch.object(RemoteWriter, "_wait_for_news", counting):
+    with patch.object(ProducerClient, "_send_next", counting):
         yield
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from dlcore.base.errors import DLError, LedgerNotFoundError
+from dlcore.flight import producer_client
 from dlcore.log.staging import writer as staging
 from dlcore.log.writing import producers
 from dlcore.remote import endpoint, staging as remote_staging, writing
@@ -104,8 +105,8 @@ def _few_are_many() -> Iterator[None]:
     with (
         patch.object(fields, "RUN_FRAMES_MIN", 2),
         patch.object(staging, "QUEUED_BYTES_MAX", 40),
-        patch.object(writing, "SILENCE_S", PATIENCE_S),
-        patch.object(writing, "GENERATED_KEPT_MS", round(1000 * KEPT_S)),
+        patch.object(producer_client, "SILENCE_S", PATIENCE_S),
+        patch.object(producer_client, "GENERATED_KEPT_MS", round(1000 * KEPT_S)),
         patch.object(producers, "GENERATED_KEPT_MS", round(1000 * KEPT_S)),
         patch.object(producers, "GENERATED_FORGOTTEN_MS", round(1000 * FORGOTTEN_S)),
     ):

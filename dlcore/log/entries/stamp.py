@@ -28,6 +28,10 @@ GENERATED_PREFIX = "_"
 TOKEN_BYTES = 8
 PRODUCERS_KEPT_MS = 7 * 24 * 3600 * 1000
 """A log forgets producers that wrote nothing for this long."""
+KEPT_MS = 3600 * 1000
+"""A producer that was silent for less is not forgotten for others: it may still send again."""
+GENERATED_KEPT_MS = 600 * 1000
+"""The same for producers whose names were made for one writer."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 LastSequence: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]

@@ -51,7 +51,9 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import (
+    GENERATED_KEPT_MS,
     GENERATED_PREFIX,
+    KEPT_MS,
     PRODUCER_NAME_BYTES_MAX,
     PRODUCERS_KEPT_MS,
     Claim,
@@ -67,11 +69,8 @@ if TYPE_CHECKING:
 _Ticket = TypeVar("_Ticket")
 
 PRODUCERS_MAX = 10_000
-KEPT_MS = 3600 * 1000
-"""A producer that was silent for less is not forgotten for others: it may still send again."""
-GENERATED_KEPT_MS = 600 * 1000
 GENERATED_FORGOTTEN_MS = KEPT_MS
-"""Both times for producers whose names were made for one writer."""
+"""A log forgets producers whose names were made for one writer after this silence."""
 _SNAPSHOT_BYTES = 8 * MIB
 _SNAPSHOT_ENTRIES = 1024
 """After this much of either the next entry has a snapshot, if that is a small part of it."""

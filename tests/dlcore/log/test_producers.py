@@ -21,6 +21,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.stamp import (
+    GENERATED_KEPT_MS,
+    KEPT_MS,
     PRODUCERS_KEPT_MS,
     Claim,
     ProducerRow,
@@ -30,8 +32,6 @@ from dlcore.log.entries.stamp import (
 )
 from dlcore.log.writing.producers import (
     GENERATED_FORGOTTEN_MS,
-    GENERATED_KEPT_MS,
-    KEPT_MS,
     Durable,
     Fresh,
     InFlight,

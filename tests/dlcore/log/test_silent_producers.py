@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.ids import DLSN
-from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, decode_stamp
+from dlcore.log.entries.stamp import KEPT_MS, PRODUCERS_KEPT_MS, decode_stamp
 from dlcore.log.writing.producers import (
     GENERATED_FORGOTTEN_MS,
-    KEPT_MS,
     InFlight,
     MarkedRows,
 )

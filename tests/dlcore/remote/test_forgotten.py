@@ -9,10 +9,10 @@ import pytest
 
 from dlcore.base.errors import ProducerFencedError, WriteError
 from dlcore.base.records import LogRecord
+from dlcore.flight import producer_client
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.writing import producers
 from dlcore.proxy.writing import put
-from dlcore.remote import writing
 from tests.dlcore.remote.test_writing import payloads, remote
 from tests.fixtures.aio import until_async
 from tests.fixtures.served_proxies import Client, Proxies, with_proxies
@@ -110,8 +110,10 @@ def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
             asked.set()
             await asyncio.sleep(3600)
 
-        monkeypatch.setattr(writing, "SILENCE_S", 0.5)
-        monkeypatch.setattr(writing, "GENERATED_KEPT_MS" if name is None else "KEPT_MS", 100)
+        monkeypatch.setattr(producer_client, "SILENCE_S", 0.5)
+        monkeypatch.setattr(
+            producer_client, "GENERATED_KEPT_MS" if name is None else "KEPT_MS", 100
+        )
         writer = await (await remote(served)).open_writer(producer=name)
         if not is_first:
             await writer.write(LogRecord(0, b"acknowledged"))

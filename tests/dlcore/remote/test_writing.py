@@ -24,13 +24,14 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
+from dlcore.flight import producer_client
 from dlcore.log.metadata.values import LogKey
 from dlcore.metadata.memory import MemoryStore
 from dlcore.proxy.writing import put
-from dlcore.remote import RemoteLog, open_namespace, writing
+from dlcore.remote import RemoteLog, open_namespace, producer_driver
 from dlcore.remote.streams import Attempts
 from tests.dlcore.proxy.test_put import records
-from tests.fixtures.aio import cancel_after, until
+from tests.fixtures.aio import cancel_after
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -225,14 +226,14 @@ def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
         async with await log.open_writer() as writer:
             with monkeypatch.context() as patched:
-                patched.setattr(writing, "SILENCE_S", 0.1)
+                patched.setattr(producer_client, "SILENCE_S", 0.1)
                 patched.setattr(put._Stream, "_acknowledge", silent)
                 assert await writer.write(LogRecord(0, b"0")) is None  # it is there, and where ...
             assert await writer.write(LogRecord(1, b"1")) is not None
         assert await payloads(served) == [b"0", b"1"]
         log._calls.patience_s = 0.5
-        monkeypatch.setattr(writing, "SILENCE_S", 0.1)
-        monkeypatch.setattr(writing, "read", silent)
+        monkeypatch.setattr(producer_client, "SILENCE_S", 0.1)
+        monkeypatch.setattr(producer_driver, "read", silent)
         with pytest.raises(ProxyUnavailableError, match="said nothing for"):
             await log.open_writer()
         with pytest.raises(ProxyUnavailableError, match="said nothing for"):
@@ -433,14 +434,17 @@ def test_a_writer_that_was_idle_for_long_keeps_its_stream(monkeypatch: pytest.Mo
         return begin(self)
 
     monkeypatch.setattr(Attempts, "begin", counted)
+    monkeypatch.setattr(producer_client, "SILENCE_S", 5.0)
 
     async def scenario(served: Proxies) -> None:
         await served.start()
+        loop = asyncio.get_running_loop()
+        time, passed_s = loop.time, 0.0
+        monkeypatch.setattr(loop, "time", lambda: time() + passed_s)
         async with await (await remote(served)).open_writer() as writer:
             for number in range(3):
                 await writer.write(LogRecord(0, b"%d" % number))
-                await until(lambda: not writer._wake.is_set())  # it waits for the next record
-                writer._heard_at -= 2 * writing.SILENCE_S
+                passed_s += 2 * producer_client.SILENCE_S
             assert len(begun) == 1
 
     with_proxies("clicks")(scenario)

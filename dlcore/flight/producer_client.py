@@ -1,0 +1,934 @@
+"""The client's half of writing to a log through proxies: each accepted record is in the log once.
+
+Promise.  Records get sequence numbers in the order of acceptance.  Whatever breaks, they are in the
+log once and in this order, without a gap, and a caller gets success only for a durable record.  If
+this cannot be known any more, the machine fails and says so.
+
+Theory of operation.  Records are gathered into messages.  Records that were written one by one
+become a message as soon as one may be sent.  A batch becomes one message, or several if it is
+large.  A message stays until it is acknowledged.  One stream at a time is open to the proxy that
+owns the log.  When a stream is lost, the next one sends all remaining messages again, in their
+order and with their sequence numbers, by which the log takes each record once.  Messages that a
+lost stream had sent are in doubt: the log may hold them or not.
+
+A log forgets a producer that writes nothing for long.  A machine with a generated name then
+continues under a new name.  If a record is in doubt, it cannot: the log may hold the record, and
+could not recognize it under another name.  A machine with a given name fails in both cases.
+
+A conditional append is the same machine with one message, after which it is closed.  A repeated
+message that was written already is recognized by its claim, although it has moved the log's end.
+
+The other half is `dlcore.proxy.writing`; the driver is `dlcore.remote.producer_driver`.
+docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
+
+Invariants: sequence numbers rise by one from record to record.  The messages in flight are the
+first ones of the queue, and there are none without a stream.  The messages in doubt are the first
+ones as well.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar, assert_never
+
+import msgspec
+
+from dlcore.base.errors import (
+    DLError,
+    LogRecordTooLongError,
+    OverCapacityError,
+    ProducerFencedError,
+    ProxyUnavailableError,
+    UnexpectedError,
+)
+from dlcore.base.ids import DLSN
+from dlcore.base.machines import Transitions
+from dlcore.flight.put import Numbered
+from dlcore.flight.sending import framed
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.entries.body import byte_log_schema
+from dlcore.log.entries.stamp import GENERATED_KEPT_MS, KEPT_MS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pyarrow as pa
+
+    from dlcore.flight.replies import Draining, End, PutReply, Ready
+    from dlcore.log.entries.stamp import Claim
+
+_Ticket = TypeVar("_Ticket")
+Answers: TypeAlias = "Sequence[tuple[_Ticket, DLSN | None]]"
+
+SILENCE_S = 15.0
+"""If a proxy sends nothing for this time while it owes a reply, its stream is given up."""
+PENDING_BYTES_MAX = 32 * 1024 * 1024
+MESSAGE_BYTES = 256 * 1024
+"""Size of a message of records that were written one by one.  While other messages are in flight,
+records wait for others until this size is reached."""
+_BATCH_BYTES_MAX = 2 * 1024 * 1024
+_RECORD_BYTES = 256
+"""Memory that a record written by itself takes beside its payload."""
+
+
+class ClientState(enum.Enum):
+    """The state of the machine; CLOSED and FAILED are final."""
+
+    IDLE = "no stream is open, and nothing waits to be sent"
+    OPENING = "a stream is begun, and its proxy is not ready yet"
+    SENDING = "the proxy takes messages, and acknowledges durable ones"
+    DRAINED = "the proxy releases the log: it acknowledges what it took, and takes no more"
+    ENDING = "no message follows: the proxy acknowledges the rest, and ends the stream"
+    PAUSED = "the stream was lost, and another one begins after a pause"
+    CLOSED = "every accepted record is durable, and no more are accepted"
+    FAILED = "what is not acknowledged may be in the log or not"
+
+
+(
+    _IDLE,
+    _OPENING,
+    _SENDING,
+    _DRAINED,
+    _ENDING,
+    _PAUSED,
+    _CLOSED,
+    _FAILED,
+) = ClientState
+_READY = (_SENDING, _DRAINED, _ENDING)
+
+TRANSITIONS = Transitions(
+    _IDLE,
+    {
+        _IDLE: {
+            _OPENING: "begin, or a record",
+            _CLOSED: "close",
+            _FAILED: "aborted",
+        },
+        _OPENING: {
+            _SENDING: "ready",
+            _PAUSED: "lost, silent, or forgotten with nothing in doubt",
+            _CLOSED: "lost, and closed with nothing pending",
+            _FAILED: "refused, fenced, or aborted",
+        },
+        _SENDING: {
+            _OPENING: "the next message has another schema",
+            _DRAINED: "draining",
+            _ENDING: "close and all durable, or the conditional message sent",
+            _PAUSED: "lost, silent, redirected, or forgotten with nothing in doubt",
+            _CLOSED: "lost, and closed with nothing pending",
+            _FAILED: "refused, fenced, or aborted",
+        },
+        _DRAINED: {
+            _PAUSED: "the stream ends, or is silent",
+            _CLOSED: "the stream ends, and closed with nothing pending",
+            _FAILED: "refused, fenced, or aborted",
+        },
+        _ENDING: {
+            _CLOSED: "all acknowledged, and the stream ends",
+            _PAUSED: "lost before the acknowledgement",
+            _FAILED: "refused, fenced, or aborted",
+        },
+        _PAUSED: {
+            _OPENING: "the pause ends",
+            _IDLE: "the pause ends, nothing to send",
+            _CLOSED: "close with nothing pending",
+            _FAILED: "patience ends, or aborted",
+        },
+        _CLOSED: {},
+        _FAILED: {},
+    },
+)
+
+
+# Events; those of every record or message are named tuples, which cost least to make.  `now` is any
+# clock's time in seconds.
+
+
+class Write(NamedTuple, Generic[_Ticket]):
+    """Event: a caller writes a record; its position is answered to `ticket`."""
+
+    txid: int
+    payload: bytes
+    ticket: _Ticket
+
+
+class WriteBatch(NamedTuple, Generic[_Ticket]):
+    """Event: a caller writes a batch with rows; the last position is answered to `ticket`."""
+
+    batch: pa.RecordBatch
+    ticket: _Ticket
+
+
+class Flush(NamedTuple, Generic[_Ticket]):
+    """Event: answer `ticket` once every accepted record is durable."""
+
+    ticket: _Ticket
+
+
+class Begin(NamedTuple):
+    """Event: open a stream although there is nothing to send, to begin the producer."""
+
+    now: float
+
+
+class SendDue(NamedTuple):
+    """Event: the turn of the loop has come that `SEND_SOON` asked for."""
+
+    now: float
+
+
+class Sent(NamedTuple):
+    """Event: the transport took the message of `Send`."""
+
+    now: float
+
+
+class Replied(NamedTuple):
+    """Event: the proxy sent a reply on the open stream."""
+
+    reply: PutReply
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """Event: the open stream has ended, with an error or in order.
+
+    `again`: a retry may succeed.  `location` is the proxy that owns the log, and `retry_after_s`
+    the pause that the proxy asks for, if it sent them.
+    """
+
+    error: DLError
+    again: bool
+    location: str | None = None
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDue:
+    """Event: the pause of `Retry` is over."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceDue:
+    """Event: the time of `After` is over."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Event: no more records come; close once the accepted ones are durable."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Event: the caller gives up."""
+
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Event: another attempt is useless, or a defect makes it so."""
+
+    error: DLError
+
+
+Event: TypeAlias = (
+    Write[_Ticket]
+    | WriteBatch[_Ticket]
+    | Flush[_Ticket]
+    | Begin
+    | SendDue
+    | Sent
+    | Replied
+    | StreamEnded
+    | RetryDue
+    | SilenceDue
+    | Close
+    | Abort
+    | Fail
+)
+
+
+class Call(enum.Enum):
+    """Effects that carry nothing."""
+
+    SEND_SOON = "say `SendDue` in a later turn of the loop: more records may come in this one"
+    OPENED = "a proxy has accepted the producer"
+    END_SENDING = "tell the proxy, after all messages, that none follows"
+    CLOSE_STREAM = "cancel the stream, if one is open, and its time of `After`; forget its events"
+
+
+class OpenStream(NamedTuple):
+    """Effect: begin a stream for a producer, by its name or claim, and for batches of a schema.
+
+    Answer with `Replied` or `StreamEnded`.
+    """
+
+    producer: str | Claim
+    schema: pa.Schema
+    expected: str | msgspec.UnsetType | None
+
+
+class Send(NamedTuple):
+    """Effect: send a message on the stream, and say `Sent`; there is one such effect at a time."""
+
+    data: bytes
+
+
+class Progress(NamedTuple, Generic[_Ticket]):
+    """Effect: answer these callers; earlier failures of streams count no more."""
+
+    answers: Answers[_Ticket]
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Effect: say `SilenceDue` after so many seconds; there is one such effect at a time."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Effect: say `RetryDue` when the next attempt is due, or `Fail` if it is useless.
+
+    The next stream goes to `location` if it is known.
+    """
+
+    error: DLError
+    location: str | None
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[_Ticket]):
+    """Effect: the machine is closed, or failed with `error`; refuse these callers with it."""
+
+    error: DLError | None
+    tickets: Sequence[_Ticket] = ()
+
+
+Effect: TypeAlias = Call | OpenStream | Send | Progress[_Ticket] | After | Retry | Ended[_Ticket]
+
+_NOTHING: tuple[()] = ()
+_SEND_SOON = (Call.SEND_SOON,)
+
+
+@dataclass(slots=True)
+class Message(Generic[_Ticket]):
+    """Records from sequence `first` on; `tickets` pairs rows with callers that want a position."""
+
+    first: int
+    batch: pa.RecordBatch
+    size_bytes: int
+    tickets: list[tuple[int, _Ticket]]
+
+    @property
+    def last(self) -> int:
+        """The sequence of the message's last record."""
+        return self.first + int(self.batch.num_rows) - 1
+
+
+@dataclass(slots=True)
+class _Run(Generic[_Ticket]):
+    txids: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    tickets: list[_Ticket] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Outbox(Generic[_Ticket]):
+    """The records of one writer: at most `bytes_max` bytes, and one more batch."""
+
+    def __init__(self, *, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._run: _Run[_Ticket] = _Run()
+        self._messages: deque[Message[_Ticket]] = deque()
+        self._sent = 0  # number of messages in flight
+        self._doubted = 0  # number of messages that lost streams have sent
+        self._next_sequence = 0
+        self._bytes = 0
+        self.sent_bytes = 0
+        """Bytes in flight."""
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self)} records, {self._sent} messages in flight>"
+
+    def __len__(self) -> int:
+        return self._next_sequence - self.first + len(self._run.txids)
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next record that is accepted."""
+        return self._next_sequence + len(self._run.txids)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether at most a quarter of the limit is used, so that a woken caller writes a lot."""
+        return self._bytes <= self._bytes_max // 4
+
+    def begin(self, sequence: int) -> None:
+        """Number the records from `sequence` on, the present ones first; none may be in doubt."""
+        assert not self._sent + self._doubted
+        for message in self._messages:
+            message.first = sequence
+            sequence += message.batch.num_rows
+        self._next_sequence = sequence
+
+    def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
+        """Accept a record.  Raises: OverCapacityError."""
+        self._require_room()
+        run, size = self._run, len(payload) + _RECORD_BYTES
+        run.txids.append(txid)
+        run.payloads.append(payload)
+        run.tickets.append(ticket)
+        run.size_bytes += size
+        self._bytes += size
+        if run.size_bytes >= MESSAGE_BYTES:
+            self._end_run()
+
+    def add_batch(
+        self, batch: pa.RecordBatch, ticket: _Ticket | None = None, *, whole: bool = False
+    ) -> None:
+        """Accept a batch with rows, the ticket for the last one; `whole`: as one message.
+
+        Raises: as `add_record`.
+        """
+        self._require_room()
+        self._end_run()
+        for part in [batch] if whole else _cut(batch):
+            self._add(part, part.nbytes, [])
+            self._bytes += part.nbytes
+        if ticket is not None:
+            self.add_barrier(ticket)
+
+    def add_barrier(self, ticket: _Ticket) -> bool:
+        """Attach a ticket to the last accepted record; False if this record is acknowledged."""
+        self._end_run()
+        if not self._messages:
+            return False
+        last = self._messages[-1]
+        last.tickets.append((last.batch.num_rows - 1, ticket))
+        return True
+
+    def _require_room(self) -> None:
+        if self._bytes > self._bytes_max:
+            raise OverCapacityError(
+                f"{self._bytes} bytes in {len(self)} records are not acknowledged, the limit is "
+                f"{self._bytes_max}: await wait_for_capacity() between writes"
+            )
+
+    def _end_run(self) -> None:
+        if self._run.txids:
+            run, self._run = self._run, _Run()
+            tickets = list(enumerate(run.tickets))
+            self._add(batch_of(run.txids, run.payloads), run.size_bytes, tickets)
+
+    def _add(self, batch: pa.RecordBatch, size: int, tickets: list[tuple[int, _Ticket]]) -> None:
+        self._messages.append(Message(self._next_sequence, batch, size, tickets))
+        self._next_sequence += batch.num_rows
+
+    # Sending
+
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a message of this stream is sent and not acknowledged."""
+        return self._sent > 0
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an earlier stream sent a message that is not known to be durable."""
+        return self._doubted > 0
+
+    def look(self) -> Message[_Ticket] | None:
+        """Return the next message to send; None if there is none."""
+        # Records written one by one are sent now only if no other message waits to be sent.
+        if self._sent == len(self._messages):
+            self._end_run()
+        return self._messages[self._sent] if self._sent < len(self._messages) else None
+
+    def split(self) -> bool:
+        """Split the next message, which is too large, in two; False if it has one record."""
+        message = self._messages[self._sent]
+        half = message.batch.num_rows // 2
+        if not half:
+            return False
+        rest = Message(
+            message.first + half,
+            message.batch.slice(half),
+            message.size_bytes // 2,
+            [(row - half, ticket) for row, ticket in message.tickets if row >= half],
+        )
+        message.batch = message.batch.slice(0, half)
+        message.size_bytes -= rest.size_bytes
+        message.tickets = [each for each in message.tickets if each[0] < half]
+        self._messages.insert(self._sent + 1, rest)
+        self._doubted += self._sent < self._doubted  # both halves of a message in doubt are
+        return True
+
+    def sent(self) -> None:
+        """Note that the next message is in flight."""
+        self.sent_bytes += self._messages[self._sent].size_bytes
+        self._sent += 1
+
+    def begin_again(self) -> None:
+        """Note that the stream is lost: its messages are in doubt, and are sent again."""
+        self._doubted = max(self._doubted, self._sent)
+        self._sent = self.sent_bytes = 0
+
+    def refused(self) -> None:
+        """Note that the proxy took no message in flight, so this stream adds none in doubt."""
+        self._sent = self.sent_bytes = 0
+
+    def acknowledged(
+        self, last: int, ends: Iterable[tuple[int, End]] = ()
+    ) -> list[tuple[_Ticket, DLSN | None]]:
+        """Remove the durable messages, up to the sequence `last`; return tickets and positions.
+
+        `ends` has the ends of messages by their last sequence.  A repeated acknowledgement changes
+        nothing.
+
+        Raises:
+            UnexpectedError: the record `last` was never sent.
+        """
+        sent = self._messages[self._sent - 1].last if self._sent else self.first - 1
+        if last > sent:
+            raise UnexpectedError(
+                f"a proxy acknowledged records up to sequence {last}, but {sent} is the last sent"
+            )
+        return self._take(last, dict(ends))
+
+    @property
+    def first(self) -> int:
+        """The sequence of the first record that is not known to be durable."""
+        return self._messages[0].first if self._messages else self._next_sequence
+
+    def durable_before(self, last: int) -> list[tuple[_Ticket, DLSN | None]]:
+        """Remove the messages that a new stream reports as durable; their positions are unknown."""
+        assert not self._sent
+        return self._take(last, {})
+
+    def _take(self, last: int, ends: dict[int, End]) -> list[tuple[_Ticket, DLSN | None]]:
+        told: list[tuple[_Ticket, DLSN | None]] = []
+        while self._messages and self._messages[0].last <= last:
+            message = self._messages.popleft()
+            self._bytes -= message.size_bytes
+            self._doubted = max(self._doubted - 1, 0)
+            if self._sent:
+                self._sent -= 1
+                self.sent_bytes -= message.size_bytes
+            told += _positions(message, ends.get(message.last))
+        return told
+
+    def drain(self) -> list[_Ticket]:
+        """Remove all records; return all tickets."""
+        tickets = [ticket for message in self._messages for _, ticket in message.tickets]
+        tickets += self._run.tickets
+        self._messages.clear()
+        self._run = _Run()
+        self._sent = self._doubted = self._bytes = self.sent_bytes = 0
+        return tickets
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert 0 <= self._sent <= len(self._messages)
+        assert 0 <= self._doubted <= len(self._messages)
+        sequence = self.first
+        for message in self._messages:
+            assert message.first == sequence
+            sequence += message.batch.num_rows
+        assert sequence == self._next_sequence
+        in_flight = list(self._messages)[: self._sent]
+        assert self.sent_bytes == sum(message.size_bytes for message in in_flight)
+        sizes = (message.size_bytes for message in self._messages)
+        assert self._bytes == sum(sizes) + self._run.size_bytes
+
+
+def _positions(message: Message[_Ticket], end: End | None) -> list[tuple[_Ticket, DLSN | None]]:
+    if end is None or end.dlsn is None:
+        return [(ticket, None) for _, ticket in message.tickets]
+    # The proxy reports one position.  Others follow from it only within the same entry, where
+    # slots are consecutive.
+    last, count = DLSN.parse(end.dlsn), message.batch.num_rows
+    told: list[tuple[_Ticket, DLSN | None]] = []
+    for row, ticket in message.tickets:
+        back = count - 1 - row
+        is_known = back < end.together
+        at = DLSN(last.lssn, last.entry_id, last.slot_id - back) if is_known else None
+        told.append((ticket, at))
+    return told
+
+
+def _cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Return the rows of a batch in parts that fit into messages."""
+    if batch.nbytes <= _BATCH_BYTES_MAX or batch.num_rows == 1:
+        return [batch]
+    half = batch.num_rows // 2
+    return _cut(batch.slice(0, half)) + _cut(batch.slice(half))
+
+
+class ProducerClient(Generic[_Ticket]):
+    """One producer of one log; a `_Ticket` identifies a caller.
+
+    Args:
+        log: the log's name, for messages.
+        name: the producer's name.
+        is_named: the name was given, so that the machine may not change it.
+        expected: with a value the append is conditional, and `WriteBatch` comes once: the batch is
+            written if this is the position of the log's last record (None: the log is empty).
+        bytes_max: most bytes that may be pending when a record is accepted.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        name: str,
+        *,
+        is_named: bool = False,
+        expected: str | msgspec.UnsetType | None = msgspec.UNSET,
+        bytes_max: int = PENDING_BYTES_MAX,
+    ) -> None:
+        self.state = TRANSITIONS.start
+        self.name = name
+        """The name under which the log knows the records."""
+        self.error: DLError | None = None
+        self.is_closing = False
+        """Whether no more records are accepted, because of `Close` or `Abort`."""
+        self.last_dlsn: DLSN | None = None
+        """The highest known position of a durable record."""
+        self._log = log
+        self._is_named = is_named
+        self._generated = name
+        self._renamed = 0  # how often
+        self._expected = expected
+        self._outbox: Outbox[_Ticket] = Outbox(bytes_max=bytes_max)
+        self._claim: Claim | None = None
+        self._heard_at = 0.0  # when a proxy was last heard, or was first sent something again
+        self._failed_with = 0  # number of records that were unacknowledged at the failure
+        self._is_due = False  # SEND_SOON is under way
+        # The open stream:
+        self._schema: pa.Schema = None
+        self._ready: Ready | None = None
+        self._first = 0  # the sequence of its first record
+        self._is_sending = False  # a Send is under way
+        self._owed_since = 0.0  # when the proxy was last heard, or began to owe a reply
+        self._is_timed = False  # an After is under way
+        self._draining: Draining | None = None
+
+    def __repr__(self) -> str:
+        return f"{self._outbox!r} {self.state.name}"
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next record that is accepted."""
+        return self._outbox.next_sequence
+
+    @property
+    def lost(self) -> int:
+        """The number of accepted records that are not known to be durable."""
+        return self._failed_with + len(self._outbox)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether at most a quarter of the limit is pending."""
+        return self._outbox.has_room
+
+    @property
+    def _is_conditional(self) -> bool:
+        return self._expected is not msgspec.UNSET
+
+    @property
+    def _is_done(self) -> bool:
+        return self.is_closing and not len(self._outbox)
+
+    def handle(  # noqa: C901 - one case for each kind
+        self, event: Event[_Ticket]
+    ) -> Sequence[Effect[_Ticket]]:
+        """Return the effects of an event.
+
+        Raises:
+            OverCapacityError: a record or a batch has no room; nothing is changed.
+        """
+        match event:
+            case Write(txid, payload, ticket):
+                self._outbox.add_record(txid, payload, ticket)
+                return self._send_soon()
+            case SendDue(now):
+                self._is_due = False
+                return self._go_on(now)
+            case Sent(now):
+                self._is_sending = False
+                return self._go_on(now)
+            case Replied(reply, now):
+                return self._replied(reply, now)
+            case WriteBatch(batch, ticket):
+                self._outbox.add_batch(batch, ticket, whole=self._is_conditional)
+                self.is_closing |= self._is_conditional
+                return self._send_soon()
+            case Flush(ticket):
+                if not self._outbox.add_barrier(ticket):
+                    return [Progress([(ticket, None)])]
+                return self._send_soon()
+            case Begin(now):
+                return self._open(now)
+            case StreamEnded():
+                return self._stream_ended(event)
+            case RetryDue(now):
+                return self._retry(now) if self.state is _PAUSED else _NOTHING
+            case SilenceDue(now):
+                self._is_timed = False
+                return self._check_silence(now)
+            case Close(now):
+                self.is_closing = True
+                return self._go_on(now)
+            case Abort(error):
+                self.is_closing = True
+                return self._fail(error)
+            case Fail(error):
+                return self._fail(error)
+            case _:
+                assert_never(event)
+
+    def _become(self, state: ClientState) -> None:
+        assert TRANSITIONS.allow(self.state, state), (self.state, state)
+        self.state = state
+
+    # Sending
+
+    def _send_soon(self) -> Sequence[Effect[_Ticket]]:
+        assert self.state not in (_CLOSED, _FAILED)
+        if self._is_due or self._is_sending or self.state not in (_IDLE, _SENDING):
+            return _NOTHING
+        self._is_due = True
+        return _SEND_SOON
+
+    def _go_on(self, now: float) -> Sequence[Effect[_Ticket]]:
+        """Do all that is due in this state."""
+        if self.state is _SENDING:
+            return _NOTHING if self._is_sending else self._send_next(now)
+        if self.state in (_IDLE, _PAUSED) and self._is_done:
+            return self._close()
+        return self._open(now) if self.state is _IDLE and len(self._outbox) else _NOTHING
+
+    def _open(self, now: float) -> Sequence[Effect[_Ticket]]:
+        message = self._outbox.look()
+        # The first stream of a writer has nothing to send yet: its records may be of any schema.
+        self._schema = byte_log_schema() if message is None else message.batch.schema
+        self._become(_OPENING)
+        self._ready = self._draining = None
+        self._owed_since = now
+        opening = OpenStream(self._claim or self.name, self._schema, self._expected)
+        return [opening, *self._timed(now)]
+
+    def _send_next(self, now: float) -> Sequence[Effect[_Ticket]]:
+        outbox, ready = self._outbox, self._ready
+        assert ready is not None
+        message = outbox.look()
+        if message is None:
+            return self._end_sending(now) if self._is_done else _NOTHING
+        if message.batch.schema != self._schema:
+            # A stream has one schema: the next stream gets this message.
+            return _NOTHING if outbox.has_in_flight else [*self._close_stream(), *self._open(now)]
+        if outbox.sent_bytes >= ready.window_bytes:
+            return _NOTHING
+        while len(data := _encoded(message)) > ready.message_bytes_max:
+            if self._is_conditional or not outbox.split():
+                return self._fail(too_long(data, ready.message_bytes_max))
+        if not outbox.has_in_flight:
+            # A proxy without unacknowledged messages may be silent: its time starts now.
+            self._heard_at = self._owed_since = now
+        outbox.sent()
+        self._is_sending = True
+        effects = [Send(data), *self._timed(now)]
+        return [*effects, *self._end_sending(now)] if self._is_conditional else effects
+
+    def _end_sending(self, now: float) -> Sequence[Effect[_Ticket]]:
+        self._become(_ENDING)
+        self._owed_since = now
+        return [Call.END_SENDING, *self._timed(now)]
+
+    # Replies
+
+    def _replied(self, reply: PutReply, now: float) -> Sequence[Effect[_Ticket]]:
+        self._owed_since = now
+        if self.state is _OPENING:
+            return self._take_up(reply.ready, now)
+        self._heard_at = now
+        if reply.acked is not None:
+            return self._acknowledged(reply.acked, reply.ends, now)
+        if reply.draining is not None:
+            self._draining = reply.draining
+            if self.state is _SENDING:
+                self._become(_DRAINED)
+                return [Call.END_SENDING, *self._timed(now)]
+        return _NOTHING
+
+    def _take_up(self, ready: Ready | None, now: float) -> Sequence[Effect[_Ticket]]:
+        """Go on behind the last durable record, whose sequence `ready` reports."""
+        if ready is None or ready.producer is None or ready.sequence is None:
+            silent = "a proxy did not say that it is ready for a producer"
+            return self._fail(UnexpectedError(silent))
+        if self._claim is None:
+            self._claim = ready.producer
+            self._outbox.begin(ready.producer.base)
+        elif self._is_forgotten(ready.producer, ready.sequence, now):
+            return [Call.OPENED, *self._stream_ended(StreamEnded(self._forgotten(), again=False))]
+        effects: list[Effect[_Ticket]] = [Call.OPENED]
+        # A conditional message is sent again in any case, because only its reply has its position.
+        if not self._is_conditional and (told := self._outbox.durable_before(ready.sequence)):
+            effects.append(self._progress(told))
+        self._become(_SENDING)
+        self._ready = ready
+        self._first = self._outbox.first
+        self._heard_at = now
+        return [*effects, *self._send_next(now)]
+
+    def _is_forgotten(self, claim: Claim, last: int, now: float) -> bool:
+        """Return whether the log may have forgotten acknowledged or doubtful records of the claim.
+
+        It would then take them a second time.  `last` is the last sequence that it knows.
+        """
+        first = self._outbox.first
+        if first > claim.base or not self._outbox.is_in_doubt:
+            return last < first - 1
+        # No record was acknowledged yet, so a log that never had one and a log that forgot them
+        # answer the same.  Only the time since the last message shows which of them it can be.
+        kept_ms = KEPT_MS if self._is_named else GENERATED_KEPT_MS
+        return last < first and 1000 * (now - self._heard_at) > kept_ms
+
+    def _forgotten(self) -> ProducerFencedError:
+        told = f"log {self._log!r} does not know producer {self.name!r} any more"
+        if self._outbox.is_in_doubt:
+            told += f", and may hold some of {counted(len(self._outbox))} that it sent, or not"
+        return ProducerFencedError(told)
+
+    def _acknowledged(
+        self, acked: int, ends: Iterable[End], now: float
+    ) -> Sequence[Effect[_Ticket]]:
+        first = self._first
+        by_sequence = [(first + end.records - 1, end) for end in ends]
+        try:
+            told = self._outbox.acknowledged(first + acked - 1, by_sequence)
+        except DLError as error:
+            return self._fail(error)
+        progress = self._progress(told)
+        if self._is_conditional and self._is_done:
+            return [progress, *self._close()]
+        return [progress, *self._go_on(now)]
+
+    def _progress(self, answers: Answers[_Ticket]) -> Progress[_Ticket]:
+        known = (dlsn for _, dlsn in reversed(answers) if dlsn is not None)
+        self.last_dlsn = next(known, self.last_dlsn)
+        return Progress(answers)
+
+    # The end of a stream
+
+    def _stream_ended(self, end: StreamEnded) -> Sequence[Effect[_Ticket]]:
+        if self._is_done:
+            return self._close()
+        again = end.again
+        if isinstance(end.error, ProducerFencedError) and not self._is_named:
+            again = self._begins_anew()
+        if not again:
+            return self._fail(end.error)
+        drained_to = None if self._draining is None else self._draining.location
+        self._become(_PAUSED)
+        retry = Retry(end.error, end.location or drained_to, end.retry_after_s)
+        return [*self._close_stream(), retry]
+
+    def _begins_anew(self) -> bool:
+        """Take another name, because the log forgot this one; False if a record is in doubt.
+
+        Messages of the last stream are not in doubt: a proxy acknowledges all messages that it took
+        before it refuses the stream.
+        """
+        if self._outbox.is_in_doubt:
+            return False
+        self._outbox.refused()
+        self._renamed += 1
+        self.name, self._claim = f"{self._generated}-{self._renamed}", None
+        return True
+
+    def _close_stream(self) -> Sequence[Effect[_Ticket]]:
+        self._outbox.begin_again()
+        self._is_sending = self._is_timed = False
+        return [Call.CLOSE_STREAM]
+
+    def _retry(self, now: float) -> Sequence[Effect[_Ticket]]:
+        if len(self._outbox) or self._claim is None:
+            return self._open(now)
+        self._become(_IDLE)
+        return [Progress(())]
+
+    def _timed(self, now: float) -> Sequence[Effect[_Ticket]]:
+        """Have the silence of the proxy checked when it would be too long."""
+        if self._is_timed:
+            return _NOTHING
+        self._is_timed = True
+        return [After(self._owed_since + SILENCE_S - now)]
+
+    def _check_silence(self, now: float) -> Sequence[Effect[_Ticket]]:
+        if self.state is _SENDING and not self._outbox.has_in_flight:
+            return _NOTHING
+        if now < self._owed_since + SILENCE_S:
+            return self._timed(now)
+        silence = ProxyUnavailableError(f"a proxy said nothing for {SILENCE_S:g} s")
+        return self._stream_ended(StreamEnded(silence, again=True))
+
+    # The end
+
+    def _close(self) -> Sequence[Effect[_Ticket]]:
+        self._become(_CLOSED)
+        return [*self._close_stream(), Ended(None)]
+
+    def _fail(self, error: DLError) -> Sequence[Effect[_Ticket]]:
+        if self.state in (_CLOSED, _FAILED):
+            return _NOTHING
+        self._become(_FAILED)
+        self.error = error
+        self._failed_with = len(self._outbox)
+        effects = self._close_stream()
+        return [*effects, Ended(error, self._outbox.drain())]
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        outbox, state = self._outbox, self.state
+        outbox.validate()
+        assert not outbox.has_in_flight or state in _READY
+        assert not self._is_sending or state in _READY
+        assert not self._is_timed or state is _OPENING or state in _READY
+        assert (
+            self._is_timed
+            or state in (_IDLE, _PAUSED, _CLOSED, _FAILED)
+            or (state is _SENDING and not outbox.has_in_flight)
+        )
+        assert (self._ready is not None) or state not in _READY
+        assert (self.error is not None) == (state is _FAILED)
+        assert state not in (_CLOSED, _FAILED) or not len(outbox)
+        assert state is not _CLOSED or self.is_closing
+
+
+def counted(records: int) -> str:
+    """Return a number of records, for a message."""
+    return "1 record" if records == 1 else f"{records} records"
+
+
+def too_long(message: bytes, bytes_max: int) -> LogRecordTooLongError:
+    """Return the error for a message that exceeds a proxy's limit and cannot be split."""
+    return LogRecordTooLongError(
+        f"a message of {len(message)} bytes that cannot be split: the proxy accepts {bytes_max} "
+        "bytes at most (message_bytes_max)"
+    )
+
+
+def _encoded(message: Message[_Ticket]) -> bytes:
+    return framed(message.batch.serialize(), msgspec.json.encode(Numbered(message.first)))
