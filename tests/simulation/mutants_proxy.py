@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from dlcore.base.ids import DLSN
+from dlcore.flight.producer_server import (
+    Ack,
+    BatchDurable,
+    BatchFailed,
+    Effect,
+    Event,
+    ProducerServer,
+    Signal,
+    StreamAcks,
+)
 from dlcore.log.writing.producers import Producers
 from dlcore.log.writing.writer import AsyncLogWriter
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import Fetched
-from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
-from dlcore.proxy.writing.put import _Stream
 from dlcore.proxy.writing.staging import Stagings
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
     import pyarrow as pa
@@ -77,14 +84,14 @@ def more_is_acknowledged_than_was_sent() -> Iterator[None]:
 def zombies_go_on_to_acknowledge() -> Iterator[None]:
     """Who lost its session goes on, and what it could not write counts as durable."""
 
-    def answered(self: _Stream, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
-        self._budget.give(self._holder, size_bytes)
-        failed = future.exception() is not None
-        self._acks.durable(_SOMEWHERE if failed else future.result())
-        self.rouse()
+    handle = ProducerServer.handle
+
+    def believe(self: ProducerServer, event: Event) -> Sequence[Effect]:
+        failed = isinstance(event, BatchFailed)
+        return handle(self, BatchDurable(_SOMEWHERE) if failed else event)
 
     with (
-        patch.object(_Stream, "_answered", answered),
+        patch.object(ProducerServer, "handle", believe),
         patch.object(LogOwner, "_session_changed", lambda *_: None),
     ):
         yield
@@ -93,13 +100,13 @@ def zombies_go_on_to_acknowledge() -> Iterator[None]:
 @contextlib.contextmanager
 def streams_end_well_without_what_they_dropped() -> Iterator[None]:
     """Who sent more when the log was let go of is not told that it was dropped."""
-    part = _Stream._part
+    handle = ProducerServer.handle
 
-    async def keep_silent(self: _Stream, taking: asyncio.Task[None]) -> None:
-        await part(self, taking)
-        self._has_dropped = False
+    def keep_silent(self: ProducerServer, event: Event) -> Sequence[Effect]:
+        self._has_dropped &= event is not Signal.ALL_SENT
+        return handle(self, event)
 
-    with patch.object(_Stream, "_part", keep_silent):
+    with patch.object(ProducerServer, "handle", keep_silent):
         yield
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dlcore.flight import producer_client
 from dlcore.flight.producer_client import ProducerClient
+from dlcore.flight.producer_server import Begun, Effect, Event, ProducerServer
 from dlcore.flight.tickets import Ticket
 from dlcore.log.entries.stamp import KEPT_MS, Claim, ProducerRow, Stamp
 from dlcore.log.metadata.owner import SessionNode
@@ -18,13 +19,12 @@ from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.proxy.writing.put import _Stream
 from dlcore.remote.planning import get_info
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dlcore.base.errors import DLError
 
@@ -240,12 +240,15 @@ def incarnations_of_two_proxies_have_the_same_token() -> Iterator[None]:
 )
 def each_stream_of_an_incarnation_counts_from_its_base() -> Iterator[None]:
     """What it sends on a second one counts as sent again, and is acknowledged and not written."""
-    number = _Stream.number
+    handle = ProducerServer.handle
 
-    def anew(self: _Stream, claim: Claim, _: int) -> None:
-        number(self, claim, claim.base)
+    def anew(self: ProducerServer, event: Event) -> Sequence[Effect]:
+        effects = handle(self, event)
+        if isinstance(event, Begun):
+            self._sequence = event.claim.base
+        return effects
 
-    with patch.object(_Stream, "number", anew):
+    with patch.object(ProducerServer, "handle", anew):
         yield
 
 

@@ -11,6 +11,15 @@ from unittest.mock import patch
 from dlcore.base.errors import AlreadyClosedError, LedgerReadError, WriteError
 from dlcore.base.ids import DLSN
 from dlcore.flight import put as put_messages
+from dlcore.flight.producer_server import (
+    Ack,
+    BatchDurable,
+    BatchFailed,
+    Effect,
+    Event,
+    ProducerServer,
+    StreamAcks,
+)
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
@@ -20,19 +29,16 @@ from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.run import OwnExtent
 from dlcore.log.writing.steps import StartSegment
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.proxy.writing.acks import Ack, StreamAcks
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
 from dlcore.proxy.writing.owner import LogOwner, elsewhere, not_here
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
-from dlcore.proxy.writing.put import _Stream
 from dlcore.proxy.writing.rates import StreamRates, TokenBucket
 from tests.simulation.mutants_proxy import more_is_acknowledged_than_was_sent
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncGenerator, Collection, Iterator
+    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -43,12 +49,13 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogHead
 
 _ROOM = "dlcore/proxy"
+_ACKS = "dlcore/flight/test_acks.py"
 _MERGED = "test_appends_beside_a_proxy_are_merged_with_what_it_writes"
 _LET_GO = "test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of"
 _BUSY = "test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order"
 
 
-@caught_by(f"{_ROOM}/test_acks.py::test_nothing_is_told_before_it_is_durable")
+@caught_by(f"{_ACKS}::test_nothing_is_told_before_it_is_durable")
 def an_acknowledgement_is_told_before_it_is_durable() -> Iterator[None]:
     """What was accepted counts as durable."""
     accepted = StreamAcks.accepted
@@ -61,14 +68,14 @@ def an_acknowledgement_is_told_before_it_is_durable() -> Iterator[None]:
         yield
 
 
-@caught_by(f"{_ROOM}/test_acks.py::test_any_order_of_events_keeps_the_books")
+@caught_by(f"{_ACKS}::test_any_order_of_events_keeps_the_books")
 def an_acknowledgement_is_beyond_what_was_sent() -> Iterator[None]:
     """An acknowledgement counts the records that it adds once more."""
     with more_is_acknowledged_than_was_sent():
         yield
 
 
-@caught_by(f"{_ROOM}/test_acks.py::test_the_window_is_of_records_and_of_bytes")
+@caught_by(f"{_ACKS}::test_the_window_is_of_records_and_of_bytes")
 def the_window_of_a_stream_is_not_bounded() -> Iterator[None]:
     """A stream takes whatever comes."""
     with patch.object(StreamAcks, "has_room", new=True):
@@ -111,13 +118,13 @@ def whatever_waits_for_a_log_is_held() -> Iterator[None]:
 def a_zombie_proxy_goes_on_to_acknowledge() -> Iterator[None]:
     """A batch that failed counts as durable."""
 
-    def answered(self: _Stream, size_bytes: int, future: asyncio.Future[DLSN]) -> None:
-        self._budget.give(self._holder, size_bytes)
-        error = future.exception()
-        self._acks.durable(future.result() if error is None else DLSN.INITIAL)
-        self.rouse()
+    handle = ProducerServer.handle
 
-    with patch.object(_Stream, "_answered", answered):
+    def believe(self: ProducerServer, event: Event) -> Sequence[Effect]:
+        failed = isinstance(event, BatchFailed)
+        return handle(self, BatchDurable(DLSN.INITIAL) if failed else event)
+
+    with patch.object(ProducerServer, "handle", believe):
         yield
 
 

@@ -175,7 +175,7 @@ class Proxy:
         """I9: what it holds for its clients stays within its limits."""
         config = self.config
         for wake in (wake for log in self.owner._logs.values() for wake in log._streams):
-            acks = wake.__self__._acks  # type: ignore[attr-defined]
+            acks = wake.__self__._machine._acks  # type: ignore[attr-defined]
             records, _, size_bytes = acks._pending[-1] if acks._pending else (0, 0, 0)
             require(
                 BOUNDED,

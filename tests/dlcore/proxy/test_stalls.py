@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.flight.put import PutDecoder
 from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.proxy.writing import put
+from dlcore.proxy.writing import admission, producer_driver
 from dlcore.proxy.writing.budget import Holder, ReceivedBytes
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import CONFIG, read_all
@@ -108,7 +108,7 @@ def test_what_waited_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
             assert (code, retry_after_ms) == ("UNAVAILABLE", "1000")
             assert "a message waited for 0.05 s" in message
 
-    monkeypatch.setattr(put, "STALL_S", 0.05)
+    monkeypatch.setattr(admission, "STALL_S", 0.05)
     with_proxies("still", "lively")(scenario)
 
 
@@ -155,7 +155,7 @@ def test_streams_of_a_slow_log_wait_with_their_messages_unread(
             assert (await stream.told_all() or {})["acked"] == 20
 
         # On a busy machine a turn would often end before what was sent has come.
-        monkeypatch.setattr(put, "_SOON_S", 60.0)
+        monkeypatch.setattr(producer_driver, "_SOON_S", 60.0)
         await asyncio.gather(*map(push, streams))
         assert max(waiting) > 20_000, "what came at once"
         assert max(waiting[len(waiting) // 2 :]) < 20_000

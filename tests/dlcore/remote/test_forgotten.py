@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlcore.base.errors import ProducerFencedError, WriteError
 from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
+from dlcore.flight.calls import send_reply
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.writing import producers
-from dlcore.proxy.writing import put
+from dlcore.proxy.writing import producer_driver
 from tests.dlcore.remote.test_writing import payloads, remote
 from tests.fixtures.aio import until_async
 from tests.fixtures.served_proxies import Client, Proxies, with_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dlcore.flight.replies import PutReply
 
 
 @pytest.fixture(autouse=True)
@@ -101,11 +104,13 @@ def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
-        acknowledge = put._Stream._acknowledge
         asked = asyncio.Event()
 
-        async def late(*_: object) -> None:
-            monkeypatch.setattr(put._Stream, "_acknowledge", acknowledge)
+        async def late(context: Any, reply: PutReply) -> None:
+            if reply.acked is None:
+                await send_reply(context, reply)
+                return
+            monkeypatch.setattr(producer_driver, "send_reply", send_reply)
             await forgets(served, client, after_ms=forgotten_ms)
             asked.set()
             await asyncio.sleep(3600)
@@ -117,7 +122,7 @@ def test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot(
         writer = await (await remote(served)).open_writer(producer=name)
         if not is_first:
             await writer.write(LogRecord(0, b"acknowledged"))
-        monkeypatch.setattr(put._Stream, "_acknowledge", late)
+        monkeypatch.setattr(producer_driver, "send_reply", late)
         doubted = writer.write(LogRecord(0, b"doubted"))
         with pytest.raises(ProducerFencedError, match="may hold some of 1 record that it sent"):
             await doubted

@@ -25,9 +25,10 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
+from dlcore.flight.calls import send_reply
 from dlcore.log.metadata.values import LogKey
 from dlcore.metadata.memory import MemoryStore
-from dlcore.proxy.writing import put
+from dlcore.proxy.writing import producer_driver as server_driver
 from dlcore.remote import RemoteLog, open_namespace, producer_driver
 from dlcore.remote.streams import Attempts
 from tests.dlcore.proxy.test_put import records
@@ -38,6 +39,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from dlcore.flight.replies import PutReply
     from dlcore.remote import RemoteWriter
 
 
@@ -224,10 +226,13 @@ def test_a_silent_proxy_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         async def silent(*_: object) -> None:
             await asyncio.sleep(3600)
 
+        async def acknowledge_nothing(context: Any, reply: PutReply) -> None:
+            await (silent() if reply.acked is not None else send_reply(context, reply))
+
         async with await log.open_writer() as writer:
             with monkeypatch.context() as patched:
                 patched.setattr(producer_client, "SILENCE_S", 0.1)
-                patched.setattr(put._Stream, "_acknowledge", silent)
+                patched.setattr(server_driver, "send_reply", acknowledge_nothing)
                 assert await writer.write(LogRecord(0, b"0")) is None  # it is there, and where ...
             assert await writer.write(LogRecord(1, b"1")) is not None
         assert await payloads(served) == [b"0", b"1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from dlcore.base.ids import DLSN
-from dlcore.proxy.writing.acks import Ack, StreamAcks
+from dlcore.flight.producer_server import Ack, StreamAcks
 
 
 def books(*, records: int = 100, size_bytes: int = 1000) -> StreamAcks:

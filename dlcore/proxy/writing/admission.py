@@ -1,0 +1,110 @@
+"""Admission of received messages: the rates, memory and log of one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlcore.base.errors import LogNotReadyError
+from dlcore.proxy.writing.budget import RETRY_AFTER_S
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from dlcore.proxy.writing.budget import ByteBudget, Holder, ReceivedBytes
+    from dlcore.proxy.writing.owned_log import OwnedLog
+    from dlcore.proxy.writing.rates import StreamRates
+
+STALL_S = 30.0
+"""If a log does not accept a message for this time, the stream is ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one stream beside its window: shared memory, waiting messages, and rates."""
+
+    holder: Holder
+    budget: ByteBudget
+    received: ReceivedBytes
+    rates: StreamRates
+
+    @contextlib.asynccontextmanager
+    async def hold_here(self, size_bytes: int) -> AsyncGenerator[None, None]:
+        """Wait for memory for a message to another proxy, and hold it during the block.
+
+        Raises: LogNotReadyError: too many bytes wait already, or the wait was too long.
+        """
+        if not self.budget.take_now(self.holder, size_bytes):
+            async with self.stalled(size_bytes):
+                await self.budget.take(self.holder, size_bytes)
+        try:
+            yield
+        finally:
+            self.budget.give(self.holder, size_bytes)
+
+    @contextlib.asynccontextmanager
+    async def stalled(self, size_bytes: int) -> AsyncGenerator[None, None]:
+        """Count a message as waiting during the block, which ends after `STALL_S`.
+
+        Raises: LogNotReadyError: too many bytes wait already, or the wait was too long.
+        """
+        with self.received.hold(self.holder, size_bytes):
+            try:
+                async with asyncio.timeout(STALL_S):
+                    yield
+            except TimeoutError as error:
+                raise LogNotReadyError(
+                    f"log {self.holder.log!r}: a message waited for {STALL_S:g} s, and was not "
+                    "written: write it again",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from error
+
+    async def admit(
+        self, log: OwnedLog, records: int, size_bytes: int, released: asyncio.Event
+    ) -> float:
+        """Take memory for a batch, when its rates allow it and its log has room.
+
+        `released` ends the delay by rates.
+
+        Returns: the seconds for which its rates delayed it.
+
+        Raises:
+            OverCapacityError: a rate refuses the batch.
+            LogNotReadyError: too many bytes wait already, or the log had no room for long.
+        """
+        delay_s = 0.0
+        if self.rates.is_limited:
+            now_s = asyncio.get_running_loop().time()
+            delay_s = self.rates.take(records, size_bytes, now_s=now_s)
+        has_room = not delay_s and log.writer.has_capacity
+        if has_room and self.budget.take_now(self.holder, size_bytes):
+            return 0.0
+        if delay_s:
+            with self.received.hold(self.holder, size_bytes):
+                delay_s = await _delayed(delay_s, released)
+        async with self.stalled(size_bytes):
+            await self._take_memory(log, size_bytes)
+        return delay_s
+
+    async def _take_memory(self, log: OwnedLog, size_bytes: int) -> None:
+        """Wait for the log, then take memory: a batch that waits for its log holds no memory."""
+        holder, budget = self.holder, self.budget
+        while True:
+            with log.waiting():
+                await log.writer.wait_for_capacity()
+            await budget.take(holder, size_bytes, log.waiting)
+            if log.writer.has_capacity:
+                return
+            budget.give(holder, size_bytes)
+
+
+async def _delayed(delay_s: float, released: asyncio.Event) -> float:
+    """Wait for a time, or for a release of the log; return the seconds."""
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await released.wait()
+    return clock() - begun_s
