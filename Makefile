@@ -172,6 +172,7 @@ docs: $(STAMP) ## Generate the pages and tables of docs that are made of the cod
 	@$(BIN)/python -m tests.fixtures.machines_page > docs/architecture/machines.md.new
 	@mv docs/architecture/machines.md.new docs/architecture/machines.md
 	@$(BIN)/python -m tests.flight_document
+	@$(BIN)/python -m tests.backends_document
 	@$(BIN)/python -m tests.spark_document
 
 proto-check: $(STAMP) ## Check that the generated files are those of the .proto files.

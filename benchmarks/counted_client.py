@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from benchmarks.logs import CONFIG
-from dlcore.api.namespace import Namespace
+from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.ledger.metadata.registry import BookieRegistry
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import StagedExtent
-    from dlcore.log.staging.append import StagedAppend
+    from dlcore.log.staging.append import DirectStagedAppend
 
 _QUIET_S = 0.02
 """Long enough that watches which the last call fired are armed again."""
@@ -64,7 +64,7 @@ class Cost:
 class CountedClient:
     """One client with an identity of its own for appends."""
 
-    def __init__(self, namespace: Namespace, store: RecordingStore) -> None:
+    def __init__(self, namespace: DirectNamespace, store: RecordingStore) -> None:
         self.namespace = namespace
         self._store = store
         self.start_identity()
@@ -96,7 +96,7 @@ class CountedClient:
             taken_s * 1000, cpu_s * 1000, requests.count, requests.depth, requests.bytes_written
         )
 
-    async def begin_append(self) -> StagedAppend:
+    async def begin_append(self) -> DirectStagedAppend:
         """Begin the next append of the identity."""
         self._version += 1
         return await self.namespace.begin_append(self.identity, self._version)
@@ -114,7 +114,7 @@ async def counted_client(servers: str, root: str) -> AsyncIterator[CountedClient
     store = RecordingStore(await ZooKeeperStore.connect(servers))
     binding = await read_binding(store, paths)
     registry = BookieRegistry(store, paths)
-    namespace = Namespace(
+    namespace = DirectNamespace(
         uri=f"distributedlog://{servers}{root}",
         store=store,
         bookies=WireBookieClient(registry.resolve, cluster_id=binding.cluster_id, config=config),

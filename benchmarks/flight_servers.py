@@ -32,7 +32,7 @@ import pyarrow.flight as fl
 import uvloop
 
 from benchmarks.bare_server import CHUNK_BYTES, Ask, BareClient
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base import kept_memory
 from dlcore.base.config import LogConfig, QuorumConfig
 

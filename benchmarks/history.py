@@ -22,7 +22,7 @@ from benchmarks.figures import Figure, Target
 from benchmarks.history_picture import draw
 from benchmarks.logs import CONFIG, record_batches
 from benchmarks.written_history import write_history
-from dlcore.api.scanning import scan
+from dlcore.backends.scanning import scan
 from dlcore.base.records import LogRecord
 from dlcore.log.entries.body import with_txid
 from dlcore.log.metadata.staged import drop_merged
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.log.reading.scan import StagedExtent
-    from dlcore.log.staging.writer import StagingWriter
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.log.writing.writer import DirectWriter
     from dlcore.ops.sandbox.cluster import Sandbox
 
 DELAY_S = 0.005
@@ -160,7 +160,7 @@ async def _measure_history(
             note("first write" + where, writes)
 
 
-async def _stage(writer: StagingWriter, log: str) -> list[StagedExtent]:
+async def _stage(writer: DirectStagingWriter, log: str) -> list[StagedExtent]:
     """Stage small extents of one task."""
     extents: list[StagedExtent] = []
     for _ in range(_SMALL_EXTENTS):
@@ -182,7 +182,7 @@ async def _commits(client: CountedClient, log: str, rounds: int) -> list[Cost]:
 
 
 async def _snapshots(
-    committer: CountedClient, client: CountedClient, log: DistributedLogManager, rounds: int
+    committer: CountedClient, client: CountedClient, log: DirectLog, rounds: int
 ) -> tuple[list[Cost], list[Cost]]:
     """Take snapshots after commits, and others after nothing happened."""
     changed, unchanged = [], []
@@ -202,11 +202,11 @@ async def _snapshots(
 
 
 async def _openings(
-    client: CountedClient, log: DistributedLogManager, rounds: int
+    client: CountedClient, log: DirectLog, rounds: int
 ) -> tuple[list[Cost], list[Cost]]:
     """Open writers, and have each of them write one record."""
     opens, writes = [], []
-    opened: list[AsyncLogWriter] = []
+    opened: list[DirectWriter] = []
 
     async def open_writer() -> None:
         opened.append(await log.open_writer())

@@ -26,7 +26,7 @@ from benchmarks.limits import (
     round_trip_ms,
     summed_read_rate,
 )
-from dlcore.api.namespace import open_namespace as open_namespace_async
+from dlcore.backends.direct.namespace import open_namespace as open_namespace_async
 from dlcore.base.config import LogConfig, QuorumConfig
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.reading.reader import DirectReader
+    from dlcore.log.writing.writer import DirectWriter
     from dlcore.ops.sandbox.cluster import Sandbox
     from dlcore.sync import DistributedLogManager as BlockingLogManager
 
@@ -355,7 +355,7 @@ async def append_and_tail(uri: str) -> list[float]:
     return times[1:]  # the first one opens the reader's streams
 
 
-async def _delivered(reader: AsyncLogReader) -> tuple[float, DLSN]:
+async def _delivered(reader: DirectReader) -> tuple[float, DLSN]:
     """Return when the reader had the next record, and where that is."""
     record = await reader.read_next()
     assert record is not None
@@ -398,7 +398,7 @@ def _beside_bare_call(
 
 
 @asynccontextmanager
-async def fresh_log(uri: str) -> AsyncIterator[tuple[DistributedLogManager, AsyncLogWriter]]:
+async def fresh_log(uri: str) -> AsyncIterator[tuple[DirectLog, DirectWriter]]:
     """Make a log and open it for writing."""
     name = f"bench/{uuid4().hex}"
     async with await open_namespace_async(uri) as namespace:

@@ -23,7 +23,7 @@ from dlcore.metadata.paths import BUCKETS, parse_uri
 
 if TYPE_CHECKING:
     from benchmarks.counted_client import CountedClient
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ops.sandbox.cluster import Sandbox
 
 LOGS = 100_000
@@ -120,7 +120,7 @@ async def _create_and_list(client: CountedClient) -> dict[str, float]:
     }
 
 
-async def _watch(namespace: Namespace) -> dict[str, float]:
+async def _watch(namespace: DirectNamespace) -> dict[str, float]:
     before, started_s = _resident_bytes(), time.perf_counter()
     async with namespace.watch_logs() as watch:
         told = 0

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import uvloop
 
+import dlcore
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.logs import (
     CONFIG,
@@ -33,7 +34,6 @@ from benchmarks.logs import (
 )
 from benchmarks.proxy_transport import served
 from benchmarks.put_clients import Put, one_record, small_put_rate
-from dlcore import remote
 from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from dlcore import AsyncLogWriter
     from dlcore.ops.sandbox.cluster import Sandbox
 
 _ROUNDS = 3
@@ -369,7 +370,7 @@ def _gap(times: tuple[float, float]) -> float:
 def rolling_restart(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     """Twelve logs are written through three proxies, which are started again one after the other.
 
-    The longest of all appends, of one record by a writer of `dlcore.remote`; in each round all
+    The longest of all appends, of one record by a writer over proxies; in each round all
     proxies are started again once.
     """
     longest_ms = [uvloop.run(_restarted(sandbox)) for _ in range(_ROUNDS)]
@@ -388,7 +389,7 @@ def rolling_restart(sandbox: Sandbox, _folder: Path) -> list[Figure]:
 def killed(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     """The proxy that owns a log is killed, twenty times, each time while a record is written.
 
-    From the kill to the acknowledgement of the next record, by a writer of `dlcore.remote`; the
+    From the kill to the acknowledgement of the next record, by a writer over proxies; the
     median of them.
     """
     return [_median_gap("proxy_killed", uvloop.run(_killed(sandbox)), _KILLED_MS_MAX)]
@@ -399,7 +400,7 @@ async def _killed(sandbox: Sandbox) -> list[float]:
     gaps_ms = []
     for txid in range(0, 2 * _KILLS, 2):
         async with (  # who was started again has another address
-            await remote.open_namespace(_endpoint_of(sandbox)) as namespace,
+            await dlcore.open_namespace(_endpoint_of(sandbox)) as namespace,
             await (await namespace.open_log(log)).open_writer() as writer,
         ):
             await writer.write(LogRecord(txid, bytes(RECORD_BYTES)))
@@ -416,7 +417,7 @@ async def _killed(sandbox: Sandbox) -> list[float]:
 async def _restarted(sandbox: Sandbox) -> float:
     """Return how many ms the longest append took."""
     names = [_new_log(sandbox.uri) for _ in range(_LOGS)]
-    async with await remote.open_namespace(_endpoint_of(sandbox)) as namespace:
+    async with await dlcore.open_namespace(_endpoint_of(sandbox)) as namespace:
         logs = [await namespace.open_log(name) for name in names]
         writers = [await log.open_writer() for log in logs]
         ending = asyncio.Event()
@@ -437,7 +438,7 @@ async def _restarted(sandbox: Sandbox) -> float:
 class Appending:
     """Appends records one after the other, after pauses, and notes how long the longest took."""
 
-    writer: remote.RemoteWriter
+    writer: AsyncLogWriter
     pause_s: float
     longest_s: float = 0.0
     done: int = 0
@@ -458,14 +459,14 @@ def rebalance(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     The most logs that one proxy owns when all have come to a balance by themselves, with the
     defaults; beside it what each owned after the restarts and then, how many seconds it took, and
     the longest append while logs moved, and in the minute before, of one record by a writer of
-    `dlcore.remote`.
+    proxies.
     """
     return uvloop.run(_rebalanced(sandbox))
 
 
 async def _rebalanced(sandbox: Sandbox) -> list[Figure]:
     names = [_new_log(sandbox.uri) for _ in range(_MANY_LOGS)]
-    async with await remote.open_namespace(_endpoint_of(sandbox)) as namespace:
+    async with await dlcore.open_namespace(_endpoint_of(sandbox)) as namespace:
         writers = [await (await namespace.open_log(name)).open_writer() for name in names]
         ending, appending = asyncio.Event(), [Appending(each, _LONG_PAUSE_S) for each in writers]
         writing = [asyncio.create_task(each.run(ending)) for each in appending]

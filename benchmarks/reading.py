@@ -33,7 +33,7 @@ from benchmarks.logs import (
     write_log,
 )
 from benchmarks.written_history import write_history
-from dlcore.api.namespace import open_namespace as open_namespace_async
+from dlcore.backends.direct.namespace import open_namespace as open_namespace_async
 from dlcore.base.records import LogRecord
 from dlcore.metadata.paths import parse_uri
 from dlcore.sync import open_namespace
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from pathlib import Path
 
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.reading.reader import DirectReader
+    from dlcore.log.writing.writer import DirectWriter
     from dlcore.ops.sandbox.cluster import Sandbox
 
 _SMALL_RECORD_BYTES = 100
@@ -258,7 +258,7 @@ async def _tail_at(uri: str, rate: int) -> list[float]:
     return [max(0.0, delivered[txid] - durable[txid]) for txid in range(1, count + 1)]
 
 
-async def _read_tail(reader: AsyncLogReader, count: int, delivered: dict[int, float]) -> None:
+async def _read_tail(reader: DirectReader, count: int, delivered: dict[int, float]) -> None:
     async for record in reader.records(follow=True):
         delivered[record.txid] = time.perf_counter()
         if len(delivered) == count:
@@ -266,7 +266,7 @@ async def _read_tail(reader: AsyncLogReader, count: int, delivered: dict[int, fl
 
 
 async def _write_at(
-    writer: AsyncLogWriter | TailWriter, rate: int, count: int, durable: dict[int, float]
+    writer: DirectWriter | TailWriter, rate: int, count: int, durable: dict[int, float]
 ) -> None:
     """Write single records at an even rate, each when it is due."""
 

@@ -12,7 +12,7 @@ import uvloop
 
 from benchmarks.figures import Figure, Target, measure
 from benchmarks.logs import CONFIG, drop_log, record_batches, write_log
-from dlcore.api.namespace import open_namespace as open_namespace_async
+from dlcore.backends.direct.namespace import open_namespace as open_namespace_async
 from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
 

@@ -30,17 +30,17 @@ from dlcore.log.reading.status import LogStatus
 
 if TYPE_CHECKING:
     from dlcore.api.copying import copy_log
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace, open_namespace
-    from dlcore.api.scanning import scan
+    from dlcore.api.log import DistributedLogManager
+    from dlcore.api.namespace import Namespace
+    from dlcore.backends.opening import open_namespace
+    from dlcore.backends.scanning import scan
     from dlcore.log.metadata.watching import LogWatch
     from dlcore.log.reading.log_range import LogRange
     from dlcore.log.reading.merged import AsyncMergedReader
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.staging.append import StagedAppend
-    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.reading.rows_reader import AsyncLogReader
+    from dlcore.log.staging.faces import StagedAppend, StagingWriter
     from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.records_writer import AsyncLogWriter
 
 __all__ = [
     "DLSN",
@@ -85,18 +85,18 @@ __all__ = [
 _HEAVY = {
     "AsyncAppendOnlyStreamReader": "dlcore.log.streams",
     "AsyncAppendOnlyStreamWriter": "dlcore.log.streams",
-    "AsyncLogReader": "dlcore.log.reading.reader",
-    "AsyncLogWriter": "dlcore.log.writing.writer",
-    "DistributedLogManager": "dlcore.api.manager",
+    "AsyncLogReader": "dlcore.log.reading.rows_reader",
+    "AsyncLogWriter": "dlcore.log.writing.records_writer",
     "AsyncMergedReader": "dlcore.log.reading.merged",
+    "DistributedLogManager": "dlcore.api.log",
     "LogRange": "dlcore.log.reading.log_range",
     "LogWatch": "dlcore.log.metadata.watching",
     "Namespace": "dlcore.api.namespace",
-    "StagedAppend": "dlcore.log.staging.append",
-    "StagingWriter": "dlcore.log.staging.writer",
+    "StagedAppend": "dlcore.log.staging.faces",
+    "StagingWriter": "dlcore.log.staging.faces",
     "copy_log": "dlcore.api.copying",
-    "open_namespace": "dlcore.api.namespace",
-    "scan": "dlcore.api.scanning",
+    "open_namespace": "dlcore.backends.opening",
+    "scan": "dlcore.backends.scanning",
 }
 """Names whose modules load pyarrow; imported at first use."""
 

@@ -29,7 +29,7 @@ from dlspark.planning import (
     plan_partitions,
 )
 from dlspark.positions import Bound, Edge, PositionsByLog, TimestampBound, TxidBound
-from dlspark.sessions import describe_missing, open_shared_logs, scan_range
+from dlspark.sessions import describe_missing, open_shared_namespace, scan_range
 from dlspark.workers import freeze_imports
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def list_selected(address: Address, selection: LogSelection) -> list[str]:
     """Return the names of the selected logs; for a pattern, of existing logs."""
     if selection.pattern is None:
         return list(selection.names)
-    return [log for log in open_shared_logs(address).get_logs() if selection.matches(log)]
+    return [log for log in open_shared_namespace(address).get_logs() if selection.matches(log)]
 
 
 def find_schema(options: ReadOptions) -> pa.Schema | None:
@@ -70,7 +70,7 @@ def find_schema(options: ReadOptions) -> pa.Schema | None:
     from dlcore.api.schemas import merge_schemas
 
     names = list_selected(options.address, options.logs)
-    return merge_schemas(open_shared_logs(options.address).get_schemas(names))
+    return merge_schemas(open_shared_namespace(options.address).get_schemas(names))
 
 
 class LogSnapshots:
@@ -81,11 +81,11 @@ class LogSnapshots:
 
     def take(self, logs: Iterable[str]) -> dict[str, LogSnapshot | None]:
         """Return the current snapshot of each log; None for logs that do not exist."""
-        return open_shared_logs(self._address).get_snapshots(list(logs), fresh=True)
+        return open_shared_namespace(self._address).get_snapshots(list(logs), fresh=True)
 
     def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
         """Return the first record of each search; bookies are asked for entries."""
-        return open_shared_logs(self._address).find_places(wanted) if wanted else []
+        return open_shared_namespace(self._address).find_places(wanted) if wanted else []
 
 
 def require_all(

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.remote.sync import RemoteNamespace
     from dlcore.sync import Namespace, ScanBatch, ScanRange, StagingWriter
     from dlspark.commit import AppendIdentity
     from dlspark.options import Address
@@ -40,7 +39,6 @@ class _Kept:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.namespaces: dict[Address, Namespace] = {}
-        self.endpoints: dict[Address, RemoteNamespace] = {}
         self.writers: dict[tuple[Address, str], tuple[StagingWriter, int]] = {}
         """Staging writers that are not in use, and since when, by namespace and staging identity.
         """
@@ -68,22 +66,8 @@ def open_shared_namespace(address: Address) -> Namespace:
         return _kept.namespaces[address]
 
 
-def open_shared_logs(address: Address) -> Namespace | RemoteNamespace:
-    """Return the reader of this process: its namespace, or proxies at an endpoint."""
-    if not address.is_endpoint:
-        return open_shared_namespace(address)
-    with _kept.lock:
-        if address not in _kept.endpoints:
-            from dlcore.remote.sync import open_namespace
-
-            _kept.endpoints[address] = open_namespace(address.uri, tls=address.tls)
-        return _kept.endpoints[address]
-
-
 def scan_range(address: Address, part: ScanRange) -> Iterator[ScanBatch]:
     """Return the records of a range, read from bookies or through proxies."""
-    if address.is_endpoint:
-        return cast("RemoteNamespace", open_shared_logs(address)).scan(part)
     from dlcore.sync import scan
 
     return scan([part], uri=address.uri, tls=address.tls)
@@ -92,7 +76,7 @@ def scan_range(address: Address, part: ScanRange) -> Iterator[ScanBatch]:
 def close_shared_namespace(address: Address) -> None:
     """Close this process's namespace at `address`, if it is open."""
     with _kept.lock:
-        namespace = _kept.namespaces.pop(address, None) or _kept.endpoints.pop(address, None)
+        namespace = _kept.namespaces.pop(address, None)
         writers = [_kept.writers.pop(key)[0] for key in list(_kept.writers) if key[0] == address]
     for writer in writers:
         _close_quietly(writer)
@@ -103,7 +87,7 @@ def close_shared_namespace(address: Address) -> None:
 def find_schemas(address: Address, logs: Iterable[str]) -> dict[str, pa.Schema | None]:
     """Return the schemas of the existing ones of `logs`, None for a byte log."""
     wanted = sorted(logs)
-    return open_shared_logs(address).get_schemas(wanted) if wanted else {}
+    return open_shared_namespace(address).get_schemas(wanted) if wanted else {}
 
 
 def require_logs(
@@ -122,7 +106,7 @@ def require_logs(
         if not create:
             raise LogNotFoundError(describe_missing(log, address))
         with contextlib.suppress(LogExistsError):  # another process was faster
-            open_shared_logs(address).create_log(log, schema=schema)
+            open_shared_namespace(address).create_log(log, schema=schema)
             logger.info("log=%s created, for the option createLog is true", log)
 
 
@@ -136,17 +120,12 @@ def describe_missing(log: str, address: Address) -> str:
 
 def log_id_of(address: Address, log: str) -> str:
     """Return the id of a log.  Raises: LogNotFoundError."""
-    if address.is_endpoint:
-        return cast("RemoteNamespace", open_shared_logs(address)).open_log(log).get_info().log_id
     with open_shared_namespace(address).open_log(log) as manager:
         return manager.log_id
 
 
 def merge_schema(address: Address, log: str, schema: pa.Schema) -> None:
     """Add columns to a typed log, or widen them.  Raises: SchemaMismatchError."""
-    if address.is_endpoint:
-        cast("RemoteNamespace", open_shared_logs(address)).merge_schema(log, schema)
-        return
     with open_shared_namespace(address).open_log(log) as manager:
         manager.update_schema(schema, merge=True)
 
@@ -179,10 +158,9 @@ def staging_writer(address: Address, append: AppendIdentity) -> Iterator[Staging
 
 
 def _open_staging_writer(address: Address, append: AppendIdentity) -> StagingWriter:
-    if not address.is_endpoint:
-        return open_shared_namespace(address).open_staging_writer(identity=append.staged_as)
-    remote = cast("RemoteNamespace", open_shared_logs(address))
-    return remote.open_staging_writer(identity=append.staged_as, shared=append.shared is not None)
+    return open_shared_namespace(address).open_staging_writer(
+        identity=append.staged_as, shared=append.shared is not None
+    )
 
 
 def _give_up(key: tuple[Address, str], writer: StagingWriter, *, keep: bool) -> None:

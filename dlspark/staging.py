@@ -24,7 +24,7 @@ from dlspark.arrow import batches_by_log
 from dlspark.commit import AppendIdentity, StagedTask, join_messages
 from dlspark.sessions import (
     log_id_of,
-    open_shared_logs,
+    open_shared_namespace,
     require_logs,
     staging_writer,
 )
@@ -129,7 +129,7 @@ def commit_staged(
         _advice_on_duplicates(append),
         _advice_on_checkpoints(append),
         _advice_on_locks(),
-        open_shared_logs(options.address).begin_append(
+        open_shared_namespace(options.address).begin_append(
             identity,
             append.version,
             shared=append.shared,
@@ -199,7 +199,7 @@ def abort_staged(
         append, extents = joined
     if append is None:
         return
-    namespace = open_shared_logs(address)
+    namespace = open_shared_namespace(address)
     with namespace.begin_append(append.identity, append.version, shared=append.shared) as staged:
         staged.abort(extents)
     logger.info("append=%s version=%d aborted", append.identity, append.version)

@@ -30,7 +30,7 @@ from bookie.config import (
     StorageConfig,
 )
 from bookie.server_config import BookieConfig
-from dlcore.api import namespace
+from dlcore.backends.direct import namespace
 from dlcore.base import kept_memory
 from dlcore.base.config import (
     LedgerClientConfig,

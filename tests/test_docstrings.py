@@ -59,7 +59,9 @@ def raises(function: Function) -> bool:
 
 
 def waits(function: Function) -> bool:
-    """Return whether it awaits something, or runs an async twin."""
+    """Return whether it awaits something, or runs an async twin, or is declared to by a base."""
+    if any(ast.unparse(each) == "abstractmethod" for each in function.decorator_list):
+        return isinstance(function, ast.AsyncFunctionDef)
     nodes = list(own_nodes(function))
     if any(isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for node in nodes):
         return True

@@ -39,7 +39,7 @@ print(count)
 CLUSTER = """
 import subprocess, sys
 from dlcore import LogRecord
-from dlcore.remote.sync import open_namespace as open_remote
+from dlcore.sync import open_namespace as open_remote
 from dlcore.ops.sandbox import Sandbox
 from dlcore.sync import open_namespace
 

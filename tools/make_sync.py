@@ -3,8 +3,8 @@
 ``python -m tools.make_sync`` writes the files of `OUTPUTS`; with ``--check`` it fails if a file
 differs.
 
-A generated method has the signature and the docstring of the async one, without the arguments of
-`Facade.omitted_arguments`.  Four forms follow from the declaration:
+A generated method has the signature and the docstring of the async one.  Four forms follow from
+the declaration:
 
 - a property is read from the async object;
 - a coroutine is called on the portal;
@@ -23,7 +23,7 @@ import difflib
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,18 +44,13 @@ class Facade:
 
     name: str
     doc: str
-    source: tuple[tuple[str, str], ...]
-    """Files and classes whose methods it takes, the derived class first."""
+    source: tuple[str, str]
+    """The file and the class whose methods it takes."""
     twin: str
     """Its attribute that holds the async object."""
-    is_shared: bool = False
-    """The same blocking class also runs the async class of the other back end."""
     base: str = "Blocking"
     omitted: frozenset[str] = frozenset()
     """Methods that only the library uses, or that the inheriting class has by hand."""
-    omitted_arguments: dict[str, frozenset[str]] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Names in annotations, such as type variables, and what stands for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +64,7 @@ class Output:
     """The blocking class, as "module.Class", for each async class that methods return."""
 
 
-_DIRECT_TWINS = {
+_TWINS = {
     "AsyncAppendOnlyStreamReader": "dlcore.sync.stream.AppendOnlyStreamReader",
     "AsyncLogReader": "dlcore.sync.reader.LogReader",
     "AsyncMergedReader": "dlcore.sync.merged.MergedReader",
@@ -78,7 +73,6 @@ _DIRECT_TWINS = {
     "StagedAppend": "dlcore.sync.staging.StagedAppend",
     "StagingWriter": "dlcore.sync.staging.StagingWriter",
 }
-_QUERIES = ("dlcore/log/reading/queries.py", "LogQueries")
 
 OUTPUTS = (
     Output(
@@ -89,90 +83,50 @@ OUTPUTS = (
             Facade(
                 name="StagingWriterCalls",
                 doc="Writes durable records that belong to no log until an append commits them.",
-                source=(("dlcore/log/staging/writer.py", "StagingWriter"),),
+                source=("dlcore/log/staging/faces.py", "StagingWriter"),
                 twin="_writer",
-                is_shared=True,
                 omitted=frozenset({"aclose"}),
             ),
             Facade(
                 name="StagedAppendCalls",
                 doc="One atomic append to any number of logs.",
-                source=(("dlcore/log/staging/append.py", "StagedAppend"),),
+                source=("dlcore/log/staging/faces.py", "StagedAppend"),
                 twin="_append",
-                is_shared=True,
                 omitted=frozenset({"aclose"}),
             ),
         ),
     ),
     Output(
         path="dlcore/sync/namespace_calls.py",
-        opening="The blocking calls of a namespace over bookies.",
-        twins=_DIRECT_TWINS,
+        opening="The blocking calls of a namespace.",
+        twins=_TWINS,
         facades=(
             Facade(
                 name="NamespaceCalls",
                 doc="A collection of logs.",
-                source=(("dlcore/api/namespace.py", "Namespace"),),
+                source=("dlcore/api/namespace.py", "Namespace"),
                 twin="_namespace",
                 base="WritersNamespace",
                 omitted=frozenset(
-                    {"aclose", "ledgers", "ports", "log_context", "followers", "staging_owner"}
-                    | {"list_staged", "clean_staging", "tidied", "last_version", "open_log"}
+                    {"aclose", "list_staged", "clean_staging", "last_version", "open_log"}
                 ),
-                omitted_arguments={
-                    "create_log": frozenset({"log_id"}),
-                    "begin_append": frozenset({"token"}),
-                },
             ),
         ),
     ),
     Output(
         path="dlcore/sync/log_calls.py",
-        opening="The blocking calls of a log over bookies.",
-        twins=_DIRECT_TWINS,
+        opening="The blocking calls of a log.",
+        twins=_TWINS,
         facades=(
             Facade(
                 name="LogCalls",
                 doc="One log: its readers, and its metadata.",
-                source=(("dlcore/api/manager.py", "DistributedLogManager"), _QUERIES),
+                source=("dlcore/api/log.py", "DistributedLogManager"),
                 twin="_manager",
                 omitted=frozenset(
-                    {"aclose", "open_part", "begin_stream", "get_stream_end", "find_place"}
+                    {"aclose", "begin_stream", "get_stream_end", "find_place"}
                     | {"open_writer", "open_stream_writer", "read", "watch_segments"}
                 ),
-                renamed={"_Record": "LogRecordWithDLSN"},
-            ),
-        ),
-    ),
-    Output(
-        path="dlcore/remote/sync_calls.py",
-        opening="The blocking calls of a namespace and of a log over proxies.",
-        twins={
-            "AsyncAppendOnlyStreamReader": "dlcore.sync.stream.AppendOnlyStreamReader",
-            "AsyncMergedReader": "dlcore.sync.merged.MergedReader",
-            "RemoteStagedAppend": "dlcore.sync.staging.StagedAppend",
-            "RemoteStagingWriter": "dlcore.sync.staging.StagingWriter",
-        },
-        facades=(
-            Facade(
-                name="RemoteNamespaceCalls",
-                doc="A collection of logs.",
-                source=(("dlcore/remote/namespace.py", "RemoteNamespace"),),
-                twin="_namespace",
-                base="WritersNamespace",
-                omitted=frozenset({"aclose", "open_log"}),
-                omitted_arguments={"begin_append": frozenset({"token"})},
-            ),
-            Facade(
-                name="RemoteLogCalls",
-                doc="One log: its readers, and its metadata.",
-                source=(("dlcore/remote/log.py", "RemoteLog"), _QUERIES),
-                twin="_log",
-                omitted=frozenset(
-                    {"aclose", "begin_stream", "get_stream_end", "find_place", "read"}
-                    | {"open_writer", "open_stream_writer", "open_reader"}
-                ),
-                renamed={"_Record": "RemoteRecord"},
             ),
         ),
     ),
@@ -271,21 +225,22 @@ def generate(output: Output) -> str:
 
 def _class(facade: Facade, output: Output, names: _Names) -> str:
     names.running.add(facade.base)
-    methods: dict[str, Method] = {}
-    for path, name in facade.source:
-        module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        names.learn(module)
-        own = path.removesuffix(".py").replace("/", ".")
-        for each in module.body:
-            if isinstance(each, ast.ClassDef):
-                if each.name not in output.twins:
-                    names.define(each.name, own)
-                if each.name == name:
-                    for method in each.body:
-                        if isinstance(method, Method) and not _is_left_out(method, facade):
-                            methods.setdefault(method.name, method)
+    methods: list[Method] = []
+    path, name = facade.source
+    module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    names.learn(module)
+    for each in module.body:
+        if isinstance(each, ast.ClassDef):
+            if each.name not in output.twins:
+                names.define(each.name, path.removesuffix(".py").replace("/", "."))
+            if each.name == name:
+                methods = [
+                    method
+                    for method in each.body
+                    if isinstance(method, Method) and not _is_left_out(method, facade)
+                ]
     twin = _twin_class(facade, names)
-    texts = [_method(each, facade, output, names) for each in methods.values()]
+    texts = [_method(each, facade, output, names) for each in methods]
     head = f'class {facade.name}({facade.base}):\n    """{facade.doc}"""\n\n'
     shown = f"    def __repr__(self) -> str:\n        return repr(self.{facade.twin})\n"
     return f"\n\n{head}    {facade.twin}: {twin}\n\n" + "\n".join([shown, *texts])
@@ -293,11 +248,7 @@ def _class(facade: Facade, output: Output, names: _Names) -> str:
 
 def _twin_class(facade: Facade, names: _Names) -> str:
     """Return the name that the async class has in the generated file."""
-    if facade.is_shared:
-        names.annotating.add("Any")
-        names.define("Any", "typing")
-        return "Any"
-    path, kind = facade.source[0]
+    path, kind = facade.source
     alias = f"Async{kind}"
     names.annotating.add(alias)
     names.define(f"{kind} as {alias}", path.removesuffix(".py").replace("/", "."), alias)
@@ -309,21 +260,21 @@ def _is_left_out(method: Method, facade: Facade) -> bool:
     return (
         method.name.startswith("_")
         or method.name in facade.omitted
-        or bool(decorators & {"abstractmethod", "classmethod", "staticmethod"})
+        or bool(decorators & {"classmethod", "staticmethod"})
     )
 
 
 class _Renaming(ast.NodeTransformer):
     """Replaces names of annotations, and notes which ones are used."""
 
-    def __init__(self, facade: Facade, output: Output, names: _Names) -> None:
-        self._facade, self._output, self._names = facade, output, names
+    def __init__(self, output: Output, names: _Names) -> None:
+        self._output, self._names = output, names
         self.twin: str | None = None
         """The blocking class of the outermost name, if that has one."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Replace a type variable, or an async class."""
-        name = self._facade.renamed.get(node.id, node.id)
+        name = node.id
         if path := self._output.twins.get(name):
             name = self.twin = path.rpartition(".")[2]
             self._names.running.add(name)
@@ -333,19 +284,11 @@ class _Renaming(ast.NodeTransformer):
 
 def _method(method: Method, facade: Facade, output: Output, names: _Names) -> str:
     arguments = method.args
-    left_out = facade.omitted_arguments.get(method.name, frozenset())
-    kept = [
-        (argument, default)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if argument.arg not in left_out
-    ]
-    arguments.kwonlyargs = [argument for argument, _ in kept]
-    arguments.kw_defaults = [default for _, default in kept]
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     every += [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
     for argument in every:
         if argument.annotation is not None:
-            plain = _Renaming(facade, output, names)
+            plain = _Renaming(output, names)
             argument.annotation = plain.visit(argument.annotation)
     for default in [*arguments.defaults, *arguments.kw_defaults]:
         if default is not None:
@@ -353,12 +296,12 @@ def _method(method: Method, facade: Facade, output: Output, names: _Names) -> st
             names.running |= found
     assert method.returns is not None, f"{method.name} says what it returns"
     form, result = _form_of(method)
-    renaming = _Renaming(facade, output, names)
+    renaming = _Renaming(output, names)
     returns = ast.unparse(renaming.visit(result))
     call = f"self.{facade.twin}.{method.name}"
     if form != "property":
         call += f"({_passed(arguments)})"
-    lines = _body(form, call, "" if not facade.is_shared else returns, renaming.twin)
+    lines = _body(form, call, renaming.twin)
     if returns == "None":
         lines[-1] = lines[-1].removeprefix("return ")
     if form == "iterator":
@@ -369,17 +312,15 @@ def _method(method: Method, facade: Facade, output: Output, names: _Names) -> st
         returns = f"Iterator[{returns}]"
     decorator = "    @property\n" if form == "property" else ""
     head = f"    def {method.name}({ast.unparse(arguments)}) -> {returns}:"
-    doc = _doc_of(method, left_out, output)
+    doc = _doc_of(method, output)
     body = "".join(f"        {line}\n" for line in lines)
     return f'{decorator}{head}\n        """{doc}"""\n{body}'
 
 
-def _doc_of(method: Method, left_out: frozenset[str], output: Output) -> str:
-    """Return the docstring, without the arguments that are left out, with the blocking classes."""
+def _doc_of(method: Method, output: Output) -> str:
+    """Return the docstring, with the names of the blocking classes."""
     doc = ast.get_docstring(method, clean=False)
     assert doc, f"{method.name} has a docstring"
-    for argument in left_out:
-        doc = re.sub(rf"\n            {argument}: .*(?:\n                .*)*", "", doc)
     for name, path in output.twins.items():
         doc = re.sub(rf"`{name}\b", f"`{path.rpartition('.')[2]}", doc)
     return doc
@@ -406,18 +347,14 @@ def _passed(arguments: ast.arguments) -> str:
     return ", ".join([*positional, *named, *rest])
 
 
-def _body(form: str, call: str, untyped: str, twin: str | None) -> list[str]:
-    """Return the lines of a body; `untyped` is what the call returns, where no checker knows it."""
+def _body(form: str, call: str, twin: str | None) -> list[str]:
+    """Return the lines of a body."""
     if form == "iterator":
         return [f"return iterate(self._portal, {call})"]
     got = call if form == "property" else f"self._call({call})"
     if form == "on the loop":
         got = f"self._call_on_loop(lambda: {call})"
-    if twin:
-        return [f"return {twin}(self._portal, {got})"]
-    if untyped in {"", "None"}:
-        return [f"return {got}"]
-    return [f"found: {untyped} = {got}", "return found"]
+    return [f"return {twin}(self._portal, {got})" if twin else f"return {got}"]
 
 
 if __name__ == "__main__":

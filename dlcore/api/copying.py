@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
 
 logger = logging.getLogger(__name__)

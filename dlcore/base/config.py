@@ -458,7 +458,7 @@ class LogSettings(
         """Raise `LogModeError` if the log's mode forbids a writer of this kind."""
         if self.mode == "proxied" and not proxied:
             raise LogModeError(
-                f"log {log!r} has the mode proxied: it is written through proxies (dlcore.remote, "
+                f"log {log!r} has the mode proxied: it is written through proxies (grpc://…, "
                 "any client of Arrow Flight) and by atomic appends, unless its mode is changed"
             )
         if self.mode == "direct" and proxied:

@@ -7,6 +7,7 @@ whether the same call may succeed later without a change by the caller.
     ├── ConfigurationError              an option, URI or argument is wrong: nothing was done
     │   ├── InvalidLogNameError
     │   ├── InvalidNamespaceUriError
+    │   ├── UnsupportedError            proxies do not offer it, or only proxies do
     │   ├── UnknownActionError          a proxy has no action of that name
     │   └── UncheckedTokenError         a call had a token, but proxies check no tokens
     ├── AlreadyClosedError              the object was closed by its owner
@@ -99,6 +100,12 @@ class InvalidNamespaceUriError(ConfigurationError):
     """The namespace URI does not parse."""
 
     code = 604
+
+
+class UnsupportedError(ConfigurationError):
+    """Proxies do not offer an operation or an argument, or only proxies do."""
+
+    code = 606
 
 
 class UnknownActionError(ConfigurationError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dlcore.base.errors import UnsupportedError
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.ids import DLSN
 
@@ -23,13 +24,14 @@ class LogRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
 class EntryPlace(msgspec.Struct, frozen=True, gc=False):
     """The facts that all records of one entry share: its place in the log, and its time.
 
-    `sequence_id` is that of the entry's first record, `segment_sequence_id` that of the segment's.
+    `sequence_id` is that of the entry's first record, `segment_sequence_id` that of the segment's;
+    proxies do not send the latter, and it is None.
     """
 
     lssn: int
     entry_id: int
     sequence_id: int
-    segment_sequence_id: int
+    segment_sequence_id: int | None
     timestamp_ms: int
 
     @property
@@ -62,7 +64,12 @@ class LogRecordWithDLSN(ShownFields, msgspec.Struct, frozen=True, gc=False):
 
     @property
     def position_in_segment(self) -> int:
-        """The record's number in its segment, from 1."""
+        """The record's number in its segment, from 1.  Raises: UnsupportedError over proxies."""
+        if self.entry.segment_sequence_id is None:
+            raise UnsupportedError(
+                f"record {self.dlsn}: proxies do not send `position_in_segment`; open the "
+                "namespace directly, as distributedlog://…"
+            )
         return self.sequence_id - self.entry.segment_sequence_id + 1
 
     @property

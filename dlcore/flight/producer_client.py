@@ -18,7 +18,7 @@ could not recognize it under another name.  A machine with a given name fails in
 A conditional append is the same machine with one message, after which it is closed.  A repeated
 message that was written already is recognized by its claim, although it has moved the log's end.
 
-The other half is `dlcore.proxy.writing`; the driver is `dlcore.remote.producer_driver`.
+The other half is `dlcore.proxy.writing`; the driver is `dlcore.backends.flight.producer_driver`.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 Invariants: sequence numbers rise by one from record to record.  The messages in flight are the

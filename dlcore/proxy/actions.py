@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from dlcore.api.manager import DistributedLogManager
+from dlcore.backends.direct.log import DirectLog
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -56,7 +56,7 @@ from dlcore.proxy.writing.appends import Appends
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.flight.actions import Action
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
@@ -73,7 +73,7 @@ class Actions:
 
     def __init__(
         self,
-        namespace: Namespace,
+        namespace: DirectNamespace,
         membership: Membership,
         owner: LogOwner,
         puts: PutService,
@@ -193,16 +193,14 @@ class Actions:
                 raise
         return NoAnswer()
 
-    async def _find(
-        self, request: SettingsRequest | TruncateRequest | StreamRequest
-    ) -> DistributedLogManager:
+    async def _find(self, request: SettingsRequest | TruncateRequest | StreamRequest) -> DirectLog:
         """Open a log by its id if the request has one, even if the log was renamed since."""
         context = self._namespace.log_context
         found = await context.logs.find(validate_log_name(request.log), request.log_id)
-        return DistributedLogManager(context, found, context.config)
+        return DirectLog(context, found, context.config)
 
     @asynccontextmanager
-    async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DistributedLogManager, None]:
+    async def _changed(self, request: ChangeRequest) -> AsyncGenerator[DirectLog, None]:
         """Open a log to change it; if this proxy owns it, release it first, so the lock is free."""
         name = validate_log_name(request.log)
         log = await self._owner_of_logs.open(name)

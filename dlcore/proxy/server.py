@@ -28,7 +28,7 @@ from dlcore.proxy.writing.staging import Stagings
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.proxy.config import ProxyConfig
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ProxyServer(AsyncClosing):
 
     @classmethod
     async def start(
-        cls, open_as: Callable[[str], Awaitable[Namespace]], config: ProxyConfig
+        cls, open_as: Callable[[str], Awaitable[DirectNamespace]], config: ProxyConfig
     ) -> ProxyServer:
         """Serve a namespace; `open_as` opens it under the proxy's location as its client name.
 

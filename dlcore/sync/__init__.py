@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.backends.opening import open_namespace as open_async
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.extras import missing_packages_explained
 from dlcore.base.statistics import NamespaceStatistics
@@ -92,14 +93,12 @@ def open_namespace(
     tls: TlsFiles | None = None,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     connect_timeout_s: float = SESSION_TIMEOUT_S,
+    patience_s: float | None = None,
 ) -> Namespace:
-    """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
+    """Open the namespace at `uri`, ``distributedlog://zk1:2181/path`` or ``grpc://proxy1:4190``.
 
     Arguments and errors are those of `dlcore.open_namespace`.
     """
-    with missing_packages_explained():
-        from dlcore.api.namespace import open_namespace as open_async  # loads kazoo
-
     opening = open_async(
         uri,
         config=config,
@@ -109,9 +108,11 @@ def open_namespace(
         tls=tls,
         session_timeout_s=session_timeout_s,
         connect_timeout_s=connect_timeout_s,
+        patience_s=patience_s,
     )
     portal = shared_portal()
-    return Namespace(portal, portal.call(opening))
+    with missing_packages_explained():  # a direct namespace loads kazoo
+        return Namespace(portal, portal.call(opening))
 
 
 class Namespace(NamespaceCalls):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     import pyarrow.compute as pc
 
-    from dlcore.api.manager import DistributedLogManager as AsyncManager
+    from dlcore.api.log import DistributedLogManager as AsyncManager
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.reading.ranges import Bound
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.records_writer import AsyncLogWriter
     from dlcore.sync.buffering import BufferingWriter
     from dlcore.sync.portal import Portal
 
@@ -34,15 +34,16 @@ class DistributedLogManager(LogCalls):
         self._manager = manager
         self._writers = writers
 
-    def open_writer(self, *, ledger_metadata: Mapping[str, str] | None = None) -> LogWriter:
-        """Take the writer lock, recover the segment of a dead writer, and return the writer.
+    def open_writer(
+        self, *, producer: str | None = None, ledger_metadata: Mapping[str, str] | None = None
+    ) -> LogWriter:
+        """Open a writer.  Arguments: those of the async method.
 
-        `ledger_metadata` is stored with each ledger that the writer creates.
-
-        Raises: ConfigurationError, EndOfStreamError, OwnershipAcquireFailedError,
-            LedgerRecoveryError, LogNotFoundError, MetadataError.
+        Raises: ConfigurationError, EndOfStreamError, LogModeError, OwnershipAcquireFailedError,
+            LedgerRecoveryError, LogNotFoundError, MetadataError, ProxyUnavailableError.
         """
-        return self._twin_of(self._call(self._manager.open_writer(ledger_metadata=ledger_metadata)))
+        opening = self._manager.open_writer(producer=producer, ledger_metadata=ledger_metadata)
+        return self._twin_of(self._call(opening))
 
     def _twin_of(self, opened: AsyncLogWriter) -> LogWriter:
         return LogWriter(self._portal, opened, self._writers)

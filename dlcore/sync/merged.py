@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from dlcore.sync.twin import Blocking
 
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 _RECORDS_AT_ONCE = 1_000
 
-_Record = TypeVar("_Record")
 
-
-class MergedReader(Blocking, Generic[_Record]):
+class MergedReader(Blocking):
     """Reads many logs as one, by transaction id; use `Namespace.open_merged_reader`.
 
     `for log, record in reader` yields all readable records.  Not thread-safe.
     """
 
-    def __init__(self, portal: Portal, reader: AsyncMergedReader[_Record]) -> None:
+    def __init__(self, portal: Portal, reader: AsyncMergedReader) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
 
@@ -43,7 +41,7 @@ class MergedReader(Blocking, Generic[_Record]):
 
     def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
-    ) -> list[MergedRecord[_Record]]:
+    ) -> list[MergedRecord]:
         """Return up to `count` records, none when all that were readable have been returned.
 
         `follow` and `patience_s` are those of the async method.
@@ -58,7 +56,7 @@ class MergedReader(Blocking, Generic[_Record]):
 
     def records(
         self, *, follow: bool = False, patience_s: float | None = None
-    ) -> Iterator[MergedRecord[_Record]]:
+    ) -> Iterator[MergedRecord]:
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
         A yielded record counts as read: after a loop that ends early, reading continues behind it.
@@ -73,5 +71,5 @@ class MergedReader(Blocking, Generic[_Record]):
             while reader.gathered:
                 yield reader.gathered.popleft()
 
-    def __iter__(self) -> Iterator[MergedRecord[_Record]]:
+    def __iter__(self) -> Iterator[MergedRecord]:
         return self.records()

@@ -13,7 +13,7 @@ from dlcore.sync.portal import Portal, close_at_exit, shared_portal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.api.scanning import ScanClients
+    from dlcore.backends.scanning import ScanClients
     from dlcore.base.tls import TlsFiles
     from dlcore.log.reading.scan import ScanBatch, ScanRange
 
@@ -56,7 +56,7 @@ _shared_clients: dict[tuple[LedgerClientConfig, TlsFiles | None], _SharedScanCli
 
 
 def _scan_clients(portal: Portal, config: LedgerClientConfig, tls: TlsFiles | None) -> ScanClients:
-    from dlcore.api.scanning import ScanClients
+    from dlcore.backends.scanning import ScanClients
 
     shared = _shared_clients.get((config, tls))
     if shared is None or shared.portal is not portal:
@@ -115,7 +115,7 @@ class _Prefetch:
 
     async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
         """Fetch all batches; the last item is an error, or None at the end."""
-        from dlcore.api.scanning import scan as scan_async
+        from dlcore.backends.scanning import scan as scan_async
 
         try:
             async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from dlcore.base.config import require_count
 from dlcore.base.errors import DLError, EndOfStreamError
-from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.reading.taking import drop_taken, no_records, take_records
 from dlcore.sync.twin import Blocking
 
@@ -17,45 +16,52 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.base.ids import DLSN
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.reading.rows import EntryRows, Rows
-    from dlcore.log.reading.rows_reader import RowsWanted
+    from dlcore.base.records import LogRecordWithDLSN
+    from dlcore.log.reading.rows import Rows
+    from dlcore.log.reading.rows_reader import AsyncLogReader, RowsWanted
     from dlcore.sync.portal import Portal
 
 
-_Rows = TypeVar("_Rows", bound="Rows[Any]")
-_Record = TypeVar("_Record")
+class LogReader(Blocking):
+    """A reader at a position of the log.  Not thread-safe.
 
+    `for record in reader` yields all readable records, and then ends.  `records` and `batches` can
+    also follow the log.
+    """
 
-class RowsTwin(Blocking, Generic[_Rows, _Record]):
-    """The blocking twin of a `RowsReader` that has a log name, and a method `seek`."""
-
-    def __init__(self, portal: Portal, reader: Any) -> None:
+    def __init__(self, portal: Portal, reader: AsyncLogReader) -> None:
         super().__init__(portal, reader.aclose)
         self._reader = reader
-        self._rows: deque[_Rows] = deque()  # taken from the reader in bulk
+        self._rows: deque[Rows] = deque()  # taken from the reader in bulk
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
-        return f"<{type(self).__name__} {self.log_name!r} at {self.position} {state}>"
+        return f"<LogReader {self.log_name!r} at {self.position} {state}>"
 
     @property
     def log_name(self) -> str:
         """The log's name."""
-        name: str = self._reader.log_name
-        return name
+        return self._reader.log_name
 
     @property
     def position(self) -> DLSN:
         """The next position: every record below was returned, was truncated, or is not wanted."""
-        position: DLSN = self._rows[0].position if self._rows else self._reader.position
-        return position
+        return self._rows[0].position if self._rows else self._reader.position
 
     @property
     def committed(self) -> DLSN | None:
         """The subscriber's stored position; None without a subscriber."""
-        committed: DLSN | None = self._reader.committed
-        return committed
+        return self._reader.committed
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the log is typed: it then has batches, and no records."""
+        return self._reader.is_typed
+
+    @property
+    def broken_entries(self) -> int:
+        """Number of broken entries that were skipped, if `skip_broken_entries` is set."""
+        return self._reader.broken_entries
 
     def commit(self, position: DLSN | None = None) -> DLSN:
         """Store the subscriber's position, by default the reader's position; return it.
@@ -66,8 +72,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         """
         if position is None:
             position = self.position
-        stored: DLSN = self._call(self._reader.commit(position))
-        return stored
+        return self._call(self._reader.commit(position))
 
     def seek(
         self,
@@ -84,7 +89,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         while self._rows:
             self._rows.popleft().drop()
 
-    def records(self, *, follow: bool = False) -> Iterator[_Record]:
+    def records(self, *, follow: bool = False) -> Iterator[LogRecordWithDLSN]:
         """Yield records until every readable one was returned, or the log's end.
 
         With `follow` it waits for more records, until the log is sealed.  A yielded record counts
@@ -105,10 +110,10 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         while (rows := self._next_rows(follow=follow)) is not None:
             yield rows.take_batch(self.log_name)
 
-    def __iter__(self) -> Iterator[_Record]:
+    def __iter__(self) -> Iterator[LogRecordWithDLSN]:
         return self.records()
 
-    def read_next(self, *, non_blocking: bool = False) -> _Record | None:
+    def read_next(self, *, non_blocking: bool = False) -> LogRecordWithDLSN | None:
         """Return the next record, or None when every readable record has been returned.
 
         With `non_blocking` it returns at once, and also returns None while the next record is
@@ -121,7 +126,7 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         rows = self._fill(non_blocking=non_blocking, until_caught_up=not non_blocking)
         return None if rows is None else next(rows.records())
 
-    def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[_Record]:
+    def read_bulk(self, count: int, *, timeout_s: float | None = None) -> list[LogRecordWithDLSN]:
         """Return up to `count` records, fewer only when every readable record has been returned.
 
         With `timeout_s` it waits for more, and returns fewer only after this time.
@@ -154,13 +159,13 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         rows = self._fill(until_caught_up=timeout_s is None, timeout_s=timeout_s)
         return None if rows is None else rows.take_batch(self.log_name)
 
-    def _next_rows(self, *, follow: bool) -> _Rows | None:
+    def _next_rows(self, *, follow: bool) -> Rows | None:
         try:
             return self._fill(until_caught_up=not follow)
         except EndOfStreamError:
             return None
 
-    def _fill(self, **wanted: Unpack[RowsWanted]) -> _Rows | None:
+    def _fill(self, **wanted: Unpack[RowsWanted]) -> Rows | None:
         """Return rows with at least one left, None if there are none."""
         drop_taken(self._rows)
         if not self._rows:
@@ -172,19 +177,3 @@ class RowsTwin(Blocking, Generic[_Rows, _Record]):
         # is known.
         self._call(self._reader.gather_rows(**wanted))
         self._rows.extend(self._reader.take_gathered())
-
-
-class LogReader(RowsTwin["EntryRows", LogRecordWithDLSN]):
-    """A reader at a position of the log.  Not thread-safe.
-
-    `for record in reader` yields all readable records, and then ends.  `records` and `batches` can
-    also follow the log.
-    """
-
-    _reader: AsyncLogReader
-    _rows: deque[EntryRows]
-
-    @property
-    def broken_entries(self) -> int:
-        """Number of broken entries that were skipped, if `skip_broken_entries` is set."""
-        return self._reader.broken_entries

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 from dlcore.sync.staging_calls import StagedAppendCalls, StagingWriterCalls
 
 if TYPE_CHECKING:
-    from dlcore.log.staging.append import StagedAppend as AsyncStagedAppend
-    from dlcore.log.staging.writer import StagingWriter as AsyncStaging
-    from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
+    from dlcore.log.staging.faces import (
+        StagedAppend as AsyncStagedAppend,
+        StagingWriter as AsyncStagingWriter,
+    )
     from dlcore.sync.portal import Portal
 
 
 class StagingWriter(StagingWriterCalls):
     """Writes durable records that belong to no log until an append commits them."""
 
-    def __init__(self, portal: Portal, writer: AsyncStaging | RemoteStagingWriter) -> None:
+    def __init__(self, portal: Portal, writer: AsyncStagingWriter) -> None:
         super().__init__(portal, writer.aclose)
         self._writer = writer
 
@@ -33,6 +34,6 @@ class StagingWriter(StagingWriterCalls):
 class StagedAppend(StagedAppendCalls):
     """One atomic append to any number of logs."""
 
-    def __init__(self, portal: Portal, append: AsyncStagedAppend | RemoteStagedAppend) -> None:
+    def __init__(self, portal: Portal, append: AsyncStagedAppend) -> None:
         super().__init__(portal, append.aclose)
         self._append = append

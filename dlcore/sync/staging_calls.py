@@ -11,23 +11,26 @@ from dlcore.sync.twin import Blocking
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from typing import Any
 
     import pyarrow as pa
 
     from dlcore.log.reading.scan import CommitResult, StagedExtent
+    from dlcore.log.staging.faces import (
+        StagedAppend as AsyncStagedAppend,
+        StagingWriter as AsyncStagingWriter,
+    )
 
 
 class StagingWriterCalls(Blocking):
     """Writes durable records that belong to no log until an append commits them."""
 
-    _writer: Any
+    _writer: AsyncStagingWriter
 
     def __repr__(self) -> str:
         return repr(self._writer)
 
     def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs like `write_batch`; new logs are looked up together.
+        """Write rows for several logs like `write_batch`.
 
         If one part is refused, the parts before it are written: stage or discard them.  Too many
         logs are refused before any part is written.  Raises: as `write_batch`.
@@ -63,10 +66,10 @@ class StagingWriterCalls(Blocking):
         """Wait until all records since the last call are durable; return their extents, log by log.
 
         Raises:
-            WriteError: the ledger failed; records that were not staged are lost.
+            WriteError: the ledger failed, or the proxy is lost; records that were not staged are
+                lost.
         """
-        found: list[StagedExtent] = self._call(self._writer.stage())
-        return found
+        return self._call(self._writer.stage())
 
     def discard(self) -> None:
         """Forget the records since the last `stage`; entries already sent stay unused.
@@ -79,7 +82,7 @@ class StagingWriterCalls(Blocking):
 class StagedAppendCalls(Blocking):
     """One atomic append to any number of logs."""
 
-    _append: Any
+    _append: AsyncStagedAppend
 
     def __repr__(self) -> str:
         return repr(self._append)
@@ -91,10 +94,20 @@ class StagedAppendCalls(Blocking):
         """
         self._call(self._append.write_batch(log, batch))
 
+    def stage(self) -> list[StagedExtent]:
+        """Make all rows written here durable, and return their extents, the default of `commit`.
+
+        Raises: as `StagingWriter.stage`.
+        """
+        return self._call(self._append.stage())
+
     def commit(
         self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
         """Append `extents`, in the given order per log: all or nothing, once.
+
+        Through proxies the result has no positions, and the request is retried until a proxy
+        reports the result.
 
         Args:
             extents: the extents to append; None: those of this append's own writers.
@@ -113,19 +126,10 @@ class StagedAppendCalls(Blocking):
             EndOfStreamError: one of the logs is sealed.
             LogNotFoundError: there is no log of a name in `replaces`.
             TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
-            MetadataConnectionError: it is unknown whether it was committed; call again to find
-                out.
+            MetadataConnectionError, ProxyUnavailableError: it is unknown whether it was committed;
+                call again to find out.
         """
-        found: CommitResult = self._call(self._append.commit(extents, replaces=replaces))
-        return found
-
-    def stage(self) -> list[StagedExtent]:
-        """Make all rows written here durable, and return their extents, the default of `commit`.
-
-        Raises: as `StagingWriter.stage`.
-        """
-        found: list[StagedExtent] = self._call(self._append.stage())
-        return found
+        return self._call(self._append.commit(extents, replaces=replaces))
 
     def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
         """Give the append up: it can never commit.

@@ -19,16 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.base.ids import DLSN
-    from dlcore.log.writing.transmit import Unwritten
-    from dlcore.log.writing.typed import AsyncTypedLogWriter
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.records_writer import AsyncLogWriter
     from dlcore.sync.portal import Portal
-
-
-def _as_typed(writer: AsyncLogWriter) -> AsyncTypedLogWriter | None:
-    from dlcore.log.writing.typed import AsyncTypedLogWriter
-
-    return writer if isinstance(writer, AsyncTypedLogWriter) else None
 
 
 class LogWriter(BufferingWriter):
@@ -59,7 +51,7 @@ class LogWriter(BufferingWriter):
             flush_interval_s=writer.config.flush_interval_s,
         )
         self._last_txid = writer.last_txid
-        self._typed = _as_typed(writer)
+        self._typed: Any = writer if writer.is_typed else None
         # Lowest id on the fast path; too high: use the slow path.
         self._lowest_txid = self._next_lowest_txid()
         _opened_here.add(self)
@@ -82,6 +74,21 @@ class LogWriter(BufferingWriter):
     def last_txid(self) -> int:
         """The highest transaction id written, -1 if there is none."""
         return self._last_txid
+
+    @property
+    def producer(self) -> str | None:
+        """The name under which the writer numbers its records through proxies."""
+        return self._writer.producer
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number of the producer's next record in this log, from 0.
+
+        Raises: UnsupportedError: the writer is direct, and numbers no records.
+        """
+        with self._taking:
+            waiting = len(self._records) + sum(int(each.num_rows) for each in self._outbox)
+            return self._writer.next_sequence + waiting
 
     def write(self, record: LogRecord) -> None:
         """Buffer a record; raise at once if its transaction id or size is not acceptable.
@@ -214,14 +221,11 @@ class LogWriter(BufferingWriter):
         self._lowest_txid = TXID_MAX + 1  # a later record would never be passed on
         await super().finish()
 
-    def _accept(self, waiting: Any) -> asyncio.Future[DLSN]:
+    def _accept(self, waiting: Any) -> asyncio.Future[Any]:
         return self._writer.write_fitted(waiting)
 
-    def _unwritten(self) -> Unwritten | None:
-        from dlcore.log.writing.transmit import Unwritten
-
-        waiting = [Unwritten.of(getattr(each, "batch", each)) for each in self._outbox]
-        return Unwritten.joined([self._writer.lost, *waiting])
+    def _unwritten(self) -> str | None:
+        return self._writer.describe_unwritten(list(self._outbox))
 
 
 _opened_here: weakref.WeakSet[LogWriter] = weakref.WeakSet()

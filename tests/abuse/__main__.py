@@ -18,7 +18,7 @@ from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 from dlcore import LogConfig, LogRecord, QuorumConfig, remote
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.errors import DLError
 from dlcore.ops.sandbox.cluster import Sandbox
 from tests.abuse.attacks import (
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from dlcore import AsyncDistributedLogManager
-    from dlcore.remote.log import RemoteLog
+    from dlcore.backends.flight.log import FlightLog
 
-    Log: TypeAlias = AsyncDistributedLogManager | RemoteLog
+    Log: TypeAlias = AsyncDistributedLogManager | FlightLog
 
 _REST_S = 5.0
 _LOOK_S = 0.1

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore import DLError, LedgerClientConfig, QuorumConfig, open_namespace
+from dlcore import DLError, LedgerClientConfig, QuorumConfig
+from dlcore.backends.direct.namespace import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.disk_changes import Told, decode
 from tests.fixtures.disk_promises import broken_promises
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dlcore import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
     from tests.fixtures.disk_changes import Event
 
@@ -90,7 +91,7 @@ async def life(folder: Path, uri: str, way: str, mutant: str) -> AsyncIterator[N
         await process.communicate()
 
 
-async def work(namespace: Namespace, number: int) -> int:
+async def work(namespace: DirectNamespace, number: int) -> int:
     """Write two ledgers side by side, fence one, delete the other; return the one that stays."""
     kept = await namespace.ledgers.create_ledger(ONE)
     doomed = await namespace.ledgers.create_ledger(ONE)

@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.api.namespace import Namespace
+from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import DLError, LogNotFoundError
@@ -63,7 +63,7 @@ UPKEEP = UpkeepConfig(
 _ASK_EVERY_S = 1.0
 
 
-async def open_namespace(uri: str) -> Namespace:
+async def open_namespace(uri: str) -> DirectNamespace:
     """Open the namespace at `uri`, with a session that ends as soon as the bookies'."""
     parsed = parse_uri(uri)
     paths = NamespacePaths(parsed.root)
@@ -81,7 +81,7 @@ async def open_namespace(uri: str) -> Namespace:
         config=CLIENT_CONFIG,
         resolve_control=registry.resolve_control,
     )
-    return Namespace(
+    return DirectNamespace(
         uri=uri,
         store=store,
         bookies=bookies,

@@ -29,9 +29,8 @@ from dlcore import (
     LedgerClientConfig,
     LogConfig,
     LogRecord,
-    Namespace,
-    open_namespace,
 )
+from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.base.errors import MetadataConnectionError, MetadataSessionExpiredError
 from tests.chaos.history import DAMAGED, NO_GROUP, UNKNOWN_DLSN
 from tests.chaos.payloads import identity_of, payload_of
@@ -111,7 +110,7 @@ class Events:
 class Client:
     """The tasks of one process, over one namespace."""
 
-    def __init__(self, work: Work, namespace: Namespace, events: Events) -> None:
+    def __init__(self, work: Work, namespace: DirectNamespace, events: Events) -> None:
         self._work = work
         self._namespace = namespace
         self._events = events
@@ -316,7 +315,7 @@ class Client:
             await self._namespace.ledgers.recover_ledger(extents[-1].ledger_id)
 
 
-async def _open_persistently(work: Work, events: Events) -> Namespace:
+async def _open_persistently(work: Work, events: Events) -> DirectNamespace:
     while True:
         try:
             return await open_namespace(

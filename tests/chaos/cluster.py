@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
+from dlcore.backends.flight import planning
+from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import LedgerNotFoundError
 from dlcore.flight.requests import NoRequest
@@ -22,8 +24,6 @@ from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.sandbox.process import HOST, PortReservation, Warden
 from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
-from dlcore.remote import planning
-from dlcore.remote.endpoint import Endpoint
 from tests.chaos import disks
 from tests.chaos.client import CLIENT_CONFIG, LOG_CONFIG, Work
 from tests.chaos.history import DAMAGED, Found, History

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dlcore import DLError
-from dlcore.remote import open_namespace
+from dlcore.backends.flight.namespace import open_namespace
 from tests.chaos.client import Events, perform, termination
 from tests.chaos.payloads import payload_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore import DLSN
-    from dlcore.remote import RemoteNamespace
+    from dlcore.backends.flight.namespace import FlightNamespace
 
 _BURST_MAX = 5
 _PAUSE_S_MAX = 0.5
@@ -46,7 +46,7 @@ class Production:
 
 
 async def produce(
-    work: Production, namespace: RemoteNamespace, events: Events, number: int
+    work: Production, namespace: FlightNamespace, events: Events, number: int
 ) -> None:
     """Write as one producer after the other, until cancelled."""
     rng = random.Random(f"{work.seed} {work.name} {work.life} {number}")

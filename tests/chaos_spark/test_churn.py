@@ -19,7 +19,7 @@ from tests.fixtures.memory_namespace import memory_cluster, read_all
 if TYPE_CHECKING:
     import pytest
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 HELD = 7
 ENOUGH = Counter(created=8, truncated=12, renamed=3, deleted=3)
@@ -34,7 +34,7 @@ def test_what_is_missing_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
         async with memory_cluster() as cluster:
             names = count()
 
-            async def open_namespace() -> Namespace:
+            async def open_namespace() -> DirectNamespace:
                 return await cluster.open(f"client-{next(names)}")
 
             async def held() -> dict[str, int]:

@@ -37,7 +37,7 @@ assert not found, found
 """
 OVER_A_PROXY = """
 from dlcore import LogRecord
-from dlcore.remote.sync import open_namespace
+from dlcore.sync import open_namespace
 with open_namespace({endpoint!r}) as namespace, namespace.open_log({log!r}) as log:
     with log.open_writer() as writer:
         writer.write(LogRecord(1, b"written"))

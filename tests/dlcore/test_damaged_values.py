@@ -48,7 +48,7 @@ from tests.fixtures.staged_records import stage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.tree import Tree
     from tests.fixtures.memory_namespace import MemoryCluster
 
@@ -105,7 +105,7 @@ def damaged_forms(value: bytes) -> Iterator[bytes]:
             yield made(with_changed(content, path, new))
 
 
-async def fill(namespace: Namespace, log: str, *, segments: int = 3, **settings: Any) -> None:
+async def fill(namespace: DirectNamespace, log: str, *, segments: int = 3, **settings: Any) -> None:
     """Create a log of some segments of one record each."""
     await namespace.create_log(log, settings=LogSettings(**settings))
     manager = await namespace.open_log(log)
@@ -117,7 +117,7 @@ async def fill(namespace: Namespace, log: str, *, segments: int = 3, **settings:
 class Scene:
     """A namespace with a value of every kind, and the sweeps over it."""
 
-    def __init__(self, cluster: MemoryCluster, namespace: Namespace) -> None:
+    def __init__(self, cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.recovery = namespace.ports

@@ -5,10 +5,10 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from dlcore.backends.flight.endpoint import addresses_of, error_of
 from dlcore.base import errors
 from dlcore.base.errors import ConfigurationError, DLError, ProxyUnavailableError, UnexpectedError
 from dlcore.flight.statuses import code_of, message_of
-from dlcore.remote.endpoint import addresses_of, error_of
 
 CLASSES = [
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DLError)

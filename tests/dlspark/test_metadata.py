@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from dlcore.api.namespace import open_namespace as open_async
+from dlcore.backends.direct.namespace import open_namespace as open_async
 from dlcore.base.errors import ConfigurationError, LogNotFoundError
 from dlcore.base.records import LogRecord
 from dlcore.metadata.port import ANY_VERSION

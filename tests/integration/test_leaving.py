@@ -158,7 +158,7 @@ EXITS = {
         "",
     ),
 }
-REMOTE_OPEN = "from dlcore.remote.sync import open_namespace\n" + OPEN
+REMOTE_OPEN = "from dlcore.sync import open_namespace\n" + OPEN
 REMOTE_EXITS = ["end", "sys.exit", "unhandled", "interrupt", "much", "thread that writes on"]
 
 

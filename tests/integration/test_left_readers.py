@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.config import LogConfig
 from dlcore.base.records import LogRecord
 from dlcore.ledger.reading.follow_driver import LedgerFollower

@@ -12,11 +12,10 @@ from uuid import uuid4
 import pyarrow.flight as flight
 import pytest
 
-from dlcore.api.namespace import open_namespace as open_async
+from dlcore.backends.direct.namespace import open_namespace as open_async
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace
+from dlcore.sync import open_namespace, open_namespace as open_remote
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import proxy_process
@@ -24,9 +23,8 @@ from tests.fixtures.proxies import proxy_process
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.api.manager import DistributedLogManager as AsyncManager
+    from dlcore.backends.direct.log import DirectLog as AsyncManager
     from dlcore.ops.sandbox.cluster import Sandbox
-    from dlcore.remote.sync import RemoteLog
     from dlcore.sync import DistributedLogManager
 
 pytestmark = pytest.mark.integration
@@ -34,7 +32,7 @@ pytestmark = pytest.mark.integration
 RECORDS = amount(300, sampled=60)
 
 
-def ways_to_count(log: DistributedLogManager | RemoteLog) -> list[Callable[[], int]]:
+def ways_to_count(log: DistributedLogManager) -> list[Callable[[], int]]:
     """Return ways to tell how many records a log has, each by reads that begin when it is called.
 
     The log is written an entry per record.

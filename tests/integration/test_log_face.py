@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore import LogConfig, LogRecord, LogSettings
-from dlcore.api.namespace import open_namespace as open_async_namespace
+from dlcore.backends.direct.namespace import open_namespace as open_async_namespace
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
 from dlcore.ops.upkeep.worker import LogUpkeep
 from dlcore.sync import open_namespace

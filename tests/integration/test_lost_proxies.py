@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.records import LogRecord
-from dlcore.remote import open_namespace
 from tests.fixtures.proxies import log_name_for, two_proxies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from dlcore.backends.flight.reader import FlightReader
     from dlcore.ops.sandbox.cluster import Sandbox
-    from dlcore.remote.reader import RemoteReader
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ WAIT_S = 60
 HANG_S = 20
 
 
-async def ids(reader: RemoteReader) -> AsyncGenerator[int, None]:
+async def ids(reader: FlightReader) -> AsyncGenerator[int, None]:
     """Yield the transaction ids of records as they come."""
     async for batch in reader.batches(follow=True):
         for txid in batch.column("txid").to_pylist():

@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 
 from dlcore import LogConfig, QuorumConfig
-from dlcore.api.namespace import open_namespace
-from dlcore.api.scanning import scan
+from dlcore.backends.direct.namespace import open_namespace
+from dlcore.backends.scanning import scan
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.ops.sandbox.cluster import Sandbox
 
@@ -40,7 +40,7 @@ _OLD_S = 1.0
 class Work:
     """Micro-batches of two tasks, while a reader follows and scans go over older snapshots."""
 
-    def __init__(self, namespace: Namespace, log: DistributedLogManager) -> None:
+    def __init__(self, namespace: DirectNamespace, log: DirectLog) -> None:
         self._namespace = namespace
         self._log = log
         self.payloads: list[bytes] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
 import pytest
@@ -22,6 +22,8 @@ from tests.fixtures.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.sync import DistributedLogManager, Namespace
 
 pytestmark = pytest.mark.integration
@@ -94,8 +96,8 @@ def writer_of(uri: str, log: str) -> Iterator[Writer]:
 
 def is_owned(namespace: Namespace, log: DistributedLogManager) -> bool:
     """Return whether somebody has the log's writer lock."""
-    logs = namespace._namespace._context.logs
-    key = log._manager._log
+    direct = cast("DirectNamespace", namespace._namespace)
+    logs, key = direct.log_context.logs, cast("DirectLog", log._manager)._log
     return namespace._call(logs.read_lock(key)) is not None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.config import LedgerClientConfig, QuarantineConfig, QuorumConfig
 from dlcore.base.ids import BookieId
 from tests.fixtures.aio import until_async

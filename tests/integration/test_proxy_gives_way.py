@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
+from dlcore.backends.flight.namespace import open_namespace as open_remote
 from dlcore.base.config import LogConfig
 from dlcore.base.records import LogRecord
-from dlcore.remote import open_namespace as open_remote
 from tests.fixtures.aio import until
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
 

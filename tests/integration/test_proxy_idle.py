@@ -14,7 +14,7 @@ from uuid import uuid4
 import grpc
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from tests.fixtures.aio import run, until
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import proxy_process

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from dlcore.api.namespace import Namespace, open_namespace
+from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.base.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.server import ProxyServer
@@ -41,7 +41,7 @@ STREAMS, MESSAGES = 20, 2
 PATIENT_PROXY = """
 import asyncio, sys
 from dlcore.base.config import LedgerClientConfig
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.server import ProxyServer
 
@@ -101,7 +101,7 @@ def test_a_log_without_a_quorum_stops_no_other(fresh_sandbox: Callable[..., Sand
     """Its streams want more than all of the memory, and more than its writer takes."""
     cluster = fresh_sandbox(3, bookie_options=LONG_SESSIONS)
 
-    async def open_as(client_id: str) -> Namespace:
+    async def open_as(client_id: str) -> DirectNamespace:
         config = LogConfig(pending_bytes_max=16 * MIB)
         return await open_namespace(
             cluster.uri, client_id=client_id, config=config, client_config=PATIENT

@@ -13,8 +13,7 @@ import pytest
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.proxy.config import ProxyConfig
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace
+from dlcore.sync import open_namespace, open_namespace as open_remote
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, proxy_thread, wait_for_no_proxy
 
@@ -59,7 +58,7 @@ def test_only_clients_with_a_certificate_enter(
         assert proxy.location.startswith("grpc+tls://127.0.0.1:")
         with open_remote(proxy.location, tls=client) as remote:
             read = remote.open_log(log)
-            assert read.get_info().records == 1
+            assert read.status().record_count == 1
             assert [each.payload for each in read.open_reader().records()] == [b"one"]
         ca, cert, key = (Path(path).read_bytes() for path in (client.ca, client.cert, client.key))
         with flight.connect(

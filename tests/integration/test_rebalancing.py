@@ -3,7 +3,7 @@
 Goal: a rolling restart leaves nearly all logs at the proxy that was started again first.  Then each
 comes to own about as many, while all are written: no record is lost, doubled or out of order, and
 no writer fails.  Method: three proxies as processes are stopped in good order and started again at
-their addresses, one after the other, under a writer of `dlcore.remote` for each log.
+their addresses, one after the other, under a writer over proxies for each log.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from uuid import uuid4
 
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace as open_remote
 from dlcore.base.records import LogRecord
 from dlcore.proxy.rendezvous import preferred_owner
-from dlcore.remote import open_namespace as open_remote
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import amount
 from tests.fixtures.ports import free_ports
@@ -29,8 +29,8 @@ from tests.fixtures.proxies import ask, knows, proxy_process, wait_for_no_proxy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlcore.backends.flight.writing import FlightWriter
     from dlcore.ops.sandbox.cluster import Sandbox
-    from dlcore.remote.writing import RemoteWriter
 
 pytestmark = pytest.mark.integration
 
@@ -48,7 +48,7 @@ OPTIONS = (
 class Writing:
     """Writes numbers to one log, one after the other."""
 
-    writer: RemoteWriter
+    writer: FlightWriter
     done: int = 0
     task: asyncio.Task[None] = field(init=False)
 

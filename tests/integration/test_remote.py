@@ -16,6 +16,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight import endpoint
+from dlcore.backends.flight.namespace import open_namespace as open_remote_async
 from dlcore.base import backoff
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -29,9 +31,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.proxy import server
-from dlcore.remote import endpoint, open_namespace as open_remote_async
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace
+from dlcore.sync import open_namespace, open_namespace as open_remote
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.forking import LOADED_PYTHON
 from tests.fixtures.ports import free_ports
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dlcore.ops.sandbox.cluster import Sandbox
-    from dlcore.remote.sync import RemoteNamespace
     from dlcore.sync import DistributedLogManager, Namespace
 
 pytestmark = pytest.mark.integration
@@ -59,7 +58,7 @@ def proxy(sandbox: Sandbox) -> Iterator[ProxyThread]:
 
 
 @pytest.fixture(scope="module")
-def remote(proxy: ProxyThread) -> Iterator[RemoteNamespace]:
+def remote(proxy: ProxyThread) -> Iterator[Namespace]:
     """Its logs, through it."""
     with open_remote(proxy.server.location) as opened:
         yield opened
@@ -87,7 +86,7 @@ def write(log: DistributedLogManager, first: int, count: int) -> None:
                 writer.flush()
 
 
-def test_what_is_known_of_a_log(remote: RemoteNamespace, log: DistributedLogManager) -> None:
+def test_what_is_known_of_a_log(remote: Namespace, log: DistributedLogManager) -> None:
     """As without a proxy."""
     found = remote.open_log(log.name)
     with pytest.raises(LogEmptyError, match="holds no record"):
@@ -96,10 +95,10 @@ def test_what_is_known_of_a_log(remote: RemoteNamespace, log: DistributedLogMana
     write(log, 0, 50)
     assert remote.get_logs(log.name) == [log.name]
     assert found.name == log.name
-    assert found.get_info().log_id == log.log_id
+    assert found.log_id == log.log_id
     assert found.get_log_record_count() == 50
     assert (found.get_first_dlsn(), found.get_last_dlsn()) == (DLSN.INITIAL, log.get_last_dlsn())
-    assert found.get_schema().names[-1] == "value"
+    assert found.get_schema() is None
     assert not found.is_end_of_stream_marked()
     log.mark_end_of_stream()
     assert found.is_end_of_stream_marked()
@@ -116,7 +115,7 @@ def test_who_writes_and_reads_through_proxies_loads_no_pandas(
     script = """
 import sys
 from dlcore.ops.cli.app import run
-from dlcore.remote.sync import open_namespace
+from dlcore.sync import open_namespace
 endpoint, log, lines = sys.argv[1:]
 assert run(["--endpoint", endpoint, "log", "write", log, "--file", lines]) == 0
 assert run(["--endpoint", endpoint, "log", "tail", log, "--raw"]) == 0
@@ -136,7 +135,7 @@ print("pandas" in sys.modules)
     assert done.stdout.splitlines()[1:] == ["a", "b", "[2]", "False"]
 
 
-def test_ranges(remote: RemoteNamespace, log: DistributedLogManager) -> None:
+def test_ranges(remote: Namespace, log: DistributedLogManager) -> None:
     """By positions, transaction ids and times; with some columns; as batches or a table."""
     write(log, 0, 50)
     later = datetime.now(UTC)
@@ -159,7 +158,7 @@ def test_ranges(remote: RemoteNamespace, log: DistributedLogManager) -> None:
     assert pa.table(found.read(100, columns=["txid"])).num_rows == 0
 
 
-def test_a_reader_goes_on_where_it_was(remote: RemoteNamespace, log: DistributedLogManager) -> None:
+def test_a_reader_goes_on_where_it_was(remote: Namespace, log: DistributedLogManager) -> None:
     """Each record once, over calls; its position is told."""
     write(log, 0, 20)
     with remote.open_log(log.name).open_reader(txid=5) as reader:
@@ -181,7 +180,7 @@ def test_a_reader_goes_on_where_it_was(remote: RemoteNamespace, log: Distributed
 
 
 def test_what_is_wrong_is_told_by_the_cores_errors(
-    remote: RemoteNamespace, log: DistributedLogManager
+    remote: Namespace, log: DistributedLogManager
 ) -> None:
     """With what was wrong."""
     write(log, 0, 20)
@@ -203,7 +202,7 @@ def test_what_is_wrong_is_told_by_the_cores_errors(
         open_remote("http://127.0.0.1:1")
 
 
-def test_logs_come_and_go(remote: RemoteNamespace) -> None:
+def test_logs_come_and_go(remote: Namespace) -> None:
     """By the core's names, blocking."""
     name = f"remote/{uuid4().hex}"
     assert not remote.log_exists(name)
@@ -218,8 +217,6 @@ def test_logs_come_and_go(remote: RemoteNamespace) -> None:
             assert reader.read_next(non_blocking=True) is None
             reader.seek(txid=third.txid)
             assert [each.dlsn for each in reader][-1] == third.dlsn
-            assert reader.schema is not None
-            assert reader.schema.names == log.get_schema().names
         assert log.truncate(third.dlsn)
         assert not log.truncate(txid=0)
         assert log.update_settings(mode="proxied") == log.get_settings()
@@ -310,7 +307,7 @@ def test_async_and_closed_meanwhile(proxy: ProxyThread, log: DistributedLogManag
 
 CLIENT = """
 import sys
-from dlcore.remote.sync import open_namespace
+from dlcore.sync import open_namespace
 with open_namespace(sys.argv[1]) as namespace:
     for batch in namespace.open_log(sys.argv[2]).open_reader().batches(follow=True):
         print(batch.num_rows, flush=True)

@@ -12,13 +12,11 @@ import pytest
 from dlcore.base.errors import AlreadyTruncatedError, LedgerReadError, LogNotFoundError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace, scan
+from dlcore.sync import open_namespace, open_namespace as open_remote, scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.remote.sync import RemoteNamespace
     from dlcore.sync import LogSnapshot, Namespace, ScanBatch, ScanRange
     from tests.fixtures.proxies import ProxyProcess
 
@@ -34,7 +32,7 @@ def direct(namespace_uri: str) -> Iterator[Namespace]:
 
 
 @pytest.fixture
-def remote(proxy: ProxyProcess) -> Iterator[RemoteNamespace]:
+def remote(proxy: ProxyProcess) -> Iterator[Namespace]:
     """One that reaches the proxy only."""
     with open_remote(proxy.location) as namespace:
         yield namespace
@@ -85,7 +83,7 @@ def as_values(batches: Iterator[ScanBatch]) -> list[object]:
 
 
 def test_planned_and_read_remotely(
-    direct: Namespace, remote: RemoteNamespace, logs: list[str], namespace_uri: str
+    direct: Namespace, remote: Namespace, logs: list[str], namespace_uri: str
 ) -> None:
     """Snapshots, schemas, places, and the records of ranges, also of some columns only."""
     known, names = direct.get_snapshots(logs, fresh=True), [*logs, "no/such/log"]
@@ -128,7 +126,7 @@ def test_planned_and_read_remotely(
 
 
 def test_snapshots_that_are_taken_again(
-    direct: Namespace, remote: RemoteNamespace, logs: list[str]
+    direct: Namespace, remote: Namespace, logs: list[str]
 ) -> None:
     """They are those of who asks for all, after writes, truncation, deletion and a new log."""
     name = logs[0]
@@ -161,7 +159,7 @@ def test_snapshots_that_are_taken_again(
 
 
 def test_what_is_gone_or_not_known(
-    direct: Namespace, remote: RemoteNamespace, proxy: ProxyProcess, logs: list[str]
+    direct: Namespace, remote: Namespace, proxy: ProxyProcess, logs: list[str]
 ) -> None:
     """Truncated, deleted, created again; and records that no proxy comes to know of."""
     snapshot = remote.get_snapshots(logs)[logs[0]]

@@ -1,4 +1,4 @@
-"""Atomic appends through proxies alone: by plain Flight, and by `dlcore.remote`."""
+"""Atomic appends through proxies alone: by plain Flight, and by this library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 import pytest
 
 from dlcore import AppendRun, SharedStaging
+from dlcore.backends.flight.staging import KEPT_BYTES_MAX
 from dlcore.base.errors import (
     AppendAbortedError,
     AppendMismatchError,
@@ -23,17 +24,15 @@ from dlcore.base.errors import (
     SchemaMismatchError,
     TransactionIdOutOfOrderError,
     TransactionTooLargeError,
+    UnsupportedError,
     WriteError,
 )
-from dlcore.remote.staging import KEPT_BYTES_MAX
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import StagedExtent, open_namespace
+from dlcore.sync import StagedExtent, open_namespace, open_namespace as open_remote
 from tests.fixtures.proxies import ask, proxy_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.remote.sync import RemoteNamespace
     from dlcore.sync import Namespace
     from tests.fixtures.proxies import ProxyProcess
 
@@ -50,7 +49,7 @@ def direct(namespace_uri: str) -> Iterator[Namespace]:
 
 
 @pytest.fixture
-def remote(proxy: ProxyProcess) -> Iterator[RemoteNamespace]:
+def remote(proxy: ProxyProcess) -> Iterator[Namespace]:
     """One that reaches the proxy only."""
     with open_remote(proxy.location, patience_s=5.0) as namespace:
         yield namespace
@@ -77,7 +76,7 @@ def held(direct: Namespace, log: str) -> list[str]:
 
 
 def stage(
-    remote: RemoteNamespace, identity: str, *parts: tuple[str, pa.RecordBatch], shared: bool = False
+    remote: Namespace, identity: str, *parts: tuple[str, pa.RecordBatch], shared: bool = False
 ) -> list[StagedExtent]:
     """Stage as a task does."""
     with remote.open_staging_writer(identity=identity, shared=shared) as writer:
@@ -165,7 +164,7 @@ def _staged(direct: Namespace) -> list[Any]:
     return direct._call(direct._namespace.list_staged())
 
 
-def test_the_names_of_the_core(direct: Namespace, remote: RemoteNamespace, logs: list[str]) -> None:
+def test_the_names_of_the_core(direct: Namespace, remote: Namespace, logs: list[str]) -> None:
     """A batch larger than a message, typed logs, replacing, aborting, and the core's errors."""
     name, typed = uuid4().hex, f"{logs[0]}/typed"
     with remote.begin_append(name, 1) as append:
@@ -181,10 +180,13 @@ def test_the_names_of_the_core(direct: Namespace, remote: RemoteNamespace, logs:
     remote.create_log(typed, schema=COLUMNS)
     with pytest.raises(LogExistsError):
         remote.create_log(typed)
-    remote.merge_schema(typed, pa.schema([("fare", pa.float64()), ("tip", pa.int64())]))
+    opened, more = remote.open_log(typed), pa.schema([("fare", pa.float64()), ("tip", pa.int64())])
+    assert opened.update_schema(more, merge=True).names == ["fare", "city", "tip"]
+    with pytest.raises(UnsupportedError, match="merge=False"):
+        opened.update_schema(more)
     assert direct.get_schemas([typed])[typed].names == ["fare", "city", "tip"]  # type: ignore[union-attr]
     with pytest.raises(SchemaMismatchError):
-        remote.merge_schema(typed, pa.schema([("city", pa.int64())]))
+        opened.update_schema(pa.schema([("city", pa.int64())]), merge=True)
     with remote.begin_append(name, 3) as append:
         append.write_batch(typed, pa.record_batch({"fare": [1.5], "tip": [2]}))
         append.commit()
@@ -230,7 +232,7 @@ def test_the_names_of_the_core(direct: Namespace, remote: RemoteNamespace, logs:
 
 
 def test_runs_that_count_their_appends(
-    direct: Namespace, remote: RemoteNamespace, logs: list[str]
+    direct: Namespace, remote: Namespace, logs: list[str]
 ) -> None:
     """A repetition of two appends of a version skips both, and appends a third one."""
     name = uuid4().hex

@@ -15,6 +15,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace as open_remote_async
+from dlcore.base.config import LogConfig
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConditionFailedError,
@@ -23,9 +25,7 @@ from dlcore.base.errors import (
 from dlcore.base.records import LogRecord
 from dlcore.flight import producer_client
 from dlcore.flight.producer_client import MESSAGE_BYTES
-from dlcore.remote import open_namespace as open_remote_async
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace, portal as portals
+from dlcore.sync import open_namespace, open_namespace as open_remote, portal as portals
 from tests.fixtures.proxies import ProxyProcess, proxy_process, proxy_thread
 from tests.fixtures.waiting import wait_until
 
@@ -186,7 +186,7 @@ def test_the_blocking_writer(sandbox: Sandbox) -> None:
 LEAVING = """
 import sys
 from dlcore import LogRecord
-from dlcore.remote.sync import open_namespace
+from dlcore.sync import open_namespace
 writer = open_namespace(sys.argv[1]).open_log(sys.argv[2]).open_writer()
 writer.write(LogRecord(1, b"flushed"))
 writer.flush()
@@ -279,7 +279,8 @@ def test_what_waits_is_written_though_nobody_calls(namespace_uri: str) -> None:
         open_remote(proxy.server.location) as namespace,
         namespace.open_log(name, create_if_missing=True) as log,
     ):
-        patient = log.open_writer(flush_interval_s=0)
+        waits = LogConfig(flush_interval_s=0)
+        patient = namespace.open_log(name, config=waits).open_writer()
         patient.write(LogRecord(3, b"x"))
         writer = log.open_writer()
         writer.write(LogRecord(2, b"x"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig, QuorumConfig
 from dlcore.ledger.client import LedgerClient

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Op, Versioned
-    from dlcore.remote.reader import RemoteRecord
 
 ONCE = "L1 EveryRecordOnceAtItsPlace"
 WHOLE = "L2 AppendsAreReadableAndWhole"
@@ -435,7 +434,7 @@ class Reading:
         last = self._last[0]
         return DLSN(last.lssn, last.entry_id, last.slot_id + 1)
 
-    def on_records(self, records: Sequence[LogRecordWithDLSN | RemoteRecord]) -> None:
+    def on_records(self, records: Sequence[LogRecordWithDLSN]) -> None:
         """Take the next records that the reader got."""
         for each in records:
             self.on_record(each.payload, each.dlsn, each.sequence_id, each.txid, each.timestamp_ms)

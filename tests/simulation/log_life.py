@@ -28,7 +28,7 @@ from tests.simulation.log_types import TYPED
 from tests.simulation.stored_log import Position
 
 if TYPE_CHECKING:
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.reader import DirectReader
     from tests.simulation.log_process import LogProcess
     from tests.simulation.logs import Logs
 
@@ -231,7 +231,7 @@ class Life:
                 await self._commit(reader, log.log_id)
                 await self._logs.sleep(rng.expovariate(3.0))
 
-    async def _commit(self, reader: AsyncLogReader, log_id: str) -> None:
+    async def _commit(self, reader: DirectReader, log_id: str) -> None:
         moves = partial(self._checkers.life.moves, log_id, _SUBSCRIBER)
         assert reader._hold is not None
         begin, token = len(moves()), reader._hold._hold.token

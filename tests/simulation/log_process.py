@@ -1,10 +1,10 @@
-"""A process that uses logs: a real `Namespace` over the simulated ports."""
+"""A process that uses logs: a real `DirectNamespace` over the simulated ports."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from dlcore.api.namespace import Namespace
+from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.base.config import LogConfig
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merger import LogMerger
@@ -43,7 +43,7 @@ class LogProcess:
             read_ahead_bytes=rng.choice((1, 10_000)),
             read_unavailable_timeout_s=4.0,
         )
-        self.namespace = Namespace(
+        self.namespace = DirectNamespace(
             uri="simulated",
             store=cast("MetadataStore", client.store),
             bookies=client.bookies,

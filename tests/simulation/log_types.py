@@ -22,10 +22,10 @@ from tests.simulation.type_checkers import AS_WRITTEN, GROWS, PAYLOAD, WIDTHS, C
 if TYPE_CHECKING:
     import random
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.writing.typed import AsyncTypedLogWriter
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.log.reading.reader import DirectReader
+    from dlcore.log.writing.typed import DirectTypedWriter
     from tests.simulation.log_checkers import LogCheckers, Reading
     from tests.simulation.log_process import LogProcess
     from tests.simulation.logs import Logs
@@ -48,7 +48,7 @@ class Types:
         self._columns = 0
         self._rows = 0
 
-    async def start(self, namespace: Namespace) -> None:
+    async def start(self, namespace: DirectNamespace) -> None:
         """Create the log, and start all processes."""
         await namespace.create_log(TYPED, schema=_schema_of(_FIRST))
         for number in range(2):
@@ -56,7 +56,7 @@ class Types:
             self._logs.supervise(f"typist-{number}", self._write)
             self._logs.supervise(f"typed-reader-{number}", self._read)
 
-    async def _open(self, process: LogProcess) -> DistributedLogManager:
+    async def _open(self, process: LogProcess) -> DirectLog:
         config = replace(process.config, lock_enabled=self._rng.random() < 0.7)
         return await process.namespace.open_log(TYPED, config=config)
 
@@ -112,7 +112,7 @@ class Types:
         """Open the log's writer, and write for a while."""
         rng = self._rng
         log = await self._open(process)
-        writer = cast("AsyncTypedLogWriter", await log.open_writer())
+        writer = cast("DirectTypedWriter", await log.open_writer())
         writing = self._checkers.new_writing(log.log_id, log.name)
         try:
             for _ in range(rng.choice((1, 5, 20))):
@@ -152,7 +152,7 @@ class Types:
                 pass
         return reading
 
-    async def _read_batch(self, reader: AsyncLogReader, reading: Reading) -> bool:
+    async def _read_batch(self, reader: DirectReader, reading: Reading) -> bool:
         """L14: read the next batch; return False if there is none."""
         floor = reading.floor
         try:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import asyncio
     import random
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.ids import DLSN
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
     from tests.simulation.log_checkers import LogCheckers, Writing
     from tests.simulation.log_process import LogProcess
     from tests.simulation.logs import Logs
@@ -65,7 +65,7 @@ class _Session:
     """From opening a writer to its end."""
 
     def __init__(
-        self, role: Writer, process: LogProcess, log: DistributedLogManager, writer: AsyncLogWriter
+        self, role: Writer, process: LogProcess, log: DirectLog, writer: DirectWriter
     ) -> None:
         self._role = role
         self._rng = role._rng

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from dlcore.api.scanning import ScanClients, scan
+from dlcore.backends.scanning import ScanClients, scan
 from dlcore.base.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.ledger.client import LedgerClient
@@ -39,12 +39,12 @@ from tests.simulation.world import MERGED_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import StagedExtent
-    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.staging.writer import DirectStagingWriter
     from tests.simulation.log_checkers import AppendId, LogCheckers, Reading, Rows
     from tests.simulation.world import World
 
@@ -89,7 +89,7 @@ class _Scanning(ScanClients):
         """Return a client without metadata."""
         return self._reading
 
-    async def fresh_namespace(self, _: str) -> Namespace:
+    async def fresh_namespace(self, _: str) -> DirectNamespace:
         """Return the process's own."""
         return self._process.namespace
 
@@ -221,7 +221,7 @@ class Logs:
         """Stage and commit rows as one append; return once it is known to be done."""
         identity, version = append
         self._checkers.on_append(append, rows)
-        writers: list[StagingWriter] = []
+        writers: list[DirectStagingWriter] = []
         try:
             namespace = process.namespace
             writers += [await namespace.open_staging_writer(identity=identity) for _ in range(2)]
@@ -245,7 +245,7 @@ class Logs:
                     await writer.aclose()
 
     async def _stage(
-        self, process: LogProcess, writers: Sequence[StagingWriter], rows: Rows
+        self, process: LogProcess, writers: Sequence[DirectStagingWriter], rows: Rows
     ) -> list[StagedExtent]:
         """Stage the rows of each log in two parts, of a ledger each, as tasks do."""
         txid = process.client.clock.now_ms() if self._rng.random() < 0.3 else None
@@ -291,7 +291,7 @@ class Logs:
 
     # Who interferes
 
-    async def _some_log(self, process: LogProcess) -> DistributedLogManager:
+    async def _some_log(self, process: LogProcess) -> DirectLog:
         return await process.namespace.open_log(self.any_log(), config=process.config)
 
     async def _interfere(self, process: LogProcess) -> None:
@@ -307,7 +307,7 @@ class Logs:
         elif choice < 0.93 and self._proxies is None:
             await self.replace_log(process, log)
 
-    async def replace_log(self, process: LogProcess, log: DistributedLogManager) -> None:
+    async def replace_log(self, process: LogProcess, log: DirectLog) -> None:
         """Delete a log, and create another one of its name."""
         process.note(f"deletes log {log.name}")
         self._checkers.life.on_delete(log.log_id)
@@ -316,13 +316,13 @@ class Logs:
         finally:
             await self.create_again(process.namespace, log.name)
 
-    async def create_again(self, namespace: Namespace, name: str) -> None:
+    async def create_again(self, namespace: DirectNamespace, name: str) -> None:
         """Create a log unless there is one of that name."""
         if not await namespace.log_exists(name):
             settings = settings_of_new(name) if self._world.plan.has_life else None
             await namespace.create_log(name, settings=settings)
 
-    async def _truncate(self, process: LogProcess, log: DistributedLogManager) -> None:
+    async def _truncate(self, process: LogProcess, log: DirectLog) -> None:
         key = log._log
         places = self._checkers.places(key.log_id)
         if places:
@@ -365,9 +365,7 @@ class Logs:
         await self._scan_log(process, log, pause_s=self._rng.choice((0.0, 0.02, 0.2)))
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))
 
-    async def _scan_log(
-        self, process: LogProcess, log: DistributedLogManager, *, pause_s: float
-    ) -> Reading:
+    async def _scan_log(self, process: LogProcess, log: DirectLog, *, pause_s: float) -> Reading:
         key = log._log
         reading = self._checkers.new_reading(key.log_id, key.name)
         floor = reading.floor
@@ -481,7 +479,7 @@ class Logs:
                 raise InvariantViolatedError(TIDY, f"{len(left)} are left: {left[:5]}")
             await asyncio.sleep(1.0)
 
-    async def _read_whole(self, process: LogProcess, log: DistributedLogManager) -> Reading:
+    async def _read_whole(self, process: LogProcess, log: DirectLog) -> Reading:
         reading = self._checkers.new_reading(log._log.log_id, log.name)
         floor = reading.floor
         async with await log.open_reader() as reader:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import patch
 
+from dlcore.backends.flight.reader import FlightRows
+from dlcore.backends.flight.subscriptions import FlightHold, show
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import Mark
 from dlcore.log.reading.holding import Seen
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.proxy.reading.subscriptions import Subscriptions
-from dlcore.remote.reader import RemoteRows
-from dlcore.remote.subscriptions import RemoteHold, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,34 +112,34 @@ def subscribed_logs_are_known_by_their_names() -> Iterator[None]:
 @contextlib.contextmanager
 def unanswered_commits_are_forgotten() -> Iterator[None]:
     """The next one does not know that the position may be stored."""
-    commit = RemoteHold.commit
+    commit = FlightHold.commit
 
-    async def forgetful(self: RemoteHold, position: DLSN) -> None:
+    async def forgetful(self: FlightHold, position: DLSN) -> None:
         self._asked = None
         await commit(self, position)
 
-    with patch.object(RemoteHold, "commit", forgetful):
+    with patch.object(FlightHold, "commit", forgetful):
         yield
 
 
 @contextlib.contextmanager
 def takers_begin_where_they_looked_first() -> Iterator[None]:
     """What was committed since is read again."""
-    take = RemoteHold.take
+    take = FlightHold.take
 
-    async def stale(self: RemoteHold, position: DLSN | None = None, *, waits: bool) -> None:
+    async def stale(self: FlightHold, position: DLSN | None = None, *, waits: bool) -> None:
         seen = (await show(self._calls, self._log, self._subscriber)).get(self._subscriber)
         first = DLSN.INITIAL if seen is None else DLSN.parse(seen.dlsn)
         await take(self, position or first, waits=waits)
 
-    with patch.object(RemoteHold, "take", stale):
+    with patch.object(FlightHold, "take", stale):
         yield
 
 
 @contextlib.contextmanager
 def positions_are_behind_what_was_received() -> Iterator[None]:
     """What a reader holds, and nobody took, counts as read."""
-    with patch.object(RemoteRows, "position", property(lambda self: self._end)):
+    with patch.object(FlightRows, "position", property(lambda self: self._end)):
         yield
 
 

@@ -16,9 +16,9 @@ from dlcore.log.metadata import changes
 from dlcore.log.metadata.changes import _Draft
 from dlcore.log.reading import snapshot
 from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent
-from dlcore.log.reading.reader import AsyncLogReader
+from dlcore.log.reading.reader import DirectReader
 from dlcore.log.reading.tail_driver import Fetcher
-from dlcore.log.staging.writer import StagingWriter
+from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing import truncation, writer
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.run import Run
@@ -211,29 +211,29 @@ def truncation_takes_one_record_more() -> Iterator[None]:
 def runs_of_several_logs_are_one() -> Iterator[None]:
     """A staged run does not end where entries of another log begin: no commit takes both."""
 
-    def go_on(self: StagingWriter, lane: Any, part: Any) -> None:
+    def go_on(self: DirectStagingWriter, lane: Any, part: Any) -> None:
         if part is None:
             for each in self._parts.values():
                 self._end_run(each)
         lane.part = part
 
-    with patch.object(StagingWriter, "_take_turn", go_on):
+    with patch.object(DirectStagingWriter, "_take_turn", go_on):
         yield
 
 
 @contextlib.contextmanager
 def staged_extents_leave_out_their_first_entry() -> Iterator[None]:
     """An extent begins with the entry that follows the first of its run."""
-    end_run = StagingWriter._end_run
+    end_run = DirectStagingWriter._end_run
 
-    def late(self: StagingWriter, part: Any) -> None:
+    def late(self: DirectStagingWriter, part: Any) -> None:
         run = part.run
         if run is not None and run.entry_count > 1:
             run.first_entry_id += 1
             run.entry_count -= 1
         end_run(self, part)
 
-    with patch.object(StagingWriter, "_end_run", late):
+    with patch.object(DirectStagingWriter, "_end_run", late):
         yield
 
 
@@ -291,16 +291,16 @@ def readers_are_caught_up_too_early() -> Iterator[None]:
 @contextlib.contextmanager
 def cancelled_reads_lose_what_they_took() -> Iterator[None]:
     """A bulk that is cancelled forgets the records that it had when it waited for more."""
-    gather = AsyncLogReader._gather
+    gather = DirectReader._gather
 
-    async def forgetful(self: AsyncLogReader, **wanted: Any) -> None:
+    async def forgetful(self: DirectReader, **wanted: Any) -> None:
         try:
             await gather(self, **wanted)
         except asyncio.CancelledError:
             self._rows.clear()
             raise
 
-    with patch.object(AsyncLogReader, "_gather", forgetful):
+    with patch.object(DirectReader, "_gather", forgetful):
         yield
 
 

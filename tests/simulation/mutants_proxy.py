@@ -19,7 +19,7 @@ from dlcore.flight.producer_server import (
     StreamAcks,
 )
 from dlcore.log.writing.producers import Producers
-from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
 from dlcore.proxy.reading.rows import RowView
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.flight.put import StagingTarget
     from dlcore.log.reading.rows import StoredRows
-    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.log.writing.producers import Mark
     from dlcore.proxy.reading.following import FollowedLog
     from dlcore.proxy.writing.owned_log import Accepted
@@ -169,12 +169,12 @@ def conditions_are_not_looked_at() -> Iterator[None]:
 @contextlib.contextmanager
 def batches_with_a_condition_are_parted() -> Iterator[None]:
     """What is to be written all or none goes into as many entries as other batches do."""
-    write_fitted = AsyncLogWriter.write_fitted
+    write_fitted = DirectWriter.write_fitted
 
-    def parted(self: AsyncLogWriter, rows: Any, *, mark: Mark | None = None, **_: object) -> Any:
+    def parted(self: DirectWriter, rows: Any, *, mark: Mark | None = None, **_: object) -> Any:
         return write_fitted(self, rows, mark=mark)
 
-    with patch.object(AsyncLogWriter, "write_fitted", parted):
+    with patch.object(DirectWriter, "write_fitted", parted):
         yield
 
 
@@ -182,11 +182,11 @@ def batches_with_a_condition_are_parted() -> Iterator[None]:
 def conditions_are_of_what_the_owner_wrote() -> Iterator[None]:
     """The last record is its own last one, whoever appended meanwhile."""
 
-    async def find_last(self: AsyncLogWriter) -> DLSN | None:
+    async def find_last(self: DirectWriter) -> DLSN | None:
         await self.flush()
         return self.last_dlsn
 
-    with patch.object(AsyncLogWriter, "find_last", find_last):
+    with patch.object(DirectWriter, "find_last", find_last):
         yield
 
 
@@ -194,7 +194,7 @@ def conditions_are_of_what_the_owner_wrote() -> Iterator[None]:
 def what_broken_streams_sent_stays_staged() -> Iterator[None]:
     """The next stream of the identity stages it, too."""
 
-    async def give_up(self: Stagings, target: StagingTarget, writer: StagingWriter) -> None:
+    async def give_up(self: Stagings, target: StagingTarget, writer: DirectStagingWriter) -> None:
         await self._put_back(target, writer)
 
     with patch.object(Stagings, "_give_up", give_up):
@@ -235,7 +235,7 @@ def logs_are_followed_for_ever() -> Iterator[None]:
     """A log that nobody reads any more is followed all the same."""
 
     @contextlib.asynccontextmanager
-    async def follow(self: FollowedLogs, log: DistributedLogManager) -> AsyncIterator[FollowedLog]:
+    async def follow(self: FollowedLogs, log: DirectLog) -> AsyncIterator[FollowedLog]:
         async with kept(self, log) as followed:
             followed.users += 1
             yield followed

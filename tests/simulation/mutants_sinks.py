@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from dlcore.backends.flight.staging import FlightStagingWriter
 from dlcore.log.metadata.commits import decide
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit, Plan
 from dlcore.proxy.writing.appends import Appends
 from dlcore.proxy.writing.staging import Stagings
-from dlcore.remote.staging import RemoteStagingWriter
 from dlspark import commit, sessions, staging
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dlcore.flight.appends import AppendRequest
     from dlcore.log.metadata.commits import Decision
     from dlcore.log.metadata.values import CommitRecord
-    from dlcore.log.staging.append import StagedAppend
+    from dlcore.log.staging.append import DirectStagedAppend
 
 # Of the sink
 
@@ -148,7 +148,7 @@ def proxies_do_not_count_writes() -> Iterator[None]:
     """An append over a proxy is of no run, so that the second one of a batch is skipped."""
     begin = Appends._begin
 
-    async def uncounted(self: Appends, request: AppendRequest) -> StagedAppend:
+    async def uncounted(self: Appends, request: AppendRequest) -> DirectStagedAppend:
         return await begin(self, replace(request, run=None))
 
     with patch.object(Appends, "_begin", uncounted):
@@ -160,7 +160,7 @@ def proxies_skip_old_batches() -> Iterator[None]:
     """An append over a proxy is skipped by its number, also one from an old checkpoint."""
     begin = Appends._begin
 
-    async def lax(self: Appends, request: AppendRequest) -> StagedAppend:
+    async def lax(self: Appends, request: AppendRequest) -> DirectStagedAppend:
         return await begin(self, replace(request, strict=False))
 
     with patch.object(Appends, "_begin", lax):
@@ -172,7 +172,7 @@ def proxies_know_no_append_again() -> Iterator[None]:
     """Each proxy that is asked to commit gives the append a token of its own."""
     begin = Appends._begin
 
-    async def anew(self: Appends, request: AppendRequest) -> StagedAppend:
+    async def anew(self: Appends, request: AppendRequest) -> DirectStagedAppend:
         token = self._namespace.log_context.clock.new_token()
         return await begin(self, replace(request, token=token))
 
@@ -186,13 +186,13 @@ def proxies_know_no_append_again() -> Iterator[None]:
 @contextlib.contextmanager
 def what_was_sent_is_not_sent_again() -> Iterator[None]:
     """Rows that a proxy got before it was lost are not kept for the next one."""
-    end_call = RemoteStagingWriter._end_call
+    end_call = FlightStagingWriter._end_call
 
-    async def forget(self: RemoteStagingWriter) -> None:
+    async def forget(self: FlightStagingWriter) -> None:
         await end_call(self)
         self._kept = []
 
-    with patch.object(RemoteStagingWriter, "_end_call", forget):
+    with patch.object(FlightStagingWriter, "_end_call", forget):
         yield
 
 

@@ -15,12 +15,12 @@ from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
-from dlcore.log.staging.writer import StagingWriter
+from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.steps import CompleteSegment, StartSegment, WriterState
-from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.log.writing.writer import DirectWriter
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep import expiry
@@ -117,7 +117,7 @@ def a_truncation_takes_the_log_over() -> Iterator[None]:
 def a_seal_deletes_what_another_completed() -> Iterator[None]:
     """It takes a segment that is not open any more for an empty one."""
     ledger_closed = LogAppender.ledger_closed
-    apply = AsyncLogWriter._apply
+    apply = DirectWriter._apply
     closed: list[int] = []
 
     def noting(self: LogAppender[Any], **about: int) -> None:
@@ -125,14 +125,14 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
         if self._segment is not None:
             closed.append(self._segment.ledger_id)
 
-    async def deleting(self: AsyncLogWriter, step: StartSegment | CompleteSegment) -> None:
+    async def deleting(self: DirectWriter, step: StartSegment | CompleteSegment) -> None:
         await apply(self, step)
         if isinstance(step, CompleteSegment) and step.closing is None and closed:
             await self._context.ledgers.delete_ledger(closed.pop())
 
     with (
         patch.object(LogAppender, "ledger_closed", noting),
-        patch.object(AsyncLogWriter, "_apply", deleting),
+        patch.object(DirectWriter, "_apply", deleting),
     ):
         yield
 
@@ -179,20 +179,20 @@ def an_empty_segment_may_be_too_old() -> Iterator[None]:
 @caught_by("dlcore/log/test_staging_writer.py::test_a_fenced_staging_writer_says_so")
 def staging_does_not_wait_for_its_entries() -> Iterator[None]:
     """What is committed may never have reached its bookies."""
-    guarded = StagingWriter._guarded
+    guarded = DirectStagingWriter._guarded
 
-    async def hasty(self: StagingWriter, call: Any) -> None:
+    async def hasty(self: DirectStagingWriter, call: Any) -> None:
         if call.__name__ != "flush":
             await guarded(self, call)
 
-    with patch.object(StagingWriter, "_guarded", hasty):
+    with patch.object(DirectStagingWriter, "_guarded", hasty):
         yield
 
 
 @caught_by("dlcore/log/test_rolling.py::test_a_roll_is_one_metadata_request")
 def rolls_leave_their_ledgers_open() -> Iterator[None]:
     """A segment is completed over a ledger that others take for one that is being written."""
-    with patch.object(AsyncLogWriter, "_closing_ops", lambda _: ()):
+    with patch.object(DirectWriter, "_closing_ops", lambda _: ()):
         yield
 
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from dlcore.backends.flight.planning import get_info
 from dlcore.flight import producer_client
 from dlcore.flight.producer_client import ProducerClient
 from dlcore.flight.producer_server import Begun, Effect, Event, ProducerServer
@@ -19,7 +20,6 @@ from dlcore.proxy.membership import Membership
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.remote.planning import get_info
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def a_commit_is_seen_in_another_log() -> Iterator[None]:
         assert log_id is not None
         return await get_info(calls, log)
 
-    with patch("dlcore.remote.writing.get_info", by_name):
+    with patch("dlcore.backends.flight.writing.get_info", by_name):
         yield
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Collection, Iterator
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.log.metadata.values import LogKey
 
 _BUDGET = "bookie/test_read_budget.py::test_{}".format
@@ -132,9 +132,7 @@ def an_owner_that_refuses_this_proxy_is_proof_enough() -> Iterator[None]:
     """A lock is broken though no client said that it did not reach its owner."""
     makes_way = LogOwner._makes_way
 
-    async def eager(
-        self: LogOwner, log: DistributedLogManager, owner: str, _: Collection[str]
-    ) -> bool:
+    async def eager(self: LogOwner, log: DirectLog, owner: str, _: Collection[str]) -> bool:
         return await makes_way(self, log, owner, [owner])
 
     with patch.object(LogOwner, "_makes_way", eager):

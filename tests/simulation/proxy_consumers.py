@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dlcore.backends.flight.log import FlightLog
+from dlcore.backends.flight.planning import get_info
 from dlcore.base.errors import (
     AlreadyTruncatedError,
     DLError,
@@ -24,14 +26,12 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
-from dlcore.remote.log import RemoteLog
-from dlcore.remote.planning import get_info
 from tests.simulation.remote_calls import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.remote.reader import RemoteReader
+    from dlcore.backends.flight.reader import FlightReader
     from tests.simulation.log_process import LogProcess
     from tests.simulation.logs import Logs
     from tests.simulation.proxies import Proxies
@@ -80,7 +80,7 @@ class Consumer:
                 if isinstance(log, str):
                     log = LogKey(name=log, log_id=(await get_info(calls, log)).log_id)
                     self._known.append(log)
-                remote = RemoteLog(calls, log)
+                remote = FlightLog(calls, log)
                 if not until_caught_up and self._rng.random() < 0.05:
                     await remote.delete_subscription(SUBSCRIBER)
                 return await self._consume(remote, until_caught_up=until_caught_up)
@@ -90,7 +90,7 @@ class Consumer:
             self._proxies.note(self.name, f"{type(error).__name__}: {error}")
             return False
 
-    async def _consume(self, log: RemoteLog, *, until_caught_up: bool) -> bool:
+    async def _consume(self, log: FlightLog, *, until_caught_up: bool) -> bool:
         first: DLSN | None = None
         try:
             reader = await log.open_reader(subscriber=SUBSCRIBER)
@@ -119,7 +119,7 @@ class Consumer:
             await reader.aclose()
 
     async def _read(
-        self, reader: RemoteReader, consuming: Consuming, *, until_caught_up: bool
+        self, reader: FlightReader, consuming: Consuming, *, until_caught_up: bool
     ) -> bool:
         rng = self._rng
         turns = 1_000_000 if until_caught_up else rng.randint(1, 5)
@@ -147,7 +147,7 @@ class Consumer:
         return True
 
     async def _commit(
-        self, reader: RemoteReader, consuming: Consuming, *, is_patient: bool
+        self, reader: FlightReader, consuming: Consuming, *, is_patient: bool
     ) -> None:
         """Commit what was read, or part of it; wait for that, or not for long."""
         position, wait_s = reader.position, _WAITS_S[-1]

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from dlcore.backends.flight.log import FlightLog
+from dlcore.backends.flight.planning import FlightSnapshots, get_info, scan
+from dlcore.backends.flight.staging import FlightStagedAppend
 from dlcore.base.errors import (
     AlreadyTruncatedError,
     DLError,
@@ -26,9 +29,6 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LogKey
-from dlcore.remote.log import RemoteLog
-from dlcore.remote.planning import RemoteSnapshots, get_info, scan
-from dlcore.remote.staging import RemoteStagedAppend
 from tests.simulation.proxy_clients import PATIENCE_S
 from tests.simulation.remote_calls import Calls
 from tests.simulation.remote_checkers import FORGOTTEN_S, Remote
@@ -36,8 +36,8 @@ from tests.simulation.remote_checkers import FORGOTTEN_S, Remote
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.backends.flight.writing import FlightWriter
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.remote.writing import RemoteWriter
     from tests.simulation.log_checkers import Rows
     from tests.simulation.proxies import Proxies
 
@@ -106,7 +106,7 @@ class Program:
 
     async def _write(self, calls: Calls, key: LogKey, *, is_last: bool) -> None:
         """Write to a log for a while, and leave in some way."""
-        log = RemoteLog(calls, key)
+        log = FlightLog(calls, key)
         writer = await log.open_writer(producer=self.name if self._is_named else None)
         try:
             remote = self._begin(key, writer)
@@ -130,7 +130,7 @@ class Program:
         finally:
             await writer.abort()
 
-    def _begin(self, key: LogKey, writer: RemoteWriter) -> Remote:
+    def _begin(self, key: LogKey, writer: FlightWriter) -> Remote:
         """Go on with the numbers of a name that is kept; else begin to number."""
         remote = self._remotes.get(key.log_id) if self._is_named else None
         if remote is None:
@@ -143,7 +143,7 @@ class Program:
             remote.on_begin(writer.next_sequence)
         return remote
 
-    async def _write_some(self, writer: RemoteWriter, remote: Remote, *, is_last: bool) -> None:
+    async def _write_some(self, writer: FlightWriter, remote: Remote, *, is_last: bool) -> None:
         """Write one by one, or a batch; wait for it or not."""
         rng = self._rng
         await writer.wait_for_capacity()
@@ -171,7 +171,7 @@ class Program:
         elif rng.random() < 0.7:
             await asyncio.sleep(rng.expovariate(5.0))
 
-    async def _commit(self, log: RemoteLog, writer: RemoteWriter, remote: Remote) -> None:
+    async def _commit(self, log: FlightLog, writer: FlightWriter, remote: Remote) -> None:
         """Commit, and read back at whichever proxy answers all that was committed."""
         await writer.commit()
         written = remote.durable()
@@ -207,7 +207,7 @@ class Program:
                 for log in sorted(names)
             }
         self._checkers.on_append(append, self._rows)
-        staged = RemoteStagedAppend.begin(
+        staged = FlightStagedAppend.begin(
             calls,
             *append,
             shared=None,
@@ -232,7 +232,7 @@ class Program:
 
     async def _look(self, calls: Calls) -> None:
         """Take snapshots one after the other, and read what some of them name."""
-        snapshots = RemoteSnapshots(calls)
+        snapshots = FlightSnapshots(calls)
         for _ in range(self._rng.choice((1, 3))):
             looking = self._proxies.checkers.snapshots.begin(self._names)
             found = await snapshots.take(self._names)

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 import grpc
 
+from dlcore.backends.flight import endpoint
+from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.statuses import code_of, message_of, metadata_of
-from dlcore.remote import endpoint
-from dlcore.remote.endpoint import Endpoint
 from tests.simulation.calls import End
 from tests.simulation.proxy_clients import PATIENCE_S
 

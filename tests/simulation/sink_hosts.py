@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from unittest.mock import patch
 
 from dlcore import sync
-from dlcore.remote import staging as remote_staging, sync as remote_sync
-from dlcore.remote.namespace import RemoteNamespace
-from dlcore.remote.planning import RemoteSnapshots
+from dlcore.backends.flight import staging as remote_staging
+from dlcore.backends.flight.namespace import FlightNamespace
+from dlcore.backends.flight.planning import FlightSnapshots
 from dlcore.sync.portal import forget
 from dlcore.sync.staging import StagedAppend
 from dlspark import batch, sessions, stream
@@ -50,10 +50,7 @@ class Host:
         self._session = session
         self._loop = asyncio.get_running_loop()
         self._kept = sessions._Kept()
-        kept: dict[Address, Any] = (
-            self._kept.endpoints if address.is_endpoint else self._kept.namespaces
-        )
-        kept[address] = namespace
+        self._kept.namespaces[address] = namespace
 
     @classmethod
     def of_process(cls, process: LogProcess) -> Host:
@@ -65,7 +62,7 @@ class Host:
     def of_proxies(cls, proxies: Proxies, name: str) -> Host:
         """Return a host that reaches proxies.  Raises: ProxyUnavailableError: nobody serves yet."""
         calls = Calls(proxies, name)
-        return cls(remote_sync.RemoteNamespace(PORTAL, _RemoteTwin(calls)), ENDPOINT, None)
+        return cls(sync.Namespace(PORTAL, _RemoteTwin(calls)), ENDPOINT, None)
 
     async def run(self, work: Callable[[], _Result], context: Task | None = None) -> _Result:
         """Return what a blocking function returns here, in the task of Spark if there is one."""
@@ -134,14 +131,14 @@ class _KeptHere:
         return getattr(_here.host._kept, name)
 
 
-class _RemoteTwin(RemoteNamespace):
+class _RemoteTwin(FlightNamespace):
     """The real namespace of an endpoint, on the calls of the simulation."""
 
     def __init__(self, calls: Calls) -> None:
         self.patience_s = 2 * PATIENCE_S
         self.endpoint = ENDPOINT.uri
         self._calls = calls
-        self._snapshots = RemoteSnapshots(calls)
+        self._snapshots = FlightSnapshots(calls)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.ids import DLSN
-    from dlcore.remote.reader import RemoteRecord
+    from dlcore.base.records import LogRecordWithDLSN
     from tests.simulation.log_checkers import LogCheckers, Reading
 
 CONSUMED = "P6 ConsumersShareALog"
@@ -33,7 +33,7 @@ class Consuming:
     asked: dict[DLSN, int] = field(default_factory=dict)
     """Of each position that it wanted to be stored, how many it had read by then."""
 
-    def on_records(self, records: Sequence[RemoteRecord]) -> None:
+    def on_records(self, records: Sequence[LogRecordWithDLSN]) -> None:
         """P6: it got the next records."""
         self.reading.on_records(records)
         self.got += [each.dlsn for each in records]

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from dlcore.backends.flight import endpoint, staging as remote_staging, writing
 from dlcore.base.errors import DLError, LedgerNotFoundError
 from dlcore.flight import producer_client
 from dlcore.log.staging import writer as staging
 from dlcore.log.writing import producers
-from dlcore.remote import endpoint, staging as remote_staging, writing
 from dlcore.wire import fields
 from tests.simulation.faults import Chaos
 from tests.simulation.healing import Judgement, check_no_task_is_left

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dlcore.api.ports import NamespacePorts
+from dlcore.backends.direct.ports import NamespacePorts
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths

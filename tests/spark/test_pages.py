@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import dlcore.remote.sync
+import dlcore.sync
 from dlcore.ops.sandbox.cluster import Sandbox
 from tests.fixtures.pages import PAGES, Block, blocks_of
 from tests.fixtures.waiting import wait_until
@@ -128,7 +128,7 @@ def reader(
 ) -> Iterator[Reader]:
     """One in a folder as a checkout is, with a sandbox that holds no log."""
     location = cluster.proxies[0].location
-    with dlcore.remote.sync.open_namespace(location) as namespace:
+    with dlcore.sync.open_namespace(location) as namespace:
         for name in namespace.get_logs():
             namespace.delete_log(name)
     monkeypatch.chdir(tmp_path)

@@ -20,8 +20,7 @@ import pyarrow.flight as flight
 import pytest
 
 import dlcore
-import dlcore.remote
-import dlcore.remote.sync
+import dlcore.sync
 from dlcore.api.schemas import byte_row_schema
 from dlcore.base.records import LogRecord
 from tests.fixtures.proxies import proxy_thread
@@ -80,7 +79,7 @@ async def read_async(uri: str, endpoint: str, name: str, columns: Any) -> dict[s
     """Return a range through the async faces, over bookies and over an endpoint."""
     async with await dlcore.open_namespace(uri) as namespace:
         core = await (await (await namespace.open_log(name)).read(columns=columns)).to_arrow()
-    async with await dlcore.remote.open_namespace(endpoint) as remote:
+    async with await dlcore.open_namespace(endpoint) as remote:
         opened = await remote.open_log(name)
         return {"core": core, "remote": await (await opened.read(columns=columns)).to_arrow()}
 
@@ -91,7 +90,7 @@ def ranges(
     """Return all of a log as a table, through each door that gives one to Python."""
     asked = {} if columns is None else {"columns": columns}
     found = log.read(columns=columns)
-    with dlcore.remote.sync.open_namespace(endpoint) as namespace:
+    with dlcore.sync.open_namespace(endpoint) as namespace:
         remote = namespace.open_log(log.name).read(columns=columns)
         tables = {"remote": remote.to_arrow(), "remote stream": pa.table(remote)}
     return {
@@ -107,7 +106,7 @@ def ranges(
 def readers(log: DistributedLogManager, endpoint: str) -> dict[str, pa.Table]:
     """Return the batches of readers, over bookies and over an endpoint."""
     with (
-        dlcore.remote.sync.open_namespace(endpoint) as namespace,
+        dlcore.sync.open_namespace(endpoint) as namespace,
         log.open_reader() as core,
         namespace.open_log(log.name).open_reader() as remote,
     ):
@@ -179,7 +178,7 @@ def test_what_is_read_is_written_back(
 ) -> None:
     """Rows of one door go through each other one, by the names that they have."""
     rows = log.read(columns=["value"]).to_arrow()
-    with dlcore.remote.sync.open_namespace(endpoint) as namespace:
+    with dlcore.sync.open_namespace(endpoint) as namespace:
         name = logs.create("vocabulary-remote")
         with namespace.open_log(name).open_writer() as remote:
             remote.write_table(rows)

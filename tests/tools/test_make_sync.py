@@ -18,7 +18,6 @@ SOURCE = '''
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
-_Item = TypeVar("_Item")
 LIMIT = 3
 
 class Shelf:
@@ -28,20 +27,18 @@ class Shelf:
     def name(self) -> str:
         """Its name."""
 
-    async def put(self, item: _Item, /, *, place: int | None = None, token: str = "") -> None:
+    async def put(self, item: str, /, *, place: int | None = None) -> None:
         """Put an item down; see `AsyncBox`.
 
         Args:
             item: any item.
-            token: of the call,
-                over its attempts.
             place: where.
         """
 
-    async def open_box(self, name: str) -> AsyncBox[_Item]:
+    async def open_box(self, name: str) -> AsyncBox[str]:
         """Open a box."""
 
-    def items(self, **wanted: object) -> AsyncGenerator[_Item, None]:
+    def items(self, **wanted: object) -> AsyncGenerator[str, None]:
         """Return the items."""
 
     def count(self) -> int:
@@ -63,11 +60,9 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
     facade = Facade(
         name="ShelfCalls",
         doc="A shelf.",
-        source=(("shelf.py", "Shelf"),),
+        source=("shelf.py", "Shelf"),
         twin="_shelf",
         omitted=frozenset({"aclose"}),
-        omitted_arguments={"put": frozenset({"token"})},
-        renamed={"_Item": "str"},
     )
     return Output(
         path="calls.py", opening="Calls.", facades=(facade,), twins={"AsyncBox": "boxes.Box"}
@@ -75,7 +70,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Output:
 
 
 def test_each_form_of_method(output: Output) -> None:
-    """The signature stays, but for what is left out; results with a blocking twin are wrapped."""
+    """The signature stays; results with a blocking twin are wrapped."""
     text = generate(output)
     for expected in (
         "from boxes import Box\n",
@@ -94,7 +89,7 @@ def test_each_form_of_method(output: Output) -> None:
         "        return self._call_on_loop(lambda: self._shelf.count())\n",
     ):
         assert expected in text
-    for left_out in ("aclose", "_hidden", "token", "attempts"):
+    for left_out in ("aclose", "_hidden"):
         assert left_out not in text
 
 

@@ -151,10 +151,7 @@ class ReadCursor:
         if self.position >= first:
             return
         if self._truncated is TruncationRule.REFUSE and not self._has_read_up_to(first, state):
-            raise AlreadyTruncatedError(
-                f"log {self._log!r}: position {self.position} was truncated away, "
-                f"the first one left is {first}"
-            )
+            raise truncated_away(self._log, f"position {self.position}", first)
         if not self._has_read_up_to(first, state):
             self._next_sequence_id = None  # records are left out, so the next number is unknown
         self.position = first
@@ -240,3 +237,11 @@ class ReadCursor:
         self._next_sequence_id = sequence_id + record_count
         self._has_delivered = True
         return entry_id, sequence_id
+
+
+def truncated_away(log: str, what: str, first: DLSN) -> AlreadyTruncatedError:
+    """Return the error for a reader that would start below the first remaining record."""
+    return AlreadyTruncatedError(
+        f"log {log!r}: {what} was truncated away, the first one left is at {first}: name that one "
+        "or a later one, or none to begin at the first one"
+    )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from dlcore.log.reading.ranges import RangeExtent, RangeView
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.rows_reader import AsyncLogReader
 
 
 class AsyncFramed(ABC):
@@ -26,7 +26,7 @@ class AsyncFramed(ABC):
 
     @abstractmethod
     async def to_arrow(self) -> pa.Table:
-        """Return all of it as a table."""
+        """Return all of it as a table.  Raises: as the reader of the records."""
 
     async def to_pandas(self) -> pd.DataFrame:
         """Return all of it as a pandas frame; parts of positions are `frame["dlsn"].struct`'s.

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.config import MIB, require_count
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     )
     from typing import Self
 
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.rows import Rows
-    from dlcore.log.reading.rows_reader import RowsReader
+    from dlcore.log.reading.rows_reader import AsyncLogReader
 
-_Record = TypeVar("_Record")
 _RECORDS_AT_ONCE = 1_000
 _HERE_BYTES = 32 * MIB
 """Bytes of entries kept of all logs together, about, and at least one entry of each.  The logs'
 readers fetch further entries ahead."""
 
 
-class MergedRecord(NamedTuple, Generic[_Record]):
+class MergedRecord(NamedTuple):
     """A record, and the name of its log."""
 
     log: str
-    record: _Record
+    record: LogRecordWithDLSN
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Source:
 
     name: str
     reader: Any  # a reader of records that have `txid` and `dlsn`
-    rows: deque[Rows[Any]] = field(default_factory=deque)
+    rows: deque[Rows] = field(default_factory=deque)
     has_ended: bool = False
     _next: Any = None
 
@@ -75,7 +75,7 @@ class _Source:
         return self.next
 
 
-class AsyncMergedReader(AsyncClosing, Generic[_Record]):
+class AsyncMergedReader(AsyncClosing):
     """Reads many logs as one; use `Namespace.open_merged_reader`.
 
     Records come by transaction id; of equal ones the record of the log that was named first comes
@@ -86,9 +86,9 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
     `read_ahead_bytes` that the reader of each log fetches ahead.
     """
 
-    def __init__(self, readers: Mapping[str, RowsReader[Any, _Record]]) -> None:
+    def __init__(self, readers: Mapping[str, AsyncLogReader]) -> None:
         self._sources = [_Source(name, reader) for name, reader in readers.items()]
-        self._ready: deque[MergedRecord[Any]] = deque()  # merged, but not taken
+        self._ready: deque[MergedRecord] = deque()  # merged, but not taken
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -112,7 +112,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             raise ConfigurationError(
                 f"names={list(names)!r}, positions of {sorted(known)!r}: expected each log once"
             )
-        readers: dict[str, RowsReader[Any, _Record]] = {}
+        readers: dict[str, AsyncLogReader] = {}
         async with AsyncExitStack() as opened:
             for name in names:
                 log = await open_log(name)
@@ -138,7 +138,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
 
     async def read_bulk(
         self, count: int, *, follow: bool = False, patience_s: float | None = None
-    ) -> list[MergedRecord[_Record]]:
+    ) -> list[MergedRecord]:
         """Return up to `count` records, none if all readable ones were returned.
 
         With `follow` it waits for more.  The order is kept over all time, so a log without records
@@ -169,11 +169,11 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
                 caught_up.clear()
 
     @property
-    def gathered(self) -> deque[MergedRecord[_Record]]:
+    def gathered(self) -> deque[MergedRecord]:
         """The gathered records; iterating takes from it."""
         return self._ready
 
-    def take_gathered(self, count: int) -> list[MergedRecord[_Record]]:
+    def take_gathered(self, count: int) -> list[MergedRecord]:
         """Return up to `count` of the gathered records."""
         taken = list(islice(self._ready, count))
         self._ready = deque(islice(self._ready, count, None))
@@ -213,7 +213,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             if isinstance(result, Exception):
                 raise result
 
-    def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord[_Record]]:
+    def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord]:
         """Take records in order, until the next record could be one that was not fetched yet."""
         heap = [
             (record.txid, index, record)
@@ -221,7 +221,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             if (record := source.next) is not None
         ]
         heapify(heap)
-        merged: list[MergedRecord[_Record]] = []
+        merged: list[MergedRecord] = []
         while heap and len(merged) < count:
             _, index, record = heap[0]
             source = self._sources[index]
@@ -237,7 +237,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
 
     async def records(
         self, *, follow: bool = False, patience_s: float | None = None
-    ) -> AsyncGenerator[MergedRecord[_Record], None]:
+    ) -> AsyncGenerator[MergedRecord, None]:
         """Yield records until every readable one was returned; with `follow` as `read_bulk`.
 
         A yielded record is read: after a break the next read begins after it.
@@ -251,7 +251,7 @@ class AsyncMergedReader(AsyncClosing, Generic[_Record]):
             while self._ready:
                 yield self._ready.popleft()
 
-    def __aiter__(self) -> AsyncIterator[MergedRecord[_Record]]:
+    def __aiter__(self) -> AsyncIterator[MergedRecord]:
         return self.records()
 
     async def aclose(self) -> None:

@@ -12,12 +12,13 @@ from dlcore.log.reading.broken import BrokenEntries
 from dlcore.log.reading.cursor import ReadCursor, TruncationRule
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.ranges import RangeExtent, RangeView, position_of
-from dlcore.log.reading.reader import AsyncLogReader, Fetching
+from dlcore.log.reading.reader import DirectReader, Fetching
 from dlcore.log.reading.rows_reader import ReadStart
 from dlcore.log.reading.schemas import KnownSchemas
 from dlcore.log.reading.snapshot import Finder, LogFollower
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.reading.tail_driver import SEGMENTS_AHEAD, Fetcher
+from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +55,7 @@ class ReaderOpener:
         skip_broken_entries: bool = False,
         truncated: TruncationRule | None = None,
         end: DLSN | None = None,
-    ) -> AsyncLogReader:
+    ) -> DirectReader:
         """Open a reader; for a subscriber at its stored position, unless another is given.
 
         With an `end` the stream ends with the entry that contains it, or the one before it, and
@@ -77,7 +78,7 @@ class ReaderOpener:
             if hold is not None:
                 await hold.release()
             raise
-        return AsyncLogReader(
+        return DirectReader(
             self._context, self._log.name, fetch_from, start, fetching, broken, hold, schemas
         )
 
@@ -120,10 +121,11 @@ class ReaderOpener:
             record_count_estimate=sum(each.record_count_estimate for each in scans),
             size_bytes_estimate=sum(each.size_bytes_estimate for each in scans),
         )
-        view = RangeView(self._log.name, snapshot.schema, columns, where)
+        own = None if snapshot.schema is None else schema_of(snapshot.schema.latest)
+        view = RangeView(self._log.name, own, columns, where)
         return LogRange(extent, partial(self.open_part, first, last), view)
 
-    async def open_part(self, start: DLSN, end: DLSN) -> AsyncLogReader:
+    async def open_part(self, start: DLSN, end: DLSN) -> DirectReader:
         """Open a reader of a part of the log, which ends with it; a truncated part is refused."""
         at = ReadStart(dlsn=start)
         return await self.open_reader(at, truncated=TruncationRule.REFUSE, end=end)

@@ -14,7 +14,7 @@ from dlcore.base.html_tables import fields_html
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import read_schema, repeated_text, typed_read_fields
 from dlcore.log.entries.old_names import OLD_NAMES, old_column
-from dlcore.log.typed.arrow import conform, schema_of
+from dlcore.log.typed.arrow import conform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 
     from dlcore.log.reading.snapshot import Finder
-    from dlcore.log.typed.schema import LogSchema
 
 Bound: TypeAlias = DLSN | int | datetime
 """A position, a transaction id, or a time with a time zone."""
@@ -68,9 +67,12 @@ def rows_before(batch: pa.RecordBatch, end: DLSN) -> pa.RecordBatch:
 
 
 def _first_dlsn(batch: pa.RecordBatch) -> DLSN:
-    typed = typed_read_fields()[0].name
-    name = typed if batch.schema.names[0] == typed else "dlsn"
-    return DLSN(*batch.column(name)[0].as_py().values())
+    return DLSN(*batch.column(_position_name(batch.schema))[0].as_py().values())
+
+
+def _position_name(schema: pa.Schema) -> str:
+    typed = str(typed_read_fields()[0].name)
+    return typed if schema.names[0] == typed else "dlsn"
 
 
 class RangeView:
@@ -78,10 +80,11 @@ class RangeView:
 
     Args:
         log: the log's name.
-        schema: the schema of a typed log.
+        own: the columns of a typed log; None for a byte log.
         columns: the names of columns, of metadata too; by default the log's own, or all of a byte
             log.  Those of a byte log may have their old names.
         where: a filter of rows over any of these columns.
+        narrows: whether readers return only the columns that are needed, see `columns_read`.
 
     Raises:
         SchemaMismatchError: the log has no such column, or `where` makes no sense for it.
@@ -90,22 +93,23 @@ class RangeView:
     def __init__(
         self,
         log: str,
-        schema: LogSchema | None = None,
+        own: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
         where: pc.Expression | None = None,
+        *,
+        narrows: bool = False,
     ) -> None:
         self._log = log
         self._where = where
         self._read = read_schema()
         default = read_schema().names
-        if schema is not None:
-            own = schema_of(schema.latest)
+        if own is not None:
             self._read = pa.schema([*typed_read_fields(), *own])
             default = own.names
         if isinstance(columns, str):
             raise ConfigurationError(f"columns={columns!r}: expected a list, like [{columns!r}]")
         names = list(default if columns is None else columns)
-        is_typed = schema is not None
+        is_typed = own is not None
         available = pa.schema([*self._read, *([pa.field(_LOG, pa.string())] if is_typed else [])])
         known = available if is_typed else _with_old_columns(available)
         for name in names:
@@ -120,7 +124,16 @@ class RangeView:
         self._filters_old = False
         if where is not None:
             self._check(where, None if is_typed else known)
+        if narrows and where is None and not self.old_names:
+            # Positions are always needed, to find the end of the range.
+            needed = {_position_name(self._read), *names}
+            self._read = pa.schema([field for field in self._read if field.name in needed])
         self._takes_all = where is None and self.schema.equals(self._read)
+
+    @property
+    def columns_read(self) -> list[str]:
+        """The names of the columns of the batches that `of` takes."""
+        return list(self._read.names)
 
     def _check(self, where: pc.Expression, with_old: pa.Schema | None) -> None:
         """Raise unless rows can be filtered by `where`, of a byte log also with old names."""

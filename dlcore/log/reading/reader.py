@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
 
 from dlcore.base.errors import (
     AlreadyClosedError,
     EndOfStreamError,
     InvalidEntryError,
 )
-from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
-from dlcore.log.reading.rows_reader import ReadStart, RowsReader
+from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.reading.broken import BrokenEntries
+    from dlcore.log.reading.rows_reader import RowsWanted
     from dlcore.log.reading.schemas import KnownSchemas
     from dlcore.log.reading.subscriptions import SubscriptionHold
     from dlcore.log.reading.tail import FetchedEntry
@@ -41,7 +41,7 @@ class Fetching(NamedTuple):
     position: DLSN
 
 
-class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
+class DirectReader(AsyncLogReader):
     """Reads one log; use `DistributedLogManager.open_reader`.  Requests are served in order.
 
     A read that is cancelled, or fails, takes nothing: the next one returns it.
@@ -89,6 +89,10 @@ class AsyncLogReader(RowsReader[EntryRows, LogRecordWithDLSN]):
     def broken_entries(self) -> int:
         """How many broken entries were skipped, if that was requested."""
         return self._broken.count
+
+    async def take_entries(self, **wanted: Unpack[RowsWanted]) -> list[EntryRows]:
+        """Return what `take_rows` returns: of this reader each object has the rows of one entry."""
+        return cast("list[EntryRows]", await self.take_rows(**wanted))
 
     async def _move(self, start: ReadStart) -> None:
         self._require_open()

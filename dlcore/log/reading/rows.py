@@ -7,10 +7,9 @@ from collections import deque
 from copy import copy
 from itertools import islice
 from operator import length_hint
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.base.ids import DLSN
-from dlcore.base.records import LogRecordWithDLSN
 from dlcore.log.entries.batches import read_batch, records_of, typed_read_batch
 from dlcore.log.reading.taking import no_records
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.base.records import EntryPlace
+    from dlcore.base.records import EntryPlace, LogRecordWithDLSN
     from dlcore.log.entries.plain_records import PlainRecords
-
-_Record = TypeVar("_Record")
 
 
 class StoredRows(NamedTuple):
@@ -43,7 +40,7 @@ class StoredRows(NamedTuple):
         return StoredRows(rows, self.place, self.first_slot + first_row)
 
 
-class Rows(Generic[_Record]):
+class Rows:
     """The rest of rows that came together; records are made when the first one is requested.
 
     Iterating over `records` takes each record that is yielded; a batch takes the rest.
@@ -54,7 +51,7 @@ class Rows(Generic[_Record]):
     def __init__(self, row_count: int, first_row: int, *, size_bytes: int) -> None:
         self._row_count = row_count
         self._next_row = min(first_row, row_count)
-        self._records: Iterator[_Record] | None = None  # without those that were taken
+        self._records: Iterator[LogRecordWithDLSN] | None = None  # without those that were taken
         self.size_bytes = size_bytes
 
     @property
@@ -70,20 +67,20 @@ class Rows(Generic[_Record]):
         """The position of the next row; the one after all of them if none is left."""
 
     @abstractmethod
-    def _make_records(self, first_row: int) -> list[_Record]:
+    def _make_records(self, first_row: int) -> list[LogRecordWithDLSN]:
         """Return the records from this row on."""
 
     @abstractmethod
     def take_batch(self, log: str) -> pa.RecordBatch:
         """Take all rows that are left, with the columns of batches of the log `log`."""
 
-    def records(self) -> Iterator[_Record]:
+    def records(self) -> Iterator[LogRecordWithDLSN]:
         """Return the one iterator over the records that are left."""
         if self._records is None:
             self._records = iter(self._make_records(self._next_row))
         return self._records
 
-    def peek_records(self, count: int) -> list[_Record]:
+    def peek_records(self, count: int) -> list[LogRecordWithDLSN]:
         """Return up to `count` of the next records without taking them."""
         return list(islice(copy(self.records()), count))
 
@@ -98,7 +95,7 @@ class Rows(Generic[_Record]):
             pass
 
 
-class EntryRows(Rows[LogRecordWithDLSN]):
+class EntryRows(Rows):
     """The rows that are left of an entry."""
 
     __slots__ = ("_batch", "_plain", "place")

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.config import require_count, require_kind
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.rows import Rows
 
 _TAKEN_BYTES = 4 * 1024 * 1024
 """Bytes that the blocking reader takes over at once, to spare a thread switch for each entry."""
-
-_Rows = TypeVar("_Rows", bound="Rows[Any]")
-_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,7 @@ class ReadStart:
 
 
 class RowsWanted(TypedDict, total=False):
-    """Arguments that say which rows are wanted: see `RowsReader.take_rows`."""
+    """Arguments that say which rows are wanted: see `AsyncLogReader.take_rows`."""
 
     non_blocking: bool
     until_caught_up: bool
@@ -71,7 +69,7 @@ class PositionHold(Protocol):
         """Store another one."""
 
 
-class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
+class AsyncLogReader(AsyncClosing):
     """A reader at a position.  Requests are served in order.
 
     A read that is cancelled, or fails, takes nothing: the next one returns it.
@@ -83,7 +81,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
 
     def __init__(self, position: DLSN) -> None:
         self._position = position  # after the buffered rows
-        self._rows: deque[_Rows] = deque()  # decoded, but not taken yet
+        self._rows: deque[Rows] = deque()  # decoded, but not taken yet
         self._turn = asyncio.Lock()
 
     @property
@@ -96,6 +94,11 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
     @abstractmethod
     def is_typed(self) -> bool:
         """Whether the log is typed: it has batches then, and no records."""
+
+    @property
+    def broken_entries(self) -> int:
+        """How many broken entries were skipped, if that was requested."""
+        return 0
 
     @property
     def committed(self) -> DLSN | None:
@@ -146,10 +149,10 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         """Raise if nothing can be read now."""
 
     @abstractmethod
-    async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | None:
+    async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> Rows | None:
         """Add the next rows, and return them; None: see `_fill`."""
 
-    async def records(self, *, follow: bool = False) -> AsyncGenerator[_Record, None]:
+    async def records(self, *, follow: bool = False) -> AsyncGenerator[LogRecordWithDLSN, None]:
         """Yield records until every readable one was returned, or the log's end.
 
         With `follow` it waits for more, until the log is sealed.  A yielded record is read: after
@@ -169,10 +172,10 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
         while (rows := await self._next_rows(follow=follow)) is not None:
             yield rows.take_batch(self.log_name)
 
-    def __aiter__(self) -> AsyncIterator[_Record]:
+    def __aiter__(self) -> AsyncIterator[LogRecordWithDLSN]:
         return self.records()
 
-    async def _next_rows(self, *, follow: bool) -> _Rows | None:
+    async def _next_rows(self, *, follow: bool) -> Rows | None:
         async with self._turn:
             try:
                 return await self._fill(non_blocking=False, until_caught_up=not follow)
@@ -181,7 +184,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
 
     async def read_next(
         self, *, non_blocking: bool = False, until_caught_up: bool = False
-    ) -> _Record | None:
+    ) -> LogRecordWithDLSN | None:
         """Return the next record; wait until there is one.
 
         Args:
@@ -204,7 +207,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
 
     async def read_bulk(
         self, count: int, *, until_caught_up: bool = False, timeout_s: float | None = None
-    ) -> list[_Record]:
+    ) -> list[LogRecordWithDLSN]:
         """Return up to `count` records: at least one, and then those that are buffered.
 
         With `until_caught_up` it returns fewer than `count` (or none) only if every readable record
@@ -242,7 +245,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
             rows = await self._fill(non_blocking=False, until_caught_up=until_caught_up)
             return rows.take_batch(self.log_name) if rows is not None else None
 
-    async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[_Rows]:
+    async def take_rows(self, **wanted: Unpack[RowsWanted]) -> list[Rows]:
         """Return the buffered rows, up to a few MB, which belong to the caller then.
 
         It waits for `records_min` records, at most `timeout_s`; with `until_caught_up` only until
@@ -265,7 +268,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
                 timeout_s=wanted.get("timeout_s"),
             )
 
-    def take_gathered(self) -> list[_Rows]:
+    def take_gathered(self) -> list[Rows]:
         """Return the gathered rows, which belong to the caller then."""
         taken, self._rows = self._rows, deque()
         drop_taken(taken)
@@ -299,7 +302,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
 
     async def _more(
         self, *, waits: bool, until_caught_up: bool, deadline: float | None
-    ) -> _Rows | None:
+    ) -> Rows | None:
         """Add the next rows, and return them; None if there are none now.
 
         If there are some already, an error is left to the next call, which gets it again.
@@ -318,7 +321,7 @@ class RowsReader(AsyncClosing, Generic[_Rows, _Record]):
                 raise
             return None
 
-    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> _Rows | None:
+    async def _fill(self, *, non_blocking: bool, until_caught_up: bool) -> Rows | None:
         """Return rows that have one left; None if there are none and the caller does not wait."""
         await self._require_usable()
         drop_taken(self._rows)

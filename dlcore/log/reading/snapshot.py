@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dlcore.base.config import require_kind
-from dlcore.base.errors import AlreadyTruncatedError, LedgerNotFoundError
+from dlcore.base.errors import LedgerNotFoundError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField, RecordPlace
 from dlcore.log.entries.batches import first_row_not_less
@@ -17,6 +17,7 @@ from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entr
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata, VersionedHead
+from dlcore.log.reading.cursor import truncated_away
 from dlcore.log.reading.scan import ExtentView, LogSnapshot, SegmentView
 from dlcore.log.recovery import bounded_extent, read_frame, read_header
 from dlcore.log.typed.arrow import entry_schemas
@@ -333,10 +334,7 @@ class Finder:
             case _:
                 return
         if is_lost:
-            raise AlreadyTruncatedError(
-                f"log {self._snapshot.log!r}: {what} was truncated away, the first one left is "
-                f"at {first}: name that one or a later one, or none to begin at the first one"
-            )
+            raise truncated_away(self._snapshot.log, what, first)
 
     async def _first_sequence_id(self) -> int:
         if self._snapshot.is_empty:

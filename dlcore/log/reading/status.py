@@ -20,7 +20,7 @@ class LogStatus:
     `first`, `last` and `last_txid` are None for a log without records.  In `size_bytes` entries
     that are truncated in part count by their share.  `writer` is None if no writer owns the log.
     `under_replicated_ledgers` are those on auto-recovery's list: they have lost copies, but no
-    data yet.
+    data yet.  Fields with a default are None over proxies, which do not know them.
     """
 
     name: str
@@ -31,24 +31,26 @@ class LogStatus:
     record_count: int
     size_bytes: int
     segment_count: int
-    ledger_count: int
-    under_replicated_ledgers: int
-    quorum: QuorumConfig
     sealed: bool
-    writer: str | None
-    created_ms: int
     last_timestamp_ms: int
     now_ms: int
+    ledger_count: int | None = None
+    under_replicated_ledgers: int | None = None
+    quorum: QuorumConfig | None = None
+    writer: str | None = None
+    created_ms: int | None = None
 
     @property
-    def created(self) -> datetime:
+    def created(self) -> datetime | None:
         """When it was created."""
+        if self.created_ms is None:
+            return None
         return datetime.fromtimestamp(self.created_ms / 1000, UTC)
 
     @property
-    def age_s(self) -> float:
+    def age_s(self) -> float | None:
         """How long ago it was created."""
-        return (self.now_ms - self.created_ms) / 1000
+        return None if self.created_ms is None else (self.now_ms - self.created_ms) / 1000
 
     @property
     def idle_s(self) -> float | None:
@@ -65,12 +67,19 @@ class LogStatus:
                 "records": self.record_count,
                 "bytes": self.size_bytes,
                 "segments": self.segment_count,
-                "ledgers": self.ledger_count,
-                "under-replicated ledgers": self.under_replicated_ledgers,
-                "E/Qw/Qa": self.quorum,
+                **self._stored(),
                 "state": "sealed" if self.sealed else "open",
-                "writer": self.writer or "none",
-                "created": f"{self.created:%Y-%m-%d %H:%M:%S} UTC",
                 "idle for": idle,
             },
         )
+
+    def _stored(self) -> dict[str, object]:
+        if self.created is None:
+            return {}
+        return {
+            "ledgers": self.ledger_count,
+            "under-replicated ledgers": self.under_replicated_ledgers,
+            "E/Qw/Qa": self.quorum,
+            "writer": self.writer or "none",
+            "created": f"{self.created:%Y-%m-%d %H:%M:%S} UTC",
+        }

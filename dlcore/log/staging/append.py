@@ -9,7 +9,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from dlcore.base.closing import AsyncClosing
+from typing_extensions import override
+
 from dlcore.base.config import require_kind
 from dlcore.base.errors import (
     AppendAbortedError,
@@ -22,7 +23,8 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import CommitRecord
 from dlcore.log.staging.commit import AppendTerms, Commit
 from dlcore.log.staging.commit_driver import CommitDriver
-from dlcore.log.staging.writer import StagingWriter
+from dlcore.log.staging.faces import StagedAppend
+from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.upkeep.requests import ask_for_upkeep
 from dlcore.metadata.stored import decode
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 IDENTITY_BYTES_MAX = 200
 
 
-class StagedAppend(AsyncClosing):
+class DirectStagedAppend(StagedAppend):
     """One atomic append, named by an identity, a version, and its place among the run's appends.
 
     The versions of one identity go up.  If an append of a version was committed before, it is not
@@ -89,49 +91,25 @@ class StagedAppend(AsyncClosing):
         )
         self._commit = Commit(context.paths, self._terms, config, context.client_id)
         self._driver = CommitDriver(context, self._commit)
-        self._writer: StagingWriter | None = None
+        self._writer: DirectStagingWriter | None = None
         self._staged: list[StagedExtent] = []
         self._aborted = False
 
     def __repr__(self) -> str:
         return f"<StagedAppend {self._terms.identity!r} version={self._terms.version}>"
 
+    @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents appends all of them.
-
-        Raises: as `StagingWriter.write_batch`.
-        """
         self._require_alive()
         if self._writer is None:
             staged_as = self._terms.staged_as
-            self._writer = StagingWriter(self._context, self._owner, staged_as, self._config)
+            self._writer = DirectStagingWriter(self._context, self._owner, staged_as, self._config)
         await self._writer.write_batch(log, batch)
 
+    @override
     async def commit(
         self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
-        """Append `extents`, in the given order per log: all or nothing, once.
-
-        Args:
-            extents: the extents to append; None: those of this append's own writers.
-            replaces: the names of logs whose earlier records are all truncated in the same
-                transaction; those of them without an extent are empty afterwards.
-
-        Raises:
-            AppendAbortedError: it was aborted, or staged data or one of the logs is gone.
-            TransactionTooLargeError: more logs or extents than one transaction takes.
-            DuplicateAppendError: appends of this version overlapped, and it is unknown which of
-                them are committed.
-            AppendSupersededError: a later run of the appender appends this version.
-            AppendMismatchError: a strict append is older than the last one committed, or its
-                version was committed to other logs.
-            OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
-            EndOfStreamError: one of the logs is sealed.
-            LogNotFoundError: there is no log of a name in `replaces`.
-            TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
-            MetadataConnectionError: it is unknown whether it was committed; call again to find
-                out.
-        """
         self._require_alive()
         if self._commit.result is None:
             if extents is None:
@@ -142,22 +120,14 @@ class StagedAppend(AsyncClosing):
         assert self._commit.result is not None
         return self._commit.result
 
+    @override
     async def stage(self) -> list[StagedExtent]:
-        """Make all rows written here durable, and return their extents, the default of `commit`.
-
-        Raises: as `StagingWriter.stage`.
-        """
         if self._writer is not None:
             self._staged += await self._writer.stage()
         return list(self._staged)
 
+    @override
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
-        """Give the append up: it can never commit.
-
-        It drops the ledgers of this append's writers, and those ledgers of `extents` whose process
-        is gone or has closed its writer; a live writer drops its own.  It settles shared ledgers
-        only if an earlier round found them abandoned.  Raises: MetadataError.
-        """
         self._aborted = True
         await self.aclose()
         self._context.lifetime.require_open()
@@ -203,8 +173,8 @@ class StagedAppend(AsyncClosing):
         if self._aborted:
             raise AppendAbortedError(f"{self._terms} was aborted")
 
+    @override
     async def aclose(self) -> None:
-        """Close the writer; staged records that were not committed are dropped."""
         if self._writer is not None and self._commit.result is None:
             await self._writer.aclose(delete=True)
 

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
+from typing_extensions import override
 
-from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -31,6 +31,7 @@ from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.reading.scan import StagedExtent
 from dlcore.log.staging.commit import require_few_logs
+from dlcore.log.staging.faces import StagingWriter
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
 from dlcore.log.writing.run import Run
@@ -79,7 +80,7 @@ class _Lane:
         self.part: _Part | None = None  # the part whose turn it is
 
 
-class StagingWriter(AsyncClosing):
+class DirectStagingWriter(StagingWriter):
     """Stages records for any number of logs, under one identity.
 
     Each `stage` ends the extents.  A log that is renamed meanwhile still gets its records, by its
@@ -111,12 +112,8 @@ class StagingWriter(AsyncClosing):
     def __repr__(self) -> str:
         return f"<StagingWriter identity={self._identity!r} logs={len(self._logs)}>"
 
+    @override
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs like `write_batch`; new logs are looked up together.
-
-        If one part is refused, the parts before it are written: stage or discard them.  Too many
-        logs are refused before any part is written.  Raises: as `write_batch`.
-        """
         self._require_usable()
         require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
         unknown = sorted({log for log, _ in parts if log not in self._logs})
@@ -125,21 +122,8 @@ class StagingWriter(AsyncClosing):
         for log, batch in parts:
             await self.write_batch(log, batch)
 
+    @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for `log`: value (binary), and txid (int64) if they have their own.
-
-        For a typed log: columns of its schema, and `_txid` if the rows have their own.
-
-        The records of one log in one stage either all have transaction ids, or none has; then they
-        get one when the append commits.
-
-        Raises:
-            LogNotFoundError: there is no such log.
-            TransactionTooLargeError: more logs than one append takes, since the last `stage`.
-            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: the batch is
-                refused as a whole, and the writer stays usable.
-            WriteError: the ledger failed; records that were not staged are lost.
-        """
         self._require_usable()
         metadata = await self._metadata_of(log)
         rows: pa.RecordBatch | TypedRows
@@ -284,12 +268,8 @@ class StagingWriter(AsyncClosing):
         self._staged[ledger.ledger_id] = 0
         return ledger
 
+    @override
     async def begin_round(self, number: int) -> None:
-        """Begin a round of appends for the records written next; rounds have rising numbers.
-
-        All appends of lower rounds are decided or given up: no log takes more from the ledgers that
-        were filled for them, and these are settled.  Raises: MetadataError.
-        """
         self._require_usable()
         if number > self._round:
             await self._settle_filled(are_decided=True)
@@ -309,12 +289,8 @@ class StagingWriter(AsyncClosing):
 
     # Staging
 
+    @override
     async def stage(self) -> list[StagedExtent]:
-        """Wait until all records since the last call are durable; return their extents, log by log.
-
-        Raises:
-            WriteError: the ledger failed; records that were not staged are lost.
-        """
         self._require_usable()
         for part in sorted(self._parts.values(), key=lambda part: part.run is None):
             await self._send_all(part)
@@ -327,11 +303,8 @@ class StagingWriter(AsyncClosing):
         extents = [extent for log in sorted(parts) for extent in parts[log].extents]
         return extents
 
+    @override
     async def discard(self) -> None:
-        """Forget the records since the last `stage`; entries already sent stay unused.
-
-        Raises: as `write_batch`.
-        """
         self._require_usable()
         for part in self._parts.values():
             for extent in part.extents:
@@ -359,13 +332,8 @@ class StagingWriter(AsyncClosing):
         if self._closed:
             raise AlreadyClosedError(f"the staging writer of {self._identity!r} is closed")
 
+    @override
     async def aclose(self, *, delete: bool = False) -> None:
-        """Close the ledgers; staged entries stay until they are committed or settled.
-
-        With `delete` the ledgers are dropped at once, except those with entries in a log.
-
-        Raises: MetadataError: the remaining ledgers are settled like those of a dead process.
-        """
         if self._closed:
             return
         self._closed = True

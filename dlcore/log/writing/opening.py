@@ -11,8 +11,8 @@ from dlcore.log.entries.stamp import Stamp, decode_stamp
 from dlcore.log.metadata.changes import require_unsealed
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.recovery import recover_log
-from dlcore.log.writing.typed import AsyncTypedLogWriter
-from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.log.writing.typed import DirectTypedWriter
+from dlcore.log.writing.writer import DirectWriter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -55,7 +55,7 @@ async def open_locked(
     config: LogConfig,
     ledger_metadata: Mapping[str, str],
     producers: Producers[Any] | None,
-) -> AsyncLogWriter:
+) -> DirectWriter:
     """Recover a dead writer's segment of a log whose lock is held, and return the writer.
 
     `producers`, if given, are restored from the log.
@@ -72,8 +72,8 @@ async def open_locked(
     await restore_producers(context, at, producers)
     state = context, log, at, lock, config, settings, ledger_metadata, producers
     if schema is None:
-        return AsyncLogWriter(*state)
-    return AsyncTypedLogWriter(*state, schema=schema)
+        return DirectWriter(*state)
+    return DirectTypedWriter(*state, schema=schema)
 
 
 async def restore_producers(

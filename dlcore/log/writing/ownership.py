@@ -420,7 +420,7 @@ class Ownership:
         if holder is not None and holder.owner.startswith("grpc"):
             who += (
                 ", a proxy: reach the log through it (--endpoint of dlog, endpoint of Spark, "
-                "dlcore.remote), or wait until it was idle for so long that the proxy lets go of "
+                "grpc://…), or wait until it was idle for so long that the proxy lets go of "
                 "it (idle_release_s)"
             )
         return f"log {self._name!r} is owned by {who}"

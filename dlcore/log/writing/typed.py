@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from dlcore.base.errors import SchemaMismatchError
 from dlcore.log.entries.body import present_txid, with_txid
 from dlcore.log.typed.rows import TypedRows
 from dlcore.log.writing.fitting import FittingSchema
-from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.log.writing.writer import DirectWriter
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from dlcore.log.writing.producers import Mark
 
 
-class AsyncTypedLogWriter(AsyncLogWriter):
+class DirectTypedWriter(DirectWriter):
     """Appends Arrow batches to one typed log, as its only writer.
 
     Batches have columns of the log's schema, and `_txid` if rows have their own.  Rows without it
@@ -34,13 +36,14 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         super().__init__(*args)
         self._schema = FittingSchema(self._context.logs, self._log, schema)
 
+    @override
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
-        """Refuse a record of bytes.
-
-        Raises:
-            SchemaMismatchError: the log is typed; `write_batch` and `submit_table` write to it.
-        """
         raise self.refusal()
+
+    @property
+    @override
+    def is_typed(self) -> bool:
+        return True
 
     def refusal(self) -> SchemaMismatchError:
         """Return the error for a record of bytes."""
@@ -49,12 +52,8 @@ class AsyncTypedLogWriter(AsyncLogWriter):
             "Arrow batches, write_table (of the async writer submit_table) tables and frames"
         )
 
+    @override
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> TypedRows:
-        """Return a batch as entries hold it, with transaction ids after `last_txid`.
-
-        Raises:
-            SchemaMismatchError, LogRecordTooLongError: it does not fit.
-        """
         return self._with_txids(self._schema.fit(batch), last_txid)
 
     async def fitted_latest(
@@ -74,17 +73,17 @@ class AsyncTypedLogWriter(AsyncLogWriter):
         txid = present_txid(now_ms=self._context.clock.now_ms(), last_txid=last_txid)
         return TypedRows(with_txid(rows.batch, txid), rows.schema_id, rows.ends)
 
+    @override
     def write_fitted(
         self, rows: TypedRows, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
-        """Accept rows that `fitted` returned."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_rows(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
 
+    @override
     async def submit_batch(self, batch: pa.RecordBatch) -> None:
-        """Wait for capacity and write `batch`, with a later version of the schema if needed."""
         if batch.num_rows == 0:
             return
         fitted = await self._schema.fit_latest(batch)

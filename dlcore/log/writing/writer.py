@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
+from typing_extensions import override
+
 from dlcore.base.background import refuse
 from dlcore.base.errors import (
     ConfigurationError,
@@ -33,7 +35,7 @@ from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import LogAppender
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.place import NextPlace
-from dlcore.log.writing.records_writer import RecordsWriter
+from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.steps import (
     Acknowledge,
@@ -50,12 +52,12 @@ from dlcore.log.writing.steps import (
     StartSegment,
     Step,
 )
-from dlcore.log.writing.transmit import parts_of
+from dlcore.log.writing.transmit import Unwritten, parts_of
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -68,7 +70,6 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.producers import Mark, Producers
-    from dlcore.log.writing.transmit import Unwritten
     from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
@@ -77,14 +78,8 @@ _AGE_LOOKS_EVERY_S_MIN = 0.01
 _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
-class AsyncLogWriter(RecordsWriter[DLSN]):
-    """Appends to one log, as its only writer.
-
-    Use `DistributedLogManager.open_writer`.  The methods that return futures may be called from any
-    coroutine of one loop; positions follow the order of the calls.  These futures, and the methods
-    that wait for written records, raise the error that refused the record or ended the writer:
-    `WriteError` and its kind, `EndOfStreamError`, `AlreadyClosedError`.
-    """
+class DirectWriter(AsyncLogWriter):
+    """Appends to one log, as its only writer.  Use `DirectLog.open_writer`."""
 
     def __init__(
         self,
@@ -142,28 +137,28 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             self._turns.tell_when_wanted(on_wanted)
 
     @property
+    @override
     def log_name(self) -> str:
-        """The name of the log."""
         return self._log.name
 
     @property
+    @override
     def log_id(self) -> str:
-        """The log's identity; a log that is deleted and created again has another one."""
         return self._log.log_id
 
     @property
+    @override
     def config(self) -> LogConfig:
-        """The configuration at opening, without the log's settings."""
         return self._config
 
     @property
+    @override
     def last_txid(self) -> int:
-        """The highest transaction id accepted, or found in the log; -1 if there is none."""
         return self._machine.last_txid
 
     @property
+    @override
     def last_dlsn(self) -> DLSN | None:
-        """Position of the last record that this writer knows is durable."""
         return self._machine.last_dlsn
 
     @property
@@ -175,6 +170,12 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
     def lost(self) -> Unwritten | None:
         """Records accepted and not acknowledged, also if a call has failed because of them."""
         return self._machine.lost
+
+    @override
+    def describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
+        parts = (Unwritten.of(getattr(each, "batch", each)) for each in waiting)
+        unwritten = Unwritten.joined([self.lost, *parts])
+        return None if unwritten is None else str(unwritten)
 
     @property
     def has_capacity(self) -> bool:
@@ -188,60 +189,43 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
 
     # Accepting
 
+    @override
     def write(self, record: LogRecord) -> asyncio.Future[DLSN]:
-        """Accept a record; return the future of its position, completed in order once durable.
-
-        Raises (nothing is written, the writer stays usable):
-            TransactionIdOutOfOrderError: the transaction id is lower than the one before.
-            LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
-            LogNotReadyError: the next segment is being started, with `fail_while_rolling`.
-            OverCapacityError: too much is pending; `wait_for_capacity` first.
-        Raises (nothing more can be written): EndOfStreamError, AlreadyClosedError, WriteError.
-        """
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._add_record(*parts_of(record), future)
         if self._is_asleep:
             self._wake.set()
         return future
 
+    @override
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN]:
-        """Accept the rows of `batch` (txid, value); return the future of its last position.
-
-        The batch is cut to entries; it is refused as a whole or accepted as a whole.
-
-        Raises:
-            ConfigurationError: it has no rows, or not these columns; else as `write`.
-        """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
         return self.write_fitted(self.fitted(batch, last_txid=self.last_txid))
 
+    @override
     def fitted(self, batch: pa.RecordBatch, *, last_txid: int) -> Any:
-        """Return the argument of `write_fitted` for a batch that follows `last_txid`."""
         return byte_log_batch(batch)
 
+    @override
     def write_fitted(
         self, rows: Any, *, mark: Mark | None = None, whole: bool = False
     ) -> asyncio.Future[DLSN]:
-        """Accept a record or a result of `fitted`, as `write_batch`; `whole`: in one entry."""
         future: asyncio.Future[DLSN] = self._loop.create_future()
         self._machine.add_batch(rows, future, mark=mark, whole=whole)
         self._wake.set()
         return future
 
+    @override
     async def wait_for_capacity(self) -> None:
-        """Wait until a quarter of the limits or less is pending, or it failed.  Raises nothing."""
         while not self.has_capacity:
             self._capacity.clear()
             await self._capacity.wait()
 
     # Waiting
 
+    @override
     async def flush(self) -> DLSN | None:
-        """Wait until all accepted records are durable; return the last position, if any.
-
-        Raises: WriteError, EndOfStreamError, AlreadyClosedError.
-        """
         barrier: asyncio.Future[DLSN] = self._loop.create_future()
         if not self._machine.flush(barrier):
             return self.last_dlsn
@@ -265,16 +249,8 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             if at is self._machine.at:
                 return self.last_dlsn if self._machine.end else last
 
+    @override
     async def commit(self) -> DLSN | None:
-        """Flush, and tell the followers of the log; return the log's last position.
-
-        A read that begins later sees durable records without this call.  Followers get them soon in
-        any case; this waits until their bookies know the LAC.
-
-        Returns: the position of the log's last record, of any writer; None if it holds none.
-
-        Raises: as `flush`; LogNotFoundError, LedgerReadError, MetadataError.
-        """
         last = await self.flush()
         if self._ledger is not None:
             try:
@@ -290,13 +266,10 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
             self._perform(self._machine.head_changed(await self._context.logs.read(self._log)))
         self._machine.require_usable()
 
+    @override
     async def truncate(
         self, dlsn: DLSN | None = None, *, txid: int | None = None, timestamp_ms: int | None = None
     ) -> bool:
-        """Drop the records below a position, a transaction id or a time, as the manager does.
-
-        Raises: the errors of the manager's method, and the error that ended the writer.
-        """
         machine = self._machine
         machine.require_usable()
         snapshot = LogFollower(self._context, self._log).take
@@ -310,8 +283,8 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         await remove_truncated(self._context, at)
         return changed
 
+    @override
     async def mark_end_of_stream(self) -> None:
-        """Flush and seal the log: no record can follow.  Raises: as `flush`."""
         await self._end(Ending.SEAL)
 
     async def _end(self, ending: Ending) -> None:
@@ -319,11 +292,8 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         self._machine.end_with(ending, ended)
         await self._answer(ended)
 
+    @override
     async def aclose(self) -> None:
-        """Flush, complete the segment and release the lock; a second call does nothing.
-
-        Raises: WriteError: records failed; acknowledged ones are durable.
-        """
         if self._machine.is_closing:
             return
         left_open.discard(self)  # the caller gets any error
@@ -332,8 +302,8 @@ class AsyncLogWriter(RecordsWriter[DLSN]):
         finally:
             await self._stop()
 
+    @override
     async def abort(self) -> None:
-        """Stop at once, as a crash would: the segment stays in progress until it is recovered."""
         if self._machine.is_closing:
             return
         left_open.discard(self)

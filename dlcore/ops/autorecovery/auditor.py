@@ -28,7 +28,7 @@ from dlcore.ops.autorecovery.runner import run_together
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig

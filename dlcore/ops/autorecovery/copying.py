@@ -18,7 +18,7 @@ from dlcore.wire.digest import decode_frame
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.plan import CopyLane

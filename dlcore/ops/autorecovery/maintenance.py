@@ -29,7 +29,7 @@ from dlcore.ops.autorecovery.replicas import ask_replicas, members_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.metadata.port import Op

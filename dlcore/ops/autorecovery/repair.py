@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Mapping, Sequence
     from typing import Any
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata

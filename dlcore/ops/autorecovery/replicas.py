@@ -15,7 +15,7 @@ from dlcore.ops.autorecovery.check import Answer, Held, Unknown
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import LedgerMetadata
 

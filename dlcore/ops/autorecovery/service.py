@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 
 logger = logging.getLogger(__name__)

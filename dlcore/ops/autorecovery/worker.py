@@ -15,7 +15,7 @@ from dlcore.ops.autorecovery.repair import LedgerRepairer, Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dlcore.api.ports import NamespacePorts
+    from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.listing import RepairList
 

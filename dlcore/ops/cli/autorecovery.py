@@ -24,7 +24,7 @@ from dlcore.ops.cli.context import (
     namespace_tls,
     namespace_uri,
     program_settings,
-    run_async,
+    run_direct,
     takes_settings,
     wants_json,
 )
@@ -34,7 +34,7 @@ from dlcore.ops.upkeep.config import UpkeepConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.tls import TlsFiles
     from dlcore.ops.autorecovery.maintenance import RecoveryStatus
@@ -95,7 +95,7 @@ class _ServiceConfig:
 
 
 async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConfig]) -> None:
-    from dlcore.api.namespace import open_namespace
+    from dlcore.backends.direct.namespace import open_namespace
 
     loop = asyncio.get_running_loop()
     stop, hung_up = asyncio.Event(), asyncio.Event()
@@ -117,7 +117,7 @@ async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConf
 
 @contextlib.asynccontextmanager
 async def _started(
-    namespace: Namespace, config: _ServiceConfig
+    namespace: DirectNamespace, config: _ServiceConfig
 ) -> AsyncGenerator[asyncio.Task[None], None]:
     from dlcore.ops.autorecovery.service import AutoRecovery
     from dlcore.ops.upkeep.worker import LogUpkeep
@@ -164,10 +164,10 @@ def show_status() -> None:
     """Show the auditor, whether it is paused, and the ledgers that lack replicas, and why."""
     from dlcore.ops.autorecovery.maintenance import Maintenance
 
-    async def read(namespace: Namespace) -> RecoveryStatus:
+    async def read(namespace: DirectNamespace) -> RecoveryStatus:
         return await Maintenance(namespace.ports).read_status()
 
-    status = run_async(read)
+    status = run_direct(read)
     last = status.last_check
     rows = [
         {
@@ -205,11 +205,11 @@ def pause(*, off: bool) -> None:
     """
     from dlcore.ops.autorecovery.listing import RepairList
 
-    async def write(namespace: Namespace) -> None:
+    async def write(namespace: DirectNamespace) -> None:
         context = namespace.ports
         repairs = RepairList(context.store, context.paths, context.clock)
         await repairs.set_paused(is_paused=not off)
 
-    run_async(write)
+    run_direct(write)
     done = "goes on" if off else "is paused, until dlog autorecovery pause --off"
     show_done(f"auto-recovery {done}", {"paused": not off})

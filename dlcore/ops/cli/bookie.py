@@ -22,12 +22,12 @@ from dlcore.ops.cli.context import (
     lists_names,
     namespace_tls,
     require_consent,
-    run_async,
+    run_direct,
 )
 from dlcore.ops.cli.output import Progress, show_done, show_rows, telling_time, time_text
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ledger.metadata.bookies import BookieCookie
 
 _REGISTRATION_POLL_S = 0.1
@@ -73,7 +73,7 @@ def list_bookies() -> None:
     The free space is at most some minutes old.
     """
     bookies = sorted(
-        run_async(lambda namespace: namespace.get_bookies()), key=lambda info: info.bookie
+        run_direct(lambda namespace: namespace.get_bookies()), key=lambda info: info.bookie
     )
     rows = [
         {
@@ -121,19 +121,19 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
     from dlcore.ops.autorecovery.maintenance import Maintenance
 
     require_consent(yes=yes)
-    held = run_async(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)
+    held = run_direct(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)
     ask(
         f"Give up bookie {name} for good, with all that its disk holds of {held} ledgers; others "
         "take them over first",
         yes=yes,
     )
 
-    async def move(namespace: Namespace) -> int:
+    async def move(namespace: DirectNamespace) -> int:
         return await Maintenance(namespace.ports).decommission(
             name, timeout_s=timeout_s, report=Progress().say
         )
 
-    moved = run_async(telling_time("waiting for auto-recovery", move), is_long=True)
+    moved = run_direct(telling_time("waiting for auto-recovery", move), is_long=True)
     show_done(
         f"decommissioned {name}: {moved} ledgers moved", {"bookie": name, "ledgers_moved": moved}
     )
@@ -153,17 +153,17 @@ def collect(name: str, *, yes: bool) -> None:
     from dlcore.ops.autorecovery.maintenance import Maintenance
 
     require_consent(yes=yes)
-    going = run_async(lambda namespace: _describe_garbage(namespace, name), is_long=True)
+    going = run_direct(lambda namespace: _describe_garbage(namespace, name), is_long=True)
     ask(f"Drop what bookie {name} holds of ledgers without metadata: {going}", yes=yes)
 
-    async def release(namespace: Namespace) -> None:
+    async def release(namespace: DirectNamespace) -> None:
         await Maintenance(namespace.ports).release_garbage(name)
 
-    run_async(release)
+    run_direct(release)
     show_done(f"bookie {name} will collect what was held back", {"bookie": name})
 
 
-async def _describe_garbage(namespace: Namespace, name: str) -> str:
+async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
     from dlcore.transport.control import ControlClient
 
     needed = await _count_ledgers_of(namespace, name)
@@ -191,7 +191,7 @@ def set_read_only(name: str, *, off: bool) -> None:
     A bookie with a full disk is read-only in any case.
     """
 
-    async def hold(namespace: Namespace) -> bool:
+    async def hold(namespace: DirectNamespace) -> bool:
         from dlcore.ops.autorecovery.maintenance import Maintenance
 
         await Maintenance(namespace.ports).hold_read_only(name, is_held=not off)
@@ -206,7 +206,7 @@ def set_read_only(name: str, *, off: bool) -> None:
             await asyncio.sleep(_REGISTRATION_POLL_S)
         return False
 
-    is_registered = run_async(hold)
+    is_registered = run_direct(hold)
     state = "writable" if off else "read-only"
     when = "" if is_registered else ", once it is registered and its disk allows it"
     show_done(
@@ -215,7 +215,7 @@ def set_read_only(name: str, *, off: bool) -> None:
     )
 
 
-async def _count_ledgers_of(namespace: Namespace, name: str) -> int:
+async def _count_ledgers_of(namespace: DirectNamespace, name: str) -> int:
     from dlcore.ops.autorecovery.maintenance import Maintenance
 
     with Progress() as progress:
@@ -236,7 +236,7 @@ def cookie_group() -> None:
 def list_cookies() -> None:
     """List the cookies: each bookie that the cluster knows, registered or not."""
 
-    async def read(namespace: Namespace) -> list[dict[str, object]]:
+    async def read(namespace: DirectNamespace) -> list[dict[str, object]]:
         from dlcore.ops.autorecovery.replicas import read_cookies
 
         cookies = await read_cookies(namespace.ports)
@@ -244,7 +244,7 @@ def list_cookies() -> None:
         return [_cookie_row(cookie, cookie.bookie in registered) for cookie in cookies]
 
     show_rows(
-        run_async(read),
+        run_direct(read),
         columns=("name", "incarnation", "created", "registered"),
         empty="no bookie has a cookie",
     )
@@ -271,19 +271,19 @@ def delete_cookie(name: str, *, yes: bool) -> None:
     the bookie on it.  To move its data away first, decommission it.
     """
     require_consent(yes=yes)
-    held = run_async(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)
+    held = run_direct(lambda namespace: _count_ledgers_of(namespace, name), is_long=True)
     ask(
         f"Forget the disk of bookie {name}, which {held} ledgers refer to: if it is not lost, what "
         "it holds can not be used any more",
         yes=yes,
     )
 
-    async def delete(namespace: Namespace) -> str:
+    async def delete(namespace: DirectNamespace) -> str:
         from dlcore.ops.autorecovery.maintenance import Maintenance
 
         return await Maintenance(namespace.ports).delete_cookie(name)
 
-    incarnation = run_async(delete)
+    incarnation = run_direct(delete)
     show_done(
         f"deleted the cookie of bookie {name}, incarnation {incarnation}; {held} ledgers get other "
         "replicas",

@@ -12,11 +12,11 @@ import click
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import LogExistsError
 from dlcore.base.ids import DLSN
-from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_direct
 from dlcore.ops.cli.output import Progress, show_bytes, show_done, telling_time
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 _CHUNK_BYTES = 1 << 20
 
@@ -36,12 +36,14 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
     """
     progress = Progress()
 
-    async def copy(namespace: Namespace) -> int:
+    async def copy(namespace: DirectNamespace) -> int:
         from dlcore.api.copying import copy_log
 
         async with await namespace.open_log(source) as manager:
             if create:
-                config = LogConfig(quorum=(await manager.status()).quorum)
+                quorum = (await manager.status()).quorum
+                assert quorum is not None, "a direct namespace knows it"
+                config = LogConfig(quorum=quorum)
                 with contextlib.suppress(LogExistsError):
                     schema = await manager.get_schema()
                     await namespace.create_log(target, config=config, schema=schema)
@@ -49,7 +51,7 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
             return await copy_log(manager, namespace, target, report=report)
 
     with progress:
-        count = run_async(copy, is_long=True)
+        count = run_direct(copy, is_long=True)
     fields = {"log": source, "target": target, "records": count}
     show_done(f"copied {count} records of log {source} to {target}", fields)
 
@@ -66,20 +68,20 @@ def purge_log(log: str, txid: int, *, yes: bool) -> None:
     """
     require_consent(yes=yes)
 
-    async def count(namespace: Namespace) -> tuple[int, DLSN]:
+    async def count(namespace: DirectNamespace) -> tuple[int, DLSN]:
         async with await namespace.open_log(log) as manager:
             position = await manager.get_dlsn_not_less_than_txid(txid)
             start = DLSN(position.lssn, 0, 0)
             return await manager.get_log_record_count(None, start), start
 
-    records, start = run_async(count)
+    records, start = run_direct(count)
     ask(f"Drop the {records} records of log {log} before segment {start.lssn}", yes=yes)
 
-    async def purge(namespace: Namespace) -> bool:
+    async def purge(namespace: DirectNamespace) -> bool:
         async with await namespace.open_log(log) as manager:
             return await manager.purge_logs_older_than(txid)
 
-    changed = run_async(telling_time("purging", purge), is_long=True)
+    changed = run_direct(telling_time("purging", purge), is_long=True)
     done = f"purged log {log}" if changed else f"log {log} has no segment that is older"
     show_done(done, {"log": log, "txid": txid, "changed": changed})
 
@@ -91,7 +93,7 @@ def purge_log(log: str, txid: int, *, yes: bool) -> None:
 def cat_log(log: str, position: int | None) -> None:
     """Print the bytes of LOG, which `dlog log write --stream` or a program wrote as a stream."""
 
-    async def cat(namespace: Namespace) -> None:
+    async def cat(namespace: DirectNamespace) -> None:
         async with (
             await namespace.open_log(log) as manager,
             await manager.open_stream_reader(position) as stream,
@@ -101,4 +103,4 @@ def cat_log(log: str, position: int | None) -> None:
                     show_bytes(data)
                     progress.tell("bytes", stream.tell())
 
-    run_async(cat, is_long=True)
+    run_direct(cat, is_long=True)

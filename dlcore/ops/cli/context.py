@@ -30,9 +30,8 @@ from dlcore.base.settings import (
 
 if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace as AsyncNamespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.tls import TlsFiles
-    from dlcore.remote.namespace import RemoteNamespace
-    from dlcore.remote.sync import RemoteNamespace as RemoteLogs
     from dlcore.sync import Namespace
 
 DEBUG_KEY = "debug"
@@ -342,30 +341,40 @@ def ask(what: str, *, yes: bool) -> None:
 
 
 def run_async(
-    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]],
-    *,
-    remote: Callable[[RemoteNamespace], Coroutine[Any, Any, _Result]] | None = None,
-    is_long: bool = False,
+    work: Callable[[AsyncNamespace], Coroutine[Any, Any, _Result]], *, is_long: bool = False
 ) -> _Result:
     """Run `work` with the namespace, open meanwhile, on its own event loop.
 
-    With an endpoint `remote` is run; without `remote` the command is refused.  The time limit is
-    --patience, unless the work `is_long`, and prints results or its progress.
+    The namespace is direct, or that of the proxies at --endpoint.  The time limit is --patience,
+    unless the work `is_long`, and prints results or its progress.
 
     Raises:
         DLError: `work` failed, or took too long.
     """
     endpoint, tls = namespace_endpoint(), namespace_tls()
-    if endpoint is not None and remote is not None:
-        from dlcore.remote.namespace import open_namespace as open_remote
+    if endpoint is None:
+        return run_direct(work, is_long=is_long)
+    from dlcore.backends.flight.namespace import open_namespace
 
-        async def ask_proxies() -> _Result:
-            patience_s = _CONNECT_SHARE * patience()
-            async with await open_remote(endpoint, patience_s=patience_s, tls=tls) as namespace:
-                return await remote(namespace)
+    async def run() -> _Result:
+        patience_s = _CONNECT_SHARE * patience()
+        async with await open_namespace(endpoint, patience_s=patience_s, tls=tls) as namespace:
+            return await work(namespace)
 
-        return asyncio.run(ask_proxies() if is_long else in_time(ask_proxies(), endpoint))
-    from dlcore.api.namespace import open_namespace
+    return asyncio.run(run() if is_long else in_time(run(), endpoint))
+
+
+def run_direct(
+    work: Callable[[DirectNamespace], Coroutine[Any, Any, _Result]], *, is_long: bool = False
+) -> _Result:
+    """Run `work` as `run_async` does, for commands that proxies do not offer.
+
+    Raises:
+        click.UsageError: --endpoint is given.
+        DLError: `work` failed, or took too long.
+    """
+    tls = namespace_tls()
+    from dlcore.backends.direct.namespace import open_namespace
 
     uri, client = namespace_uri(), client_config()
 
@@ -411,22 +420,17 @@ def in_time(
 
 @contextmanager
 def connect() -> Iterator[Namespace]:
-    """Open the namespace."""
+    """Open the namespace: the direct one, or that of the proxies at --endpoint."""
     from dlcore.sync import open_namespace
 
+    endpoint = namespace_endpoint()
+    if endpoint is not None:
+        patience_s = patience()
+        with open_namespace(endpoint, patience_s=patience_s, tls=namespace_tls()) as namespace:
+            yield namespace
+        return
     uri, tls, timeout_s = namespace_uri(), namespace_tls(), connect_timeout_s()
     with open_namespace(
         uri, client_config=client_config(), tls=tls, connect_timeout_s=timeout_s
     ) as namespace:
-        yield namespace
-
-
-@contextmanager
-def connect_proxies() -> Iterator[RemoteLogs]:
-    """Open the logs at the given endpoint."""
-    from dlcore.remote.sync import open_namespace
-
-    endpoint = namespace_endpoint()
-    assert endpoint is not None
-    with open_namespace(endpoint, patience_s=patience(), tls=namespace_tls()) as namespace:
         yield namespace

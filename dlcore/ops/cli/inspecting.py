@@ -16,6 +16,7 @@ from dlcore.ops.cli.context import (
     confirmed,
     require_consent,
     run_async,
+    run_direct,
 )
 from dlcore.ops.cli.output import (
     Progress,
@@ -28,11 +29,11 @@ from dlcore.ops.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.ops.inspection import Finding
-    from dlcore.remote import RemoteLog, RemoteNamespace
 
 _LOGS_AT_ONCE = 100
 _Space: TypeAlias = tuple[int, ...]
@@ -53,7 +54,7 @@ def inspect_logs(logs: tuple[str, ...], *, entries: bool) -> None:
     numbers of records than stored.  If no LOG is given, also logs without a name.  Exit code 1 if
     anything was found.
     """
-    findings = run_async(lambda namespace: _inspect(namespace, logs, entries), is_long=True)
+    findings = run_direct(lambda namespace: _inspect(namespace, logs, entries), is_long=True)
     rows = [
         {"log": f.log, "kind": f.kind, "detail": f.detail, "repair": f.repair or None}
         for f in findings
@@ -63,7 +64,9 @@ def inspect_logs(logs: tuple[str, ...], *, entries: bool) -> None:
         click.get_current_context().exit(1)
 
 
-async def _inspect(namespace: Namespace, logs: tuple[str, ...], entries: bool) -> list[Finding]:
+async def _inspect(
+    namespace: DirectNamespace, logs: tuple[str, ...], entries: bool
+) -> list[Finding]:
     from dlcore.ops.inspection import find_nameless, inspect_log
 
     names = list(logs) or await namespace.get_logs()
@@ -94,16 +97,16 @@ def repair_log(log: str, *, yes: bool) -> None:
     problems remain and are shown, with exit code 1.
     """
     require_consent(yes=yes)
-    found = run_async(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
+    found = run_direct(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
     wanted = sorted({finding.repair for finding in found if finding.repair})
     if wanted:
         details = "; ".join(finding.detail for finding in found if finding.repair)
         ask(f"Repair log {log} ({', '.join(wanted)}): {details}", yes=yes)
-        run_async(
+        run_direct(
             telling_time("repairing", lambda namespace: _repair(namespace, log, wanted)),
             is_long=True,
         )
-    left = run_async(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
+    left = run_direct(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
     fields = {
         "log": log,
         "repaired": wanted,
@@ -115,7 +118,7 @@ def repair_log(log: str, *, yes: bool) -> None:
         click.get_current_context().exit(1)
 
 
-async def _repair(namespace: Namespace, log: str, wanted: list[str]) -> None:
+async def _repair(namespace: DirectNamespace, log: str, wanted: list[str]) -> None:
     from dlcore.ops.inspection import RECOVER, REMOVE, finish_removal
 
     if RECOVER in wanted:
@@ -145,7 +148,7 @@ def show_space(prefix: str | None, group_by: str | None, *, total: bool) -> None
     except re.error as error:
         raise click.UsageError(f"--group-by {group_by!r}: {error}") from error
 
-    async def read(namespace: Namespace) -> tuple[dict[str, _Space], dict[str, DLError]]:
+    async def read(namespace: DirectNamespace) -> tuple[dict[str, _Space], dict[str, DLError]]:
         names = await namespace.get_logs(prefix)
         sums: dict[str, _Space] = {}
         failed: dict[str, DLError] = {}
@@ -162,7 +165,7 @@ def show_space(prefix: str | None, group_by: str | None, *, total: bool) -> None
         return sums, failed
 
     keys = ("logs", "segments", "records", "bytes", "stored_bytes")
-    found, failed = run_async(read, is_long=True)
+    found, failed = run_direct(read, is_long=True)
     ordered = sorted(found.items(), key=lambda item: (-item[1][-1], item[0]))
     if total:
         ordered.append(("(total)", _sums(*found.values())))
@@ -213,14 +216,14 @@ def show_lag(log: str, dlsn: str | None) -> None:
     """
     position = None if dlsn is None else DLSN.parse(dlsn)
 
-    async def read(namespace: Namespace | RemoteNamespace) -> list[dict[str, object]]:
+    async def read(namespace: Namespace) -> list[dict[str, object]]:
         async with await namespace.open_log(log) as manager:
             if position is not None:
                 return [{"subscriber": None} | await _lag_of(manager, position)]
             found = await manager.get_subscriptions()
             return [{"subscriber": n} | await _lag_of(manager, found[n]) for n in sorted(found)]
 
-    rows = run_async(read, remote=read)
+    rows = run_async(read)
     if position is not None:
         show_fields({"log": log} | {k: v for k, v in rows[0].items() if k != "subscriber"})
         return
@@ -231,7 +234,7 @@ def show_lag(log: str, dlsn: str | None) -> None:
     )
 
 
-async def _lag_of(manager: DistributedLogManager | RemoteLog, position: DLSN) -> dict[str, object]:
+async def _lag_of(manager: DistributedLogManager, position: DLSN) -> dict[str, object]:
     snapshot = await manager.get_snapshot()
     records = await manager.get_log_record_count(position)
     since_ms = 0

@@ -12,7 +12,14 @@ import click
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import CorruptMetadataError
-from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.ops.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    require_consent,
+    run_async,
+    run_direct,
+)
 from dlcore.ops.cli.output import show_done, show_fields
 from dlcore.ops.cli.times import AGE_S, age_text
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dlcore.api.namespace import Namespace
-    from dlcore.remote import RemoteNamespace
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 _KEEPING = ("retention_s", "explicit_truncation")
 """The settings that decide when records are removed."""
@@ -69,13 +76,13 @@ def reset_txids(log: str, txid: int, *, yes: bool) -> None:
     require_consent(yes=yes)
     ask(f"Let transaction ids of log {log} begin at {txid} again", yes=yes)
 
-    async def reset(namespace: Namespace) -> bool:
+    async def reset(namespace: DirectNamespace) -> bool:
         from dlcore.log.writing.truncation import reset_txid
 
         context = namespace.log_context
         return await reset_txid(context, await context.logs.find(log), txid)
 
-    changed = run_async(reset)
+    changed = run_direct(reset)
     fields = {"log": log, "txid": txid, "changed": changed}
     show_done(f"transaction ids of log {log} follow {txid}", fields)
 
@@ -124,31 +131,29 @@ def set_retention(log: str, age: float | None, *, yes: bool) -> None:
 
 
 def _stored(log: str) -> LogSettings:
-    async def read(namespace: Namespace | RemoteNamespace) -> LogSettings:
+    async def read(namespace: Namespace) -> LogSettings:
         async with await namespace.open_log(log) as manager:
             return await manager.get_settings()
 
-    return run_async(read, remote=read)
+    return run_async(read)
 
 
 def _change(log: str, changes: Mapping[str, object], *, yes: bool) -> LogSettings:
     """Change settings; ask for consent if this removes records that would have stayed."""
     describe = partial(_describe_going, log=log, changes=changes)
-    going = run_async(describe, remote=describe)
+    going = run_async(describe)
     if going:
         require_consent(yes=yes)
         ask(going, yes=yes)
 
-    async def change(namespace: Namespace | RemoteNamespace) -> LogSettings:
+    async def change(namespace: Namespace) -> LogSettings:
         async with await namespace.open_log(log) as manager:
             return await manager.update_settings(**changes)
 
-    return run_async(change, remote=change)
+    return run_async(change)
 
 
-async def _describe_going(
-    namespace: Namespace | RemoteNamespace, log: str, changes: Mapping[str, object]
-) -> str:
+async def _describe_going(namespace: Namespace, log: str, changes: Mapping[str, object]) -> str:
     from dlcore.log.upkeep.retention import readable_for_s, truncated_for_s
 
     async with await namespace.open_log(log) as manager:

@@ -16,7 +16,7 @@ from dlcore.ops.cli.context import (
     lists_names,
     note,
     require_consent,
-    run_async,
+    run_direct,
     wants_json,
 )
 from dlcore.ops.cli.output import (
@@ -34,7 +34,7 @@ from dlcore.ops.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ops.autorecovery.check import ReplicaCheck
@@ -63,7 +63,7 @@ def list_ledgers(first: int, count: int | None) -> None:
     Ledgers with damaged metadata are listed on standard error, with exit code 1.
     """
 
-    async def read(namespace: Namespace) -> ReadLedgers:
+    async def read(namespace: DirectNamespace) -> ReadLedgers:
         found: ReadLedgers = {}
         begin, left = first, count
         with Progress() as progress:
@@ -77,7 +77,7 @@ def list_ledgers(first: int, count: int | None) -> None:
                 progress.tell("ledgers", len(found))
         return found
 
-    found = run_async(read, is_long=True)
+    found = run_direct(read, is_long=True)
     show_rows(
         [_ledger_row(each) for each in found.values() if not isinstance(each, DLError)],
         columns=("ledger", "state", "quorum", "last_entry", "bytes", "created", "log"),
@@ -116,7 +116,7 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
     if not (raw or wants_json()):
         click.echo(_ENTRY_LINE.format("entry", "bytes", "lac", "records", "txids"))
 
-    async def read(namespace: Namespace) -> None:
+    async def read(namespace: DirectNamespace) -> None:
         reader = await namespace.ports.ledgers.open_ledger(ledger_id)
         end = await reader.read_last_add_confirmed()
         entries = reader.read(first, end if last is None else last)
@@ -127,7 +127,7 @@ def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> 
                         _show_entry(frame, raw=raw)
                         progress.tell("entries", frame.entry_id + 1 - first)
 
-    run_async(read, is_long=True)
+    run_direct(read, is_long=True)
 
 
 def _show_entry(frame: EntryFrame, *, raw: bool) -> None:
@@ -174,7 +174,7 @@ def audit_ledgers(*, delete: bool, yes: bool) -> None:
     """
     if delete:
         require_consent(yes=yes)
-    audit = run_async(_audit, is_long=True)
+    audit = run_direct(_audit, is_long=True)
     rows: list[dict[str, object]] = [
         _problem("orphan", ledger=ledger_id) for ledger_id in audit.orphans
     ]
@@ -193,7 +193,7 @@ def audit_ledgers(*, delete: bool, yes: bool) -> None:
     )
     if delete and audit.orphans:
         ask(f"Delete {len(audit.orphans)} ledgers that belong to no log", yes=yes)
-        run_async(lambda namespace: _delete_ledgers(namespace, audit.orphans), is_long=True)
+        run_direct(lambda namespace: _delete_ledgers(namespace, audit.orphans), is_long=True)
         note(f"deleted {len(audit.orphans)} ledgers")
     if audit.damaged:
         note(
@@ -210,14 +210,14 @@ def _problem(
     return {"ledger": ledger, "problem": problem, "log_id": log_id, "detail": detail}
 
 
-async def _audit(namespace: Namespace) -> LedgerAudit:
+async def _audit(namespace: DirectNamespace) -> LedgerAudit:
     from dlcore.ops import inspection
 
     with Progress() as progress:
         return await inspection.audit_ledgers(namespace.log_context, report=progress.tell)
 
 
-async def _delete_ledgers(namespace: Namespace, ledger_ids: Sequence[int]) -> None:
+async def _delete_ledgers(namespace: DirectNamespace, ledger_ids: Sequence[int]) -> None:
     from dlcore.ops.inspection import delete_orphan
 
     with Progress() as progress:
@@ -235,7 +235,7 @@ def show_ledger(ledger_id: int) -> None:
     Wanted is the intended quorum of a ledger that was created with fewer bookies.  Lacking is the
     number of bookies that must still be added for each entry.
     """
-    metadata = run_async(lambda namespace: namespace.get_ledger(ledger_id))
+    metadata = run_direct(lambda namespace: namespace.get_ledger(ledger_id))
     quorum = metadata.quorum
     closed = metadata.state.name == "CLOSED"
     ensembles = [
@@ -275,17 +275,17 @@ def recover_ledger(ledger_id: int, *, yes: bool) -> None:
 
     A live writer cannot write to the ledger any more, so the command asks unless it is closed.
     """
-    found = run_async(lambda namespace: namespace.get_ledger(ledger_id))
+    found = run_direct(lambda namespace: namespace.get_ledger(ledger_id))
     if found.state.name != "CLOSED":
         require_consent(yes=yes)
         log = found.custom.get("log")
         of = "" if log is None else f" of log {log}"
         ask(f"Close ledger {ledger_id}{of}: who still writes it is fenced, and fails", yes=yes)
 
-    async def recover(namespace: Namespace) -> LedgerMetadata:
+    async def recover(namespace: DirectNamespace) -> LedgerMetadata:
         return await namespace.ports.ledgers.recover_ledger(ledger_id)
 
-    metadata = run_async(recover)
+    metadata = run_direct(recover)
     show_done(
         f"ledger {ledger_id} is closed, its last entry is {metadata.last_entry_id}",
         {
@@ -307,10 +307,10 @@ def check_ledger(ledger_id: int) -> None:
     """
     from dlcore.ops.autorecovery.maintenance import Maintenance, is_replicated
 
-    async def check(namespace: Namespace) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
+    async def check(namespace: DirectNamespace) -> tuple[LedgerMetadata, list[ReplicaCheck]]:
         return await Maintenance(namespace.ports).check_ledger(ledger_id)
 
-    metadata, checks = run_async(check)
+    metadata, checks = run_direct(check)
     rows = [_check_row(each) for each in checks]
     is_whole = is_replicated(metadata, checks)
     if wants_json():

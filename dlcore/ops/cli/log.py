@@ -7,7 +7,6 @@ and retention.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from dlcore.ops.cli.context import (
     namespace_endpoint,
     require_consent,
     run_async,
+    run_direct,
 )
 from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
 from dlcore.ops.cli.keeping import reset_txids, set_retention, show_settings
@@ -39,13 +39,6 @@ from dlcore.ops.cli.output import (
     time_text,
 )
 from dlcore.ops.cli.reading import dump_log, tail_log
-from dlcore.ops.cli.remote import (
-    remote_count,
-    remote_deletion,
-    remote_position,
-    remote_schema,
-    remote_status,
-)
 from dlcore.ops.cli.times import EpochMs
 from dlcore.ops.cli.watching import watch_log
 from dlcore.ops.cli.writing import write_log
@@ -54,8 +47,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.status import LogStatus
-    from dlcore.remote.namespace import RemoteNamespace
 
 
 @click.group("log")
@@ -120,12 +113,10 @@ def create_log(
     if asks_proxies and any(size is not None for size in sizes):
         raise click.UsageError("proxies have their own quorums: give --uri to choose other ones")
     quorum, schema = _quorum(*sizes), _schema(schema_text, schema_file)
+    config = None if asks_proxies else LogConfig(quorum=quorum)
     name = validate_log_name(log)
     try:
-        run_async(
-            lambda logs: logs.create_log(log, config=LogConfig(quorum=quorum), schema=schema),
-            remote=lambda logs: logs.create_log(log, schema=schema),
-        )
+        run_async(lambda logs: logs.create_log(log, config=config, schema=schema))
     except LogExistsError:
         if not if_missing:
             raise
@@ -179,12 +170,7 @@ def _quorum(
 @common_options
 def list_logs(prefix: str | None) -> None:
     """List the names of the logs, or of those that start with PREFIX."""
-    names = sorted(
-        run_async(
-            lambda namespace: namespace.get_logs(prefix),
-            remote=lambda namespace: namespace.get_logs(prefix),
-        )
-    )
+    names = run_async(lambda namespace: namespace.get_logs(prefix))
     show_rows([{"log": name} for name in names], columns=("log",), empty="no logs")
 
 
@@ -198,20 +184,20 @@ def show_log(log: str) -> None:
         async with await namespace.open_log(log) as manager:
             return _fields_of(await manager.status(), await manager.get_schema())
 
-    show_fields(run_async(read, remote=partial(remote_status, log=log)))
+    show_fields(run_async(read))
 
 
 def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]:
     from dlcore.api.schemas import describe_schema
 
-    return {
+    fields: dict[str, object] = {
         "log": status.name,
         "schema": None if schema is None else describe_schema(schema),
         "segments": status.segment_count,
         "records": status.record_count,
         "bytes": status.size_bytes,
         "sealed": status.sealed,
-        "created": time_text(status.created_ms),
+        "created": status.created_ms and time_text(status.created_ms),
         "first_dlsn": None if status.first is None else str(status.first),
         "last_dlsn": None if status.last is None else str(status.last),
         "last_txid": status.last_txid,
@@ -221,6 +207,10 @@ def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]
         "under_replicated": status.under_replicated_ledgers,
         "writer": status.writer,
     }
+    if status.created_ms is None:  # proxies do not know what only ZooKeeper has
+        for name in ("created", "quorum", "ledgers", "under_replicated", "writer"):
+            del fields[name]
+    return fields
 
 
 @log_group.command("count", epilog="Example: dlog log count clicks 1:0:0 3:17:0")
@@ -236,12 +226,13 @@ def count_records(log: str, start: str | None, end: str | None) -> None:
     first = None if start is None else DLSN.parse(start)
     last = None if end is None else DLSN.parse(end)
 
-    async def read(namespace: Namespace) -> int:
-        async with await namespace.open_log(log) as manager:
-            return await manager.get_log_record_count(first, last)
-
-    count = run_async(read, remote=partial(remote_count, log=log, start=first, end=last))
+    count = run_async(lambda namespace: _count(namespace, log, first, last))
     show_done(str(count), {"log": log, "records": count})
+
+
+async def _count(namespace: Namespace, log: str, start: DLSN | None, end: DLSN | None) -> int:
+    async with await namespace.open_log(log) as manager:
+        return await manager.get_log_record_count(start, end)
 
 
 @log_group.command("position", epilog="Example: dlog log position clicks --timestamp 2026-01-31")
@@ -264,20 +255,17 @@ def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
     if (txid is None) == (timestamp_ms is None):
         raise click.UsageError("give one of --txid and --timestamp")
 
-    async def find(namespace: Namespace) -> tuple[DLSN, DLSN]:
-        async with await namespace.open_log(log) as manager:
-            if txid is not None:
-                found = await manager.get_dlsn_not_less_than_txid(txid)
-            else:
-                assert timestamp_ms is not None
-                found = await manager.get_dlsn_not_less_than_timestamp(timestamp_ms)
-            return found, (await manager.get_snapshot()).end
-
     wanted = NotLessThan(
         RecordField.TXID if txid is not None else RecordField.TIMESTAMP_MS,
         max(0, txid if txid is not None else timestamp_ms or 0),
     )
-    position, end = run_async(find, remote=partial(remote_position, log=log, wanted=wanted))
+
+    async def find(namespace: Namespace) -> tuple[DLSN, DLSN]:
+        async with await namespace.open_log(log) as manager:
+            place = await manager.find_place(wanted)
+            return place.dlsn, (await manager.get_snapshot()).end
+
+    position, end = run_async(find)
     fields = {"log": log, "dlsn": str(position), "is_end": position >= end}
     show_done(str(position), fields)
 
@@ -295,19 +283,14 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
     position = DLSN.parse(dlsn)
     require_consent(yes=yes)
 
-    async def count(namespace: Namespace) -> int:
-        async with await namespace.open_log(log) as manager:
-            return await manager.get_log_record_count(None, position)
-
-    counted = run_async(count, remote=partial(remote_count, log=log, start=None, end=position))
+    counted = run_async(lambda namespace: _count(namespace, log, None, position))
     ask(f"Drop the {counted} records of log {log} before {position}", yes=yes)
 
-    async def truncate(namespace: Namespace | RemoteNamespace) -> bool:
+    async def truncate(namespace: Namespace) -> bool:
         async with await namespace.open_log(log) as manager:
             return await manager.truncate(position)
 
-    work = telling_time("truncating", truncate)
-    changed = run_async(work, remote=work, is_long=True)
+    changed = run_async(telling_time("truncating", truncate), is_long=True)
     fields = {"log": log, "dlsn": str(position), "changed": changed}
     if changed:
         show_done(f"truncated log {log} before {position}", fields)
@@ -329,16 +312,14 @@ def seal_log(log: str, *, yes: bool) -> None:
     require_consent(yes=yes)
     ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
 
+    # A direct client would wait for the writer's lock; a proxy has a time-out of its own.
+    config = LogConfig(lock_timeout_s=0) if namespace_endpoint() is None else None
+
     async def seal(namespace: Namespace) -> None:
-        config = LogConfig(lock_timeout_s=0)
         async with await namespace.open_log(log, config=config) as manager:
             await manager.mark_end_of_stream()
 
-    async def remote_seal(namespace: RemoteNamespace) -> None:
-        async with await namespace.open_log(log) as manager:
-            await manager.mark_end_of_stream()
-
-    run_async(seal, remote=remote_seal)
+    run_async(seal)
     show_done(f"sealed log {log}", {"log": log})
 
 
@@ -352,10 +333,7 @@ def rename_log(log: str, new_name: str) -> None:
     Clients that have it open continue.  A Spark query finds the log by its name: start it again
     with the new name.  Its last batch is recognized by the log's id, and is not written again.
     """
-    run_async(
-        lambda namespace: namespace.rename_log(log, new_name),
-        remote=lambda namespace: namespace.rename_log(log, new_name),
-    )
+    run_async(lambda namespace: namespace.rename_log(log, new_name))
     show_done(f"renamed log {log} to {new_name}", {"log": new_name, "old_name": log})
 
 
@@ -369,7 +347,7 @@ def show_schema(log: str) -> None:
         async with await namespace.open_log(log) as manager:
             return await manager.get_schema()
 
-    schema = run_async(read, remote=partial(remote_schema, log=log))
+    schema = run_async(read)
     rows = [
         {"column": field.name, "type": f"{field.type}{'' if field.nullable else ' not null'}"}
         for field in schema or ()
@@ -387,11 +365,11 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
     if subscriber is not None:
         require_consent(yes=yes)
 
-    async def read(namespace: Namespace | RemoteNamespace) -> dict[str, DLSN]:
+    async def read(namespace: Namespace) -> dict[str, DLSN]:
         async with await namespace.open_log(log) as manager:
             return await manager.get_subscriptions()
 
-    found = run_async(read, remote=read)
+    found = run_async(read)
     if subscriber is None:
         rows = [{"subscriber": name, "dlsn": str(dlsn)} for name, dlsn in sorted(found.items())]
         show_rows(rows, columns=("subscriber", "dlsn"), empty=f"log {log} has no subscribers")
@@ -400,11 +378,11 @@ def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
         raise ConfigurationError(f"subscriber={subscriber!r}: expected one of {sorted(found)}")
     ask(f"Forget that {subscriber} reads log {log} from {found[subscriber]} on", yes=yes)
 
-    async def delete(namespace: Namespace | RemoteNamespace) -> bool:
+    async def delete(namespace: Namespace) -> bool:
         async with await namespace.open_log(log) as manager:
             return await manager.delete_subscription(subscriber)
 
-    deleted = run_async(delete, remote=delete)
+    deleted = run_async(delete)
     fields = {"log": log, "subscriber": subscriber, "deleted": deleted}
     show_done(f"log {log} has forgotten {subscriber}", fields)
 
@@ -421,20 +399,20 @@ def delete_log(log: str, *, damaged: bool, yes: bool) -> None:
     it remain until `dlog ledger audit --delete`.
     """
     require_consent(yes=yes)
-    what = run_async(
-        lambda namespace: _describe_deletion(namespace, log, damaged),
-        remote=None if damaged else partial(remote_deletion, log=log),
-    )
+    if namespace_endpoint() is None or damaged:
+        what = run_direct(lambda namespace: _describe_deletion(namespace, log, damaged))
+    else:
+        records = run_async(lambda namespace: _count(namespace, log, None, None))
+        what = f"Delete log {log} with {records} records"
     ask(what, yes=yes)
     run_async(
         telling_time("deleting", lambda namespace: namespace.delete_log(log, damaged=damaged)),
-        remote=telling_time("deleting", lambda namespace: namespace.delete_log(log)),
         is_long=True,
     )
     show_done(f"deleted log {log}", {"log": log})
 
 
-async def _describe_deletion(namespace: Namespace, log: str, damaged: bool) -> str:
+async def _describe_deletion(namespace: DirectNamespace, log: str, damaged: bool) -> str:
     from dlcore.log.forgetting import damage_of
 
     damage = await damage_of(namespace.log_context, log)

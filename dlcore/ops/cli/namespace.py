@@ -15,7 +15,7 @@ from dlcore.ops.cli.context import (
     in_time,
     lists_names,
     namespace_uri,
-    run_async,
+    run_direct,
     wants_json,
 )
 from dlcore.ops.cli.output import (
@@ -31,7 +31,7 @@ from dlcore.ops.cli.output import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.binding import NamespaceBinding
     from dlcore.metadata.port import MetadataStore
 
@@ -103,7 +103,7 @@ def _on_store(
 def show_namespace() -> None:
     """Show the namespace: its cluster, the number of its logs, its bookies and their free space."""
 
-    async def read(namespace: Namespace) -> dict[str, object]:
+    async def read(namespace: DirectNamespace) -> dict[str, object]:
         context = namespace.ports
         bookies = await namespace.get_bookies()
         free = sum(bookie.free_bytes for bookie in bookies)
@@ -118,7 +118,7 @@ def show_namespace() -> None:
             "next_ledger": await context.ledger_store.next_ledger_id(),
         }
 
-    show_fields(run_async(read))
+    show_fields(run_direct(read))
 
 
 @namespace_group.command("watch", epilog="Example: dlog namespace watch orders/ --json")
@@ -131,7 +131,7 @@ def watch_namespace(prefix: str | None) -> None:
     """
     as_json = wants_json()
 
-    async def watch(namespace: Namespace) -> None:
+    async def watch(namespace: DirectNamespace) -> None:
         async with namespace.watch_logs(prefix) as changes:
             async for change in changes:
                 if as_json:
@@ -141,4 +141,4 @@ def watch_namespace(prefix: str | None) -> None:
                     was = "" if change.old_name is None else f" (was {change.old_name})"
                     click.echo(f"{change.kind.value:<8} {printable(change.name + was)}")
 
-    run_async(watch, is_long=True)
+    run_direct(watch, is_long=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base import event_loop, kept_memory
+from dlcore.base.errors import LogNotFoundError
 from dlcore.base.seldom import log_to_stderr
 from dlcore.base.settings import config_of
 from dlcore.ops.cli.context import (
@@ -24,11 +25,10 @@ from dlcore.ops.cli.context import (
     takes_settings,
 )
 from dlcore.ops.cli.output import show_done
-from dlcore.ops.cli.remote import release
 from dlcore.proxy.config import ProxyConfig, proxy_options
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.tls import TlsFiles
     from dlcore.flight.actions import Action
@@ -93,9 +93,9 @@ def undrain_proxy() -> None:
 
 def _act(action: Action[NoRequest, NoAnswer]) -> None:
     """Send an action to the one named proxy."""
+    from dlcore.backends.flight import planning
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.flight.requests import NoRequest
-    from dlcore.remote import planning
-    from dlcore.remote.endpoint import Endpoint
 
     endpoint = namespace_endpoint()
     if endpoint is None or "," in endpoint:
@@ -129,7 +129,7 @@ def release_log(log: str) -> None:
         raise click.UsageError(
             "proxy release needs proxies: give --endpoint grpc://host:port, or DLOG_ENDPOINT"
         )
-    work = release(endpoint, log, patience_s=patience() / 2, tls=namespace_tls())
+    work = _release(endpoint, log, patience_s=patience() / 2, tls=namespace_tls())
     if asyncio.run(in_time(work, endpoint)):
         show_done(f"log {log} is released", {"log": log, "released": True})
     else:
@@ -139,10 +139,10 @@ def release_log(log: str) -> None:
 async def _serve(
     uri: str, config: ProxyConfig, tls: TlsFiles | None, client: LedgerClientConfig
 ) -> None:
-    from dlcore.api.namespace import open_namespace
+    from dlcore.backends.direct.namespace import open_namespace
     from dlcore.proxy.server import ProxyServer
 
-    async def open_as(client_id: str) -> Namespace:
+    async def open_as(client_id: str) -> DirectNamespace:
         return await open_namespace(
             uri,
             client_config=client,
@@ -157,3 +157,19 @@ async def _serve(
     async with await ProxyServer.start(open_as, config) as server:
         click.echo(f"proxy serving on {server.location}")
         await stop.wait()
+
+
+async def _release(endpoint: str, log: str, *, patience_s: float, tls: TlsFiles | None) -> bool:
+    """Make the owner of a log release it; False if it has no owner.  Raises: LogNotFoundError."""
+    from dlcore.backends.flight.endpoint import Endpoint
+    from dlcore.backends.flight.planning import act
+    from dlcore.flight import actions
+    from dlcore.flight.requests import LogRequest
+
+    request = LogRequest(log=log)
+    async with Endpoint(endpoint, patience_s=patience_s, tls=tls) as calls:
+        owner = await act(calls, actions.OWNER, request)
+    if owner.log_id is None:
+        raise LogNotFoundError(f"log {log!r} does not exist")
+    async with Endpoint(owner.location or endpoint, patience_s=patience_s, tls=tls) as calls:
+        return (await act(calls, actions.RELEASE, request)).released

@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,14 @@ from dlcore.base.config import LogConfig
 from dlcore.base.errors import EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN
-from dlcore.ops.cli.context import common_options, note, run_async, wants_json
+from dlcore.ops.cli.context import (
+    common_options,
+    namespace_endpoint,
+    note,
+    run_async,
+    run_direct,
+    wants_json,
+)
 from dlcore.ops.cli.framing import DELIMITER, framed as frame_of
 from dlcore.ops.cli.output import (
     Progress,
@@ -29,25 +35,21 @@ from dlcore.ops.cli.output import (
     show_json,
     time_text,
 )
-from dlcore.ops.cli.remote import snapshot_of
 from dlcore.ops.cli.times import EpochMs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from typing import Any, TypeAlias, TypeVar
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.log.reading.rows_reader import AsyncLogReader
     from dlcore.log.reading.scan import ExtentView, LogSnapshot, ScanRange
     from dlcore.ops.cli.rows import RowReader, TypedRow
-    from dlcore.remote.log import RemoteLog
-    from dlcore.remote.namespace import RemoteNamespace
-    from dlcore.remote.reader import RemoteReader, RemoteRecord
 
-    _Log: TypeAlias = DistributedLogManager | RemoteLog
-    _Shown: TypeAlias = LogRecordWithDLSN | RemoteRecord | TypedRow
-    _Reader: TypeAlias = AsyncLogReader | RemoteReader | RowReader
+    _Shown: TypeAlias = LogRecordWithDLSN | TypedRow
+    _Reader: TypeAlias = AsyncLogReader | RowReader
     _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _BULK_RECORDS = 1000
@@ -240,9 +242,12 @@ def tail_log(
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
         raise click.UsageError("give one of --from-dlsn, --from-txid and --from-timestamp")
+    config = None
+    if namespace_endpoint() is None:  # a client of proxies waits for --patience
+        config = LogConfig(read_unavailable_timeout_s=unavailable_timeout_s)
     tail = _Tail(
         log=log,
-        config=LogConfig(read_unavailable_timeout_s=unavailable_timeout_s),
+        config=config,
         follow=follow,
         count=lines,
         dlsn=None if from_dlsn is None else DLSN.parse(from_dlsn),
@@ -250,7 +255,7 @@ def tail_log(
         timestamp_ms=from_timestamp,
         printer=RecordPrinter.of(template=template, raw=raw, delimiter=delimiter, framed=framed),
     )
-    run_async(tail.run, remote=tail.run_remote, is_long=True)
+    run_async(tail.run, is_long=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +263,7 @@ class _Tail:
     """The records of a log to show; async, because following is waiting."""
 
     log: str
-    config: LogConfig
+    config: LogConfig | None
     follow: bool
     count: int | None
     dlsn: DLSN | None
@@ -267,18 +272,13 @@ class _Tail:
     printer: RecordPrinter
 
     async def run(self, namespace: Namespace) -> None:
-        async with await namespace.open_log(self.log, config=self.config) as manager:
-            await self._show(manager, manager.get_snapshot)
+        async with await namespace.open_log(self.log, config=self.config) as log:
+            await self._show(log)
 
-    async def run_remote(self, namespace: RemoteNamespace) -> None:
-        """Show the records, read through proxies."""
-        log = await namespace.open_log(self.log)
-        await self._show(log, partial(snapshot_of, namespace, self.log))
-
-    async def _show(self, log: _Log, snapshot: Callable[[], Awaitable[LogSnapshot]]) -> None:
+    async def _show(self, log: DistributedLogManager) -> None:
         with suppress(EndOfStreamError):  # a sealed log has an end, also with -f
             if self.dlsn is None and self.txid is None and self.timestamp_ms is None:
-                await self._show_end(log, await snapshot())
+                await self._show_end(log, await log.get_snapshot())
             else:
                 async with await _open_reader(
                     log, dlsn=self.dlsn, txid=self.txid, timestamp_ms=self.timestamp_ms
@@ -287,7 +287,7 @@ class _Tail:
                 if not shown and self.count != 0:
                     note(f"no record of log {self.log} is at the given start or behind it")
 
-    async def _show_end(self, log: _Log, snapshot: LogSnapshot) -> None:
+    async def _show_end(self, log: DistributedLogManager, snapshot: LogSnapshot) -> None:
         # The start has at least `count` records behind it, mostly more: only the last are kept.
         count = _TAIL_RECORDS if self.count is None else self.count
         last: deque[_Shown] = deque(maxlen=count)
@@ -315,14 +315,14 @@ class _Tail:
         return done
 
 
-async def _open_reader(log: _Log, **start: Any) -> _Reader:
+async def _open_reader(log: DistributedLogManager, **start: Any) -> _Reader:
     """Open a reader; for a typed log one that returns its rows as records."""
     reader = await log.open_reader(**start)
     if not reader.is_typed:
         return reader
     from dlcore.ops.cli.rows import RowReader
 
-    return await RowReader.open(reader, log, **start)
+    return RowReader(reader)
 
 
 def start_of_tail(snapshot: LogSnapshot, count: int) -> DLSN:
@@ -370,26 +370,29 @@ def dump_log(
     start = None if from_dlsn is None else DLSN.parse(from_dlsn)
     end = None if to_dlsn is None else DLSN.parse(to_dlsn)
 
+    if entries and namespace_endpoint() is not None:
+        raise click.UsageError("--entries reads from bookies: give --uri and no --endpoint")
+
     async def dump(namespace: Namespace) -> None:
+        # The end is fixed at the start: a log that is written faster than it is printed would never
+        # end.
         async with await namespace.open_log(log) as manager:
-            if entries:
-                await _dump_entries(namespace, await manager.get_snapshot(), start, end)
-            else:
-                # The end is fixed at the start: a log that is written faster than it is printed
-                # would never end.
-                now = (await manager.get_snapshot()).end
-                await _dump_records(manager, printer, start, min(end or now, now))
+            now = (await manager.get_snapshot()).end
+            await _dump_records(manager, printer, start, min(end or now, now))
 
-    async def dump_remote(namespace: RemoteNamespace) -> None:
-        if entries:
-            raise click.UsageError("--entries reads from bookies: give --uri and no --endpoint")
-        now = (await snapshot_of(namespace, log)).end
-        await _dump_records(await namespace.open_log(log), printer, start, min(end or now, now))
+    async def dump_entries(namespace: DirectNamespace) -> None:
+        async with await namespace.open_log(log) as manager:
+            await _dump_entries(namespace, await manager.get_snapshot(), start, end)
 
-    run_async(dump, remote=dump_remote, is_long=True)
+    if entries:
+        run_direct(dump_entries, is_long=True)
+    else:
+        run_async(dump, is_long=True)
 
 
-async def _dump_records(log: _Log, printer: RecordPrinter, start: DLSN | None, end: DLSN) -> None:
+async def _dump_records(
+    log: DistributedLogManager, printer: RecordPrinter, start: DLSN | None, end: DLSN
+) -> None:
     async with await _open_reader(log, dlsn=start) as reader:
         with suppress(EndOfStreamError), Progress(beside=sys.stdout) as progress:
             done = 0
@@ -402,7 +405,7 @@ async def _dump_records(log: _Log, printer: RecordPrinter, start: DLSN | None, e
 
 
 async def _dump_entries(
-    namespace: Namespace, snapshot: LogSnapshot, start: DLSN | None, end: DLSN | None
+    namespace: DirectNamespace, snapshot: LogSnapshot, start: DLSN | None, end: DLSN | None
 ) -> None:
     as_json = wants_json()
     if not as_json:
@@ -431,7 +434,7 @@ def _entry_line(row: dict[str, Any]) -> str:
 
 
 async def _entries_of(
-    namespace: Namespace, part: ScanRange, extent: ExtentView
+    namespace: DirectNamespace, part: ScanRange, extent: ExtentView
 ) -> AsyncGenerator[dict[str, Any], None]:
     from dlcore.log.entries.body import decode_entry_header
 

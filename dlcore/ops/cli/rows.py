@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from dlcore.api.manager import DistributedLogManager
 from dlcore.api.schemas import describe_schema
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import ConfigurationError
@@ -21,9 +20,7 @@ from dlcore.ops.cli.json_values import from_json, json_type, to_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.remote.log import RemoteLog
-    from dlcore.remote.reader import RemoteReader
+    from dlcore.log.reading.rows_reader import AsyncLogReader
 
 _READ_NAMES = [field.name for field in typed_read_fields()]
 _MS = pa.timestamp("ms", "UTC")
@@ -48,23 +45,9 @@ class TypedRow(NamedTuple):
 class RowReader(AsyncClosing):
     """A reader of a typed log that returns rows in the form of records."""
 
-    def __init__(self, reader: AsyncLogReader | RemoteReader) -> None:
+    def __init__(self, reader: AsyncLogReader) -> None:
         self._reader = reader
         self._left: pa.RecordBatch | None = None
-
-    @classmethod
-    async def open(
-        cls,
-        reader: AsyncLogReader | RemoteReader,
-        log: DistributedLogManager | RemoteLog,
-        **start: Any,
-    ) -> RowReader:
-        """Return one for a reader of a log, or for a new reader that has all columns."""
-        if isinstance(log, DistributedLogManager):
-            return cls(reader)
-        await reader.aclose()
-        names = [*_READ_NAMES, *(await log.get_schema()).names]
-        return cls(await log.open_reader(**start, columns=names))
 
     async def read_bulk(self, count: int, *, until_caught_up: bool = False) -> list[TypedRow]:
         """Return up to `count` rows, of one entry.  Raises: as `AsyncLogReader.read_batch`."""

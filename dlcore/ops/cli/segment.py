@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.ops.cli.context import common_options, run_async, wants_json
+from dlcore.ops.cli.context import common_options, run_direct, wants_json
 from dlcore.ops.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import DLSN
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.reading.scan import SegmentView
@@ -31,14 +31,14 @@ def list_segments(log: str) -> None:
     The counts of a segment in progress are those that readers see now.
     """
 
-    async def read(namespace: Namespace) -> list[dict[str, object]]:
+    async def read(namespace: DirectNamespace) -> list[dict[str, object]]:
         async with await namespace.open_log(log) as manager:
             views = {view.lssn: view for view in (await manager.get_snapshot()).segments}
             first = await manager.get_first_active_dlsn()
             segments = await manager.get_log_segments()
             return [_row(segment, views.get(segment.lssn), first) for segment in segments]
 
-    rows = run_async(read)
+    rows = run_direct(read)
     if not wants_json():
         for row in rows:
             if row["truncation"] != "active":  # one column less, because this is rare

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base.clock import SystemClock
-from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_async
+from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_direct
 from dlcore.ops.cli.output import Progress, show_done, show_rows, telling_time, time_text
 from dlcore.ops.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.metadata.staged import StagedStatus
 
 _DEFAULTS = UpkeepConfig()
@@ -34,7 +34,7 @@ def list_staged() -> None:
     The ledger of a dead process is cleaned up after the next commit of its identity, or by age.
     """
 
-    async def read(namespace: Namespace) -> list[StagedStatus]:
+    async def read(namespace: DirectNamespace) -> list[StagedStatus]:
         return await namespace.list_staged()
 
     rows = [
@@ -45,7 +45,7 @@ def list_staged() -> None:
             "state": "filled" if each.is_filled else "closed" if not each.staged.owner else "left",
             "extents": each.staged.extents,
         }
-        for each in run_async(read)
+        for each in run_direct(read)
     ]
     show_rows(
         rows,
@@ -80,7 +80,7 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
     """
     require_consent(yes=yes)
     now_ms = SystemClock().now_ms()
-    left, old = run_async(
+    left, old = run_direct(
         partial(
             _count_old,
             leftovers_ms=now_ms - int(leftovers_days * _DAY_S * 1000),
@@ -94,12 +94,12 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
         yes=yes,
     )
 
-    async def remove(namespace: Namespace) -> tuple[int, int]:
+    async def remove(namespace: DirectNamespace) -> tuple[int, int]:
         return await namespace.clean_staging(
             leftovers_age_s=leftovers_days * _DAY_S, commits_age_s=commits_days * _DAY_S
         )
 
-    ledgers, records = run_async(telling_time("cleaning", remove), is_long=True)
+    ledgers, records = run_direct(telling_time("cleaning", remove), is_long=True)
     show_done(
         f"settled {ledgers} staged ledgers, removed {records} records of commits",
         {"ledgers": ledgers, "records": records},
@@ -107,7 +107,7 @@ def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
 
 
 async def _count_old(
-    namespace: Namespace, *, leftovers_ms: int, commits_ms: int
+    namespace: DirectNamespace, *, leftovers_ms: int, commits_ms: int
 ) -> tuple[int, int]:
     """Return how many staged ledgers and records of commits are older than these times."""
     from dlcore.log.metadata.commit_records import commit_records

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base.errors import LogNotFoundError
-from dlcore.ops.cli.context import common_options, run_async, wants_json
+from dlcore.ops.cli.context import common_options, run_direct, wants_json
 from dlcore.ops.cli.output import show_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.metadata.values import LogState
 
 
@@ -26,10 +26,10 @@ def watch_log(log: str) -> None:
 
     Changes in quick succession may be shown as one.
     """
-    run_async(lambda namespace: _watch(namespace, log), is_long=True)
+    run_direct(lambda namespace: _watch(namespace, log), is_long=True)
 
 
-async def _watch(namespace: Namespace, name: str) -> None:
+async def _watch(namespace: DirectNamespace, name: str) -> None:
     from dlcore.log.metadata.history import LogHistory
 
     context = namespace.log_context

@@ -13,7 +13,7 @@ import click
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.records import LogRecord
-from dlcore.ops.cli.context import common_options, connect, connect_proxies, namespace_endpoint
+from dlcore.ops.cli.context import common_options, connect, namespace_endpoint
 from dlcore.ops.cli.framing import DELIMITER, Delimited, Framed, Splitter, Whole
 from dlcore.ops.cli.output import Progress, show_done
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.base.ids import DLSN
-    from dlcore.remote.sync import RemoteWriter
     from dlcore.sync import LogWriter
 
 _CHUNK_BYTES = 1 << 20
@@ -88,10 +87,9 @@ def write_log(
         _write_stream(log, path)
         return
     splitter = Framed() if framed else Whole() if whole else Delimited(delimiter or b"\n")
-    opened = _open_writer if namespace_endpoint() is None else _open_remote_writer
     with (
         _open_input(path) as source,
-        opened(log, numbered=txid != "now") as writer,
+        _open_writer(log, numbered=txid != "now") as writer,
         Progress(beside=source) as progress,
     ):
         chunks = _read_records(source.fileno(), splitter)
@@ -154,7 +152,7 @@ def _numbered(records: list[bytes], count: int) -> list[LogRecord]:
     ]
 
 
-def _rows_writer(writer: LogWriter | RemoteWriter, schema: pa.Schema, *, numbered: bool) -> _Writer:
+def _rows_writer(writer: LogWriter, schema: pa.Schema, *, numbered: bool) -> _Writer:
     """Return a writer of JSON objects as rows of a typed log."""
     import pyarrow as pa
 
@@ -183,12 +181,7 @@ def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
         if schema is not None:
             yield _rows_writer(writer, schema, numbered=numbered)
             return
-        clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids must not
-
-        def write_now(records: list[bytes], _: int) -> None:
-            nonlocal txid_floor
-            txid_floor = max(txid_floor, clock.now_ms())
-            writer.write_bulk(LogRecord(txid=txid_floor, payload=record) for record in records)
+        write_now = _timed(writer) if namespace_endpoint() is None else _timed_by_proxies(writer)
 
         def write_numbered(records: list[bytes], count: int) -> None:
             writer.write_bulk(_numbered(records, count))
@@ -196,25 +189,27 @@ def _open_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
         yield _Writer(write_numbered if numbered else write_now, writer.commit)
 
 
-@contextmanager
-def _open_remote_writer(log: str, *, numbered: bool) -> Iterator[_Writer]:
-    """Write through proxies, beside other clients; the proxies use the time as transaction ids."""
+def _timed(writer: LogWriter) -> Callable[[list[bytes], int], None]:
+    """Return a writer of records with the time as transaction id."""
+    clock, txid_floor = SystemClock(), 0  # the clock may step back, transaction ids must not
+
+    def write(records: list[bytes], _: int) -> None:
+        nonlocal txid_floor
+        txid_floor = max(txid_floor, clock.now_ms())
+        writer.write_bulk(LogRecord(txid=txid_floor, payload=record) for record in records)
+
+    return write
+
+
+def _timed_by_proxies(writer: LogWriter) -> Callable[[list[bytes], int], None]:
+    """Return a writer of records whose ids the proxies give: other clients may write meanwhile."""
     from dlcore.log.entries.batches import batch_of
 
-    with connect_proxies() as namespace, namespace.open_log(log).open_writer() as writer:
-        schema = namespace.get_schemas([log]).get(log)
-        if schema is not None:
-            yield _rows_writer(writer, schema, numbered=numbered)
-            return
+    def write(records: list[bytes], _: int) -> None:
+        if records:
+            writer.write_batch(batch_of([0] * len(records), records).select(["value"]))
 
-        def write_now(records: list[bytes], _: int) -> None:
-            if records:
-                writer.write_batch(batch_of([0] * len(records), records).select(["value"]))
-
-        def write_numbered(records: list[bytes], count: int) -> None:
-            writer.write_bulk(_numbered(records, count))
-
-        yield _Writer(write_numbered if numbered else write_now, writer.commit)
+    return write
 
 
 def _write_chunks(

@@ -42,7 +42,7 @@ from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
 
@@ -72,7 +72,7 @@ class LogUpkeep:
         ]
 
     @classmethod
-    def of(cls, namespace: Namespace, config: UpkeepConfig | None = None) -> LogUpkeep:
+    def of(cls, namespace: DirectNamespace, config: UpkeepConfig | None = None) -> LogUpkeep:
         """Return a worker for the logs of a namespace, which closes what the worker uses."""
         return cls(namespace.log_context, namespace.staging_owner, config or UpkeepConfig())
 

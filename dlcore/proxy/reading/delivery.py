@@ -24,7 +24,7 @@ from dlcore.proxy.reading.runs import PART_BYTES, fetched
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.outgoing import Send
@@ -46,7 +46,7 @@ class Reading:
     If it follows, `awaited` may name a future record, behind `start`: delivery begins with it.
     """
 
-    log: DistributedLogManager
+    log: DirectLog
     view: RowView
     start: DLSN
     end: DLSN
@@ -216,7 +216,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
         sizes = chain(_FIRST_BYTES, repeat(PART_BYTES))
         with suppress(EndOfStreamError):
             while position < end:
-                rows = await reader.take_rows(timeout_s=_LOOK_S)
+                rows = await reader.take_entries(timeout_s=_LOOK_S)
                 if not rows and await reading.log.get_first_active_dlsn() >= end:
                     raise AlreadyTruncatedError(
                         f"log {reading.log.name!r}: the records before {end} were truncated while "

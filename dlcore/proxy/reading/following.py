@@ -16,7 +16,7 @@ from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.ring import Ring, RingBudget
@@ -62,9 +62,7 @@ class FollowedLog:
     and replaced by a new event.  After an error, or the end of a sealed log, no rows follow.
     """
 
-    def __init__(
-        self, log: DistributedLogManager, budget: RingBudget, tasks: BackgroundTasks
-    ) -> None:
+    def __init__(self, log: DirectLog, budget: RingBudget, tasks: BackgroundTasks) -> None:
         self._log = log
         self._budget = budget
         self._rings: dict[bytes, _ViewRing] = {}
@@ -93,7 +91,7 @@ class FollowedLog:
                 self._end = snapshot.end
                 self._tell()
                 while True:
-                    taken = await reader.take_rows()
+                    taken = await reader.take_entries()
                     for each in fetched(taken, log=self._log.name, sizes=repeat(RUN_BYTES)):
                         for known in self._rings.values():
                             known.append(each)
@@ -179,7 +177,7 @@ class FollowedLogs:
         return log_id in self._logs
 
     @asynccontextmanager
-    async def follow(self, log: DistributedLogManager) -> AsyncIterator[FollowedLog]:
+    async def follow(self, log: DirectLog) -> AsyncIterator[FollowedLog]:
         """Yield a followed log; it is followed until its last user leaves the block."""
         followed = self._logs.get(log.log_id)
         if followed is None or followed.error is not None:

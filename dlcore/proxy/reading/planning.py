@@ -27,7 +27,7 @@ from dlcore.flight.tickets import Latest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import LogSnapshot
 
 _LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -37,7 +37,7 @@ _LOOKS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 class Planning:
     """Answers planners, for one proxy."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: DirectNamespace) -> None:
         self._namespace = namespace
 
     async def snapshots(self, request: SnapshotsRequest) -> LogSnapshots:

@@ -13,6 +13,7 @@ from dlcore.flight.columns import Columns
 from dlcore.flight.sending import batch_message, columns_message
 from dlcore.log.entries.batches import numbers_of, typed_read_batch
 from dlcore.log.reading.ranges import RangeView
+from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,7 +40,8 @@ class RowView:
 
     def __init__(self, log: str, schema: LogSchema | None, columns: Sequence[str] | None) -> None:
         self._log = log
-        self._typed = None if schema is None else RangeView(log, schema, columns)
+        own = None if schema is None else schema_of(schema.latest)
+        self._typed = None if own is None else RangeView(log, own, columns)
         self.schema = self._chosen(columns) if self._typed is None else self._typed.schema
 
     def _chosen(self, columns: Sequence[str] | None) -> pa.Schema:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlcore.api.manager import DistributedLogManager
+from dlcore.backends.direct.log import DirectLog
 from dlcore.base.config import MIB
-from dlcore.base.errors import AlreadyTruncatedError, ConfigurationError
+from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
@@ -17,6 +17,7 @@ from dlcore.flight.replies import LogInfo, PartInfo
 from dlcore.flight.sending import schema_message
 from dlcore.flight.tickets import Latest, Place, Ticket
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.cursor import truncated_away
 from dlcore.log.reading.snapshot import Finder
 from dlcore.proxy.reading.delivery import Deliveries, Reading
 from dlcore.proxy.reading.following import FollowedLogs
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.flight.tickets import Wanted
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.proxy.config import ProxyConfig
@@ -55,7 +56,9 @@ class _Asked:
 class ReadPath:
     """The read half of one proxy."""
 
-    def __init__(self, namespace: Namespace, membership: Membership, config: ProxyConfig) -> None:
+    def __init__(
+        self, namespace: DirectNamespace, membership: Membership, config: ProxyConfig
+    ) -> None:
         self._namespace = namespace
         self._membership = membership
         self._log_config = replace(namespace.log_context.config, read_ahead_bytes=READ_AHEAD_BYTES)
@@ -155,7 +158,7 @@ class ReadPath:
     async def _found(self, ticket: Ticket) -> _Asked:
         follower, snapshot = await self._namespace.followers.follow(ticket.log, ticket.log_id)
         context = self._namespace.log_context
-        log = DistributedLogManager(context, follower.log, self._log_config, follower)
+        log = DirectLog(context, follower.log, self._log_config, follower)
         view = RowView(log.name, snapshot.schema, ticket.columns)
         start, awaited = snapshot.first, None
         if ticket.start is not None:
@@ -165,10 +168,7 @@ class ReadPath:
             # of a plan it is exact: its records were readable, and must not be skipped silently.
             is_part = ticket.log_id is not None and not ticket.follow
             if start < snapshot.first and (is_part or start > DLSN.INITIAL):
-                raise AlreadyTruncatedError(
-                    f"log {log.name!r}: position {start} was truncated away, the first one left is "
-                    f"{snapshot.first}"
-                )
+                raise truncated_away(log.name, f"position {start}", snapshot.first)
             if isinstance(wanted, NotLessThan):
                 await Finder(context, snapshot).require_left(wanted)
             if ticket.follow and isinstance(wanted, NotLessThan) and start >= snapshot.end:

@@ -14,14 +14,14 @@ from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.subscriptions import SubscriptionHold, list_subscriptions
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.flight.requests import ForgetRequest, MoveRequest, SubscriptionsRequest
 
 
 class Subscriptions:
     """The stored positions, for the clients of one proxy."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: DirectNamespace) -> None:
         self._context = namespace.log_context
 
     async def show(self, request: SubscriptionsRequest) -> answers.Subscriptions:

@@ -13,21 +13,21 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.flight.answers import CommittedAppend, NoAnswer
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.flight.appends import AppendRequest
-    from dlcore.log.staging.append import StagedAppend
+    from dlcore.log.staging.append import DirectStagedAppend
 
 
 class Appends:
     """Performs appends for the clients of one proxy."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: DirectNamespace) -> None:
         self._namespace = namespace
 
     async def commit(self, request: AppendRequest) -> CommittedAppend:
         """Append staged extents to their logs: all or nothing, once.
 
-        Raises: as `StagedAppend.commit`.
+        Raises: as `DirectStagedAppend.commit`.
         """
         async with await self._begin(request) as append:
             result = await append.commit(request.all_extents(), replaces=request.replaces)
@@ -39,7 +39,7 @@ class Appends:
             await append.abort(request.all_extents())
         return NoAnswer()
 
-    async def _begin(self, request: AppendRequest) -> StagedAppend:
+    async def _begin(self, request: AppendRequest) -> DirectStagedAppend:
         if not request.token:
             raise ConfigurationError("token='': expected a string that is unique to the append")
         return await self._namespace.begin_append(

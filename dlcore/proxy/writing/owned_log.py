@@ -26,7 +26,7 @@ from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.body import present_txid
 from dlcore.log.entries.stamp import TOKEN_BYTES, Claim
 from dlcore.log.writing.producers import Durable, Fresh, InFlight, Mark, Producers
-from dlcore.log.writing.typed import AsyncTypedLogWriter
+from dlcore.log.writing.typed import DirectTypedWriter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
     from dlcore.base.errors import DLError
     from dlcore.base.ids import DLSN
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
 
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
@@ -97,7 +97,7 @@ class OwnedLog:
 
     def __init__(
         self,
-        writer: AsyncLogWriter,
+        writer: DirectWriter,
         clock: Clock,
         producers: Producers[asyncio.Future[DLSN]],
     ) -> None:
@@ -203,7 +203,7 @@ class OwnedLog:
         Raises:
             ConfigurationError: columns are missing, unknown, or of a wrong type.
         """
-        if isinstance(self.writer, AsyncTypedLogWriter):
+        if isinstance(self.writer, DirectTypedWriter):
             return
         names = schema.names
         values = [name for name in names if name in _VALUE_NAMES]
@@ -335,7 +335,7 @@ class OwnedLog:
 
     async def _fitted(self, batch: pa.RecordBatch) -> Any:
         writer = self.writer
-        if not isinstance(writer, AsyncTypedLogWriter):
+        if not isinstance(writer, DirectTypedWriter):
             return self._fitted_bytes(batch)
         return await writer.fitted_latest(batch)
 

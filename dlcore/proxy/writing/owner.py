@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import DLSN
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.membership import Membership
 
@@ -51,7 +51,9 @@ _LEAVE_S = 5.0
 class LogOwner:
     """The logs that one proxy owns."""
 
-    def __init__(self, namespace: Namespace, membership: Membership, config: ProxyConfig) -> None:
+    def __init__(
+        self, namespace: DirectNamespace, membership: Membership, config: ProxyConfig
+    ) -> None:
         self._namespace = namespace
         self._membership = membership
         self._config = config
@@ -215,9 +217,7 @@ class LogOwner:
         await self.drain()
         await self._tasks.aclose()
 
-    async def open(
-        self, name: str, *, lock_timeout_s: float | None = None
-    ) -> DistributedLogManager:
+    async def open(self, name: str, *, lock_timeout_s: float | None = None) -> DirectLog:
         """Open a log; its writers wait for the lock for `lock_timeout_s`, or as configured.
 
         Raises: LogNotFoundError, MetadataError.
@@ -291,7 +291,7 @@ class LogOwner:
             unsubscribe()
             self._gone(name)
 
-    async def _require_same(self, name: str, writer: AsyncLogWriter) -> None:
+    async def _require_same(self, name: str, writer: DirectWriter) -> None:
         """End the writer if the log was renamed or deleted before we had its lock.
 
         Clients that use the name mean another log by then, if there is one.
@@ -311,7 +311,7 @@ class LogOwner:
         name: str,
         producers: Producers[asyncio.Future[DLSN]],
         unreached: Collection[str],
-    ) -> AsyncLogWriter:
+    ) -> DirectWriter:
         log = await self.open(name, lock_timeout_s=0.0)
         try:
             return await log.open_writer(producers=producers)
@@ -324,9 +324,7 @@ class LogOwner:
         log = await self.open(name)
         return await log.open_writer(producers=producers)
 
-    async def _makes_way(
-        self, log: DistributedLogManager, owner: str, unreached: Collection[str]
-    ) -> bool:
+    async def _makes_way(self, log: DirectLog, owner: str, unreached: Collection[str]) -> bool:
         """Return whether the lock of a log will soon be free, or was deleted here.
 
         We delete it in two cases.  An earlier process at this proxy's own location left it.  Or a

@@ -24,10 +24,10 @@ from dlcore.flight.replies import StagingReady, StagingReply
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.flight.calls import Context
     from dlcore.flight.put import PutDecoder, StagingTarget
-    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.writing.rates import StreamRates
 
@@ -44,7 +44,7 @@ KEPT_S = 600.0
 @dataclass(frozen=True, slots=True)
 class _Kept:
     identity: str
-    writer: StagingWriter
+    writer: DirectStagingWriter
     since_s: float
 
 
@@ -56,7 +56,7 @@ class Stagings:
     next stream, so that the number of ledgers does not grow with the streams.
     """
 
-    def __init__(self, namespace: Namespace, config: ProxyConfig) -> None:
+    def __init__(self, namespace: DirectNamespace, config: ProxyConfig) -> None:
         self._namespace = namespace
         self._turns = asyncio.Semaphore(config.staging_max)
         self._message_bytes_max = config.message_bytes_max
@@ -94,7 +94,7 @@ class Stagings:
         await send_reply(context, StagingReply(staged=staged, throttled_ms=throttled_ms))
 
     @contextlib.asynccontextmanager
-    async def _lend(self, target: StagingTarget) -> AsyncIterator[StagingWriter]:
+    async def _lend(self, target: StagingTarget) -> AsyncIterator[DirectStagingWriter]:
         writer = self._take(target) or await self._namespace.open_staging_writer(
             identity=target.staging
         )
@@ -109,14 +109,14 @@ class Stagings:
         else:
             await writer.aclose()
 
-    def _take(self, target: StagingTarget) -> StagingWriter | None:
+    def _take(self, target: StagingTarget) -> DirectStagingWriter | None:
         found = [each for each in self._kept if target.shared and each.identity == target.staging]
         if not found:
             return None
         self._kept.remove(found[-1])
         return found[-1].writer
 
-    async def _give_up(self, target: StagingTarget, writer: StagingWriter) -> None:
+    async def _give_up(self, target: StagingTarget, writer: DirectStagingWriter) -> None:
         if not target.shared:
             await _close_quietly(writer, delete=True)
             return
@@ -128,7 +128,7 @@ class Stagings:
         else:
             await self._put_back(target, writer)
 
-    async def _put_back(self, target: StagingTarget, writer: StagingWriter) -> None:
+    async def _put_back(self, target: StagingTarget, writer: DirectStagingWriter) -> None:
         self._kept.append(_Kept(target.staging, writer, self._loop.time()))
         self._look_later()
         while len(self._kept) > KEPT_MAX:
@@ -167,7 +167,7 @@ async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
         raise
 
 
-async def _close_quietly(writer: StagingWriter, *, delete: bool = False) -> None:
+async def _close_quietly(writer: DirectStagingWriter, *, delete: bool = False) -> None:
     try:
         await writer.aclose(delete=delete)
     except DLError as error:

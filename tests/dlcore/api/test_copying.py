@@ -19,10 +19,10 @@ from tests.dlcore.log.test_reader import fill
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
-async def content(log: DistributedLogManager) -> list[tuple[int, bytes]]:
+async def content(log: DirectLog) -> list[tuple[int, bytes]]:
     """Return transaction ids and payloads."""
     return [(each.txid, each.payload) for each in await read_all(log)]
 
@@ -32,7 +32,7 @@ def test_each_record_is_copied_once(commit_bytes: int, monkeypatch: pytest.Monke
     """By several at once that die at any time, while the source grows."""
     monkeypatch.setattr("dlcore.api.copying._COMMIT_BYTES", commit_bytes)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         rng = random.Random(commit_bytes)
         namespaces = [cluster.namespaces[0], await cluster.open("b"), await cluster.open("c")]
         await namespaces[0].create_log("copy")
@@ -57,7 +57,7 @@ def test_a_copier_that_others_overtook_goes_on_behind_them(
 ) -> None:
     """Though it comes further than they did, and equal transaction ids would let all of it in."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("copy")
         async with await log.open_writer() as writer:
@@ -66,7 +66,7 @@ def test_a_copier_that_others_overtook_goes_on_behind_them(
                 await writer.flush()
         next_batches, is_overtaken = copying._next_batches, False
 
-        async def read_and_wait(source: DistributedLogManager, done: int) -> Any:
+        async def read_and_wait(source: DirectLog, done: int) -> Any:
             nonlocal is_overtaken
             found = await next_batches(source, done)
             if not is_overtaken:
@@ -93,7 +93,7 @@ def test_the_reader_of_a_part_is_closed_with_it(monkeypatch: pytest.MonkeyPatch)
     """Also of one that ends before the source does."""
     monkeypatch.setattr("dlcore.api.copying._COMMIT_BYTES", 1)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         (namespace,) = cluster.namespaces
         await namespace.create_log("copy")
         await fill(cluster, log, seed=1)
@@ -108,7 +108,7 @@ def test_the_reader_of_a_part_is_closed_with_it(monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_copied() -> None:
     """What was truncated before, and a log to itself."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         with pytest.raises(ConfigurationError, match="to itself"):
             await copy_log(log, namespace, "clicks")
@@ -130,7 +130,7 @@ def test_what_cannot_be_copied() -> None:
 def test_a_log_whose_beginning_is_truncated_is_copied_from_there_on() -> None:
     """The first time, also by several at once; what goes later without being copied is told."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("copy")
         async with await log.open_writer() as writer:
@@ -160,7 +160,7 @@ def test_a_log_whose_beginning_is_truncated_is_copied_from_there_on() -> None:
 def test_an_append_that_follows_another_version_is_refused() -> None:
     """Whoever went on from an older commit appends nothing."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         assert await namespace.last_version("me") == -1
         for version, after, wanted in ((4, -1, True), (9, 4, True), (12, 4, False), (9, 4, False)):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 import pytest
 
-from dlcore.api.namespace import open_namespace
-from dlcore.api.scanning import ScanClients, scan
+from dlcore.backends.direct.namespace import open_namespace
+from dlcore.backends.scanning import ScanClients, scan
 from dlcore.base.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -38,15 +38,15 @@ from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, memory_c
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import ReadLedgers
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned
 
 
-def on_namespace(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) -> None:
+def on_namespace(body: Callable[[MemoryCluster, DirectNamespace], Awaitable[None]]) -> None:
     """Run `body` with a cluster and a namespace on it."""
 
     async def run() -> None:
@@ -59,7 +59,7 @@ def on_namespace(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) ->
 def test_logs_are_created_listed_and_deleted() -> None:
     """Names are paths; lists are sorted, and filtered by prefix."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         for name in ("orders", "/clicks/eu", "clicks/us", "ä"):
             await namespace.create_log(name)
         assert await namespace.get_logs() == ["clicks/eu", "clicks/us", "orders", "ä"]
@@ -80,7 +80,7 @@ def test_logs_are_created_listed_and_deleted() -> None:
 def test_bad_names_are_refused(name: str) -> None:
     """By every call that takes one."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         for call in (
             namespace.create_log,
@@ -103,7 +103,7 @@ def test_bad_names_are_refused(name: str) -> None:
 def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
     """If it was applied it is ours, and no error; else the caller learns of no answer."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         cluster.stores["a"].lose_next_reply(applied=applied)
         if applied:
             await namespace.create_log("clicks")
@@ -118,7 +118,7 @@ def test_a_lost_reply_of_a_creation(*, applied: bool) -> None:
 def test_the_quorum_is_stored_with_the_log() -> None:
     """Whoever opens it writes with it."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         quorum = QuorumConfig(ensemble_size=2, write_quorum_size=2, ack_quorum_size=2)
         await namespace.create_log("clicks", config=LogConfig(quorum=quorum))
         log = await namespace.open_log("clicks")
@@ -135,7 +135,7 @@ def test_the_quorum_is_stored_with_the_log() -> None:
 def test_a_damaged_log_is_named() -> None:
     """A node that is missing below the log is not taken for an empty log."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -150,7 +150,7 @@ def test_a_damaged_log_is_named() -> None:
 def test_a_closed_namespace_says_so() -> None:
     """Closing twice is harmless."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.aclose()
         await namespace.aclose()
         with pytest.raises(AlreadyClosedError):
@@ -168,7 +168,7 @@ def test_a_bad_uri_is_refused_before_anything_is_contacted() -> None:
 def test_closing_a_namespace_stops_what_was_opened_on_it() -> None:
     """No task is left running, and a writer that was forgotten frees the log."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         writer = await log.open_writer()
@@ -196,7 +196,7 @@ def test_closing_a_namespace_stops_what_was_opened_on_it() -> None:
 def test_closing_goes_on_after_a_failure() -> None:
     """Every writer is stopped and every connection closed; the failure is still raised."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         writers = []
         for name in ("clicks", "orders"):
             await namespace.create_log(name)
@@ -229,7 +229,7 @@ def test_closing_goes_on_after_a_failure() -> None:
 class PlannedClients(ScanClients):
     """Bookies that a plan knows of are gone: what is read comes by way of the metadata store."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: DirectNamespace) -> None:
         super().__init__()
         self._namespace = namespace
 
@@ -244,7 +244,7 @@ class PlannedClients(ScanClients):
             rng=random.Random(0),
         )
 
-    async def fresh_namespace(self, uri: str) -> Namespace:
+    async def fresh_namespace(self, uri: str) -> DirectNamespace:
         """Return the one of the test."""
         return self._namespace
 
@@ -253,7 +253,7 @@ class PlannedClients(ScanClients):
 def test_a_scan_of_what_is_gone_meanwhile_says_so(change: str) -> None:
     """It names the log and the range."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         for _ in range(2):
@@ -278,7 +278,7 @@ def test_a_scan_of_what_is_gone_meanwhile_says_so(change: str) -> None:
 def test_a_scan_finds_its_log_under_another_name() -> None:
     """It was renamed since it was planned, and another has its name."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -296,7 +296,7 @@ def test_a_scan_finds_its_log_under_another_name() -> None:
 def test_snapshots_of_one_log_that_several_ask_for() -> None:
     """It comes and goes: each gets the same answer; asked for again it is watched, once."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         async def ask() -> list[bool]:
             asked = (namespace.get_snapshots(["clicks"], fresh=True) for _ in range(3))
             return [each["clicks"] is not None for each in await asyncio.gather(*asked)]
@@ -338,7 +338,7 @@ class LateLedgerStore(LedgerStore):
 def test_an_older_head_does_not_hide_a_later_one() -> None:
     """A call that read it before another call did comes to its end after that one."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         follower = LogFollower(namespace.log_context, log._log)
@@ -359,7 +359,7 @@ def test_ledgers_that_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> 
     """More than are kept: none is taken for gone because another's took its place."""
     monkeypatch.setattr("dlcore.log.metadata.ledger_cache._LEDGERS_KEPT_MAX", 1)
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         for txid in range(6):
@@ -380,7 +380,7 @@ def test_ledgers_that_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> 
 def test_logs_are_listed_in_pages() -> None:
     """Each once, also those with long names; a page has its size, and another goes on after it."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         names = {f"many/{i}" for i in range(40)} | {"ä" * 250 + str(i) for i in range(10)}
         for name in names:
             await namespace.create_log(name)
@@ -407,7 +407,7 @@ def test_logs_are_listed_in_pages() -> None:
 def test_a_list_has_what_others_completed_before() -> None:
     """Also beside a server that lags; what goes while it is listed is left out."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         long = "x" * 300
         await namespace.create_log(long)
         store = cluster.stores["a"]
@@ -444,7 +444,7 @@ def test_a_new_log_is_listed_beside_a_server_that_lags() -> None:
 Calls: TypeAlias = "list[Callable[[], Awaitable[object]]]"
 
 
-def calls_of_namespace(namespace: Namespace) -> Calls:
+def calls_of_namespace(namespace: DirectNamespace) -> Calls:
     """Return what can be asked of a namespace."""
 
     async def next_page() -> list[str]:
@@ -472,7 +472,7 @@ def calls_of_namespace(namespace: Namespace) -> Calls:
     ]
 
 
-def calls_of_log(log: DistributedLogManager) -> Calls:
+def calls_of_log(log: DirectLog) -> Calls:
     """Return what can be asked of a log."""
     return [
         log.open_writer,
@@ -504,7 +504,7 @@ def calls_of_log(log: DistributedLogManager) -> Calls:
 def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() -> None:
     """Whatever was opened on it, and whoever calls: nobody waits, nobody is told of its parts."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         await namespace.create_log("clicks")
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -546,7 +546,7 @@ def test_after_the_namespace_is_closed_everything_fails_fast_with_one_error() ->
 def test_statistics_tell_what_was_done_and_what_is_held() -> None:
     """Of closed writers too; what is not acknowledged is pending; a lost session is counted."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         nothing = namespace.get_statistics()
         assert (nothing.entries_written, nothing.open_objects) == (0, {})
         assert nothing.is_connected

@@ -31,12 +31,12 @@ from dlcore.log.metadata.values import LogKey
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
-    from dlcore.log.staging.append import StagedAppend
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.log.staging.append import DirectStagedAppend
 
 
-async def write(log: DistributedLogManager, txid: int) -> None:
+async def write(log: DirectLog, txid: int) -> None:
     """Write one record, as a writer of its own."""
     async with await log.open_writer() as writer:
         await writer.write(LogRecord(txid, b"%d" % txid))
@@ -45,7 +45,7 @@ async def write(log: DistributedLogManager, txid: int) -> None:
 def test_a_renamed_log_is_all_there_under_its_new_name() -> None:
     """With its records, settings and truncation; the old name is free, also for another log."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await write(log, 1)
         await log.update_settings(compression="lz4")
@@ -75,7 +75,7 @@ def test_names_that_cannot_be_given() -> None:
     Nothing is changed, and the lock is free again.
     """
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("orders")
         for taken in ("orders", "clicks"):
@@ -94,7 +94,7 @@ def test_names_that_cannot_be_given() -> None:
 def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
     """It may own the log for minutes after the last record."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         proxy = await (await cluster.open("grpc://proxy:1")).open_log(log.name)
         told = r"owned by grpc://proxy:1 since \S+Z, a proxy: reach the log through it .* idle"
         async with await proxy.open_writer():
@@ -109,7 +109,7 @@ def test_who_is_refused_for_a_proxy_is_told_what_to_do() -> None:
 def test_a_log_that_is_written_is_not_renamed() -> None:
     """The error names its writer, who goes on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("b")
         async with await log.open_writer() as writer:
             with pytest.raises(OwnershipAcquireFailedError, match="'clicks' is owned by a"):
@@ -124,7 +124,7 @@ def test_a_log_that_is_written_is_not_renamed() -> None:
 def test_readers_go_on_over_a_rename() -> None:
     """One that waits at the end gets what is written under the new name."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await write(log, 1)
         async with await log.open_reader() as reader:
@@ -140,7 +140,7 @@ def test_readers_go_on_over_a_rename() -> None:
 def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> None:
     """For the name may be another log's; the manager that renamed it has the new name."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         other = await (await cluster.open("b")).open_log("clicks")
         await log.rename("visits")
         assert log.name == "visits"
@@ -161,7 +161,7 @@ def test_who_opened_it_before_goes_on_but_cannot_delete_by_the_old_name() -> Non
 def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
     """Also for who follows it, and asked by the old name before."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         follower = await cluster.open("b")
         await write(log, 1)
         before = await follower.get_snapshots(["clicks"])
@@ -182,7 +182,7 @@ def test_snapshots_are_of_the_log_that_has_the_name_now() -> None:
 def test_a_staged_append_meets_a_rename() -> None:
     """What was staged for the log enters it under its new name, once."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         append = await namespace.begin_append("job", 1)
         await append.write_batch("clicks", pa.record_batch({"value": [b"a", b"b"]}))
@@ -200,7 +200,7 @@ PAYLOADS = pa.record_batch({"value": [b"a", b"b"]})
 def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
     """Under the new name it is the same append, to the same log: it is there once."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         async with await namespace.begin_append("job", 7, strict=True) as first:
             await first.write_batch("clicks", PAYLOADS)
@@ -218,7 +218,7 @@ def test_an_append_is_repeated_after_a_rename(*, applied: bool) -> None:
 def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
     """What was committed is in the log that was called so: it is not taken for done in this one."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         async with await namespace.begin_append("job", 7, strict=True) as first:
             await first.write_batch("clicks", PAYLOADS)
@@ -236,7 +236,7 @@ def test_a_repetition_to_another_log_of_the_old_name_is_refused() -> None:
 def test_one_append_knows_a_log_by_two_names() -> None:
     """Tasks that staged before and after the rename staged for one log, in the order given."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extents = []
         for name, payload in (("clicks", b"a"), ("visits", b"b")):
@@ -257,7 +257,7 @@ def test_one_append_knows_a_log_by_two_names() -> None:
 def test_one_append_to_two_logs_of_one_name_is_refused() -> None:
     """Half of the records would go to a log that has another name by now."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extents = []
         for payload in (b"a", b"b"):
@@ -279,7 +279,7 @@ def test_one_append_to_two_logs_of_one_name_is_refused() -> None:
 def test_a_staging_writer_looks_names_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two stages, once it has known them for some time: another log may be called so."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         writer = await namespace.open_staging_writer(identity="job")
         await writer.write_batch("clicks", PAYLOADS)
@@ -300,7 +300,7 @@ def test_a_staging_writer_looks_names_up_again(monkeypatch: pytest.MonkeyPatch) 
 def test_an_append_that_replaces_tidies_the_log_by_its_id() -> None:
     """Not what has its name by then."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for txid in range(3):
             await write(log, txid)
@@ -319,13 +319,13 @@ def test_an_append_that_replaces_tidies_the_log_by_its_id() -> None:
 def test_a_copy_does_not_go_on_to_another_log_of_the_name() -> None:
     """Its position is that of the log that was called so; by its new name it goes on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await write(log, 1)
         await namespace.create_log("copy")
         begin = namespace.begin_append
 
-        async def rename_first(*arguments: Any, **options: Any) -> StagedAppend:
+        async def rename_first(*arguments: Any, **options: Any) -> DirectStagedAppend:
             namespace.begin_append = begin  # type: ignore[method-assign]
             await namespace.rename_log("copy", "old")
             await namespace.create_log("copy")
@@ -344,7 +344,7 @@ def test_a_copy_does_not_go_on_to_another_log_of_the_name() -> None:
 def test_a_writer_without_a_lock_goes_on_over_a_rename() -> None:
     """It is fenced by nothing but another writer: the log is the same."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, lock_enabled=False, segment_bytes_max=1)
         other = await (await cluster.open("b", config=config)).open_log("clicks")
         async with await other.open_writer() as writer:
@@ -360,7 +360,7 @@ def test_a_writer_without_a_lock_goes_on_over_a_rename() -> None:
 def test_a_lost_reply_of_a_rename(*, applied: bool) -> None:
     """The node of the name tells: it is done once, in any case."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         store = cluster.stores["a"]
         multi = store.multi
 
@@ -382,8 +382,8 @@ def test_a_lost_reply_of_a_rename(*, applied: bool) -> None:
 def test_of_two_renames_at_once_one_is_done() -> None:
     """The other is refused: by the lock, or by the name that is not the log's any more."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
-        async def rename(namespace: Namespace, name: str) -> str:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        async def rename(namespace: DirectNamespace, name: str) -> str:
             try:
                 await namespace.rename_log("clicks", name)
             except (OwnershipAcquireFailedError, LogNotFoundError, MetadataConnectionError):
@@ -402,7 +402,7 @@ def test_of_two_renames_at_once_one_is_done() -> None:
 def test_a_log_is_found_by_any_name_that_it_had() -> None:
     """By its id; one whose name's node is gone or leads elsewhere is damaged, and named."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         logs, old = namespace.log_context.logs, LogKey(name="clicks", log_id=log.log_id)
         assert (await logs.find_again(old)).name == "clicks"
@@ -425,7 +425,7 @@ def test_a_log_is_found_by_any_name_that_it_had() -> None:
 def test_a_change_under_a_rename_is_not_undone_by_it() -> None:
     """A truncation between reading and renaming is kept: the rename is planned again."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         await write(log, 2)
         store, other = cluster.stores["a"], await (await cluster.open("b")).open_log("clicks")

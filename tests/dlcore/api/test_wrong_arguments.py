@@ -18,8 +18,8 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda space, log: space.create_log(5), "invalid log name 5: expected text"),
@@ -59,10 +59,10 @@ WRONG: list[tuple[Callable[[Any, Any], Any], str]] = [
 def test_a_value_of_the_wrong_kind_is_named(call: Callable[[Any, Any], Any], told: str) -> None:
     """With what would be right."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
-        namespace: Namespace = cluster.namespaces[0]
+        namespace: DirectNamespace = cluster.namespaces[0]
         with pytest.raises(DLError) as caught:
             await call(namespace, log)
         assert told in str(caught.value)
@@ -74,7 +74,7 @@ def test_a_value_of_the_wrong_kind_is_named(call: Callable[[Any, Any], Any], tol
 def test_a_reader_is_told_how_many_and_how_long() -> None:
     """Before it waits; and what is here can still be read."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
         async with await log.open_reader() as reader:
@@ -91,7 +91,7 @@ def test_a_reader_is_told_how_many_and_how_long() -> None:
 def test_what_is_no_record_ends_no_writer() -> None:
     """In a bulk its future tells of it."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             with pytest.raises(ConfigurationError, match="'x': expected a LogRecord"):
                 writer.write("x")  # type: ignore[arg-type]

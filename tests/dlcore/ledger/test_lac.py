@@ -28,7 +28,7 @@ from tests.fixtures.ledgers import bookie
 from tests.fixtures.memory_namespace import on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from tests.fixtures.memory_namespace import MemoryCluster
 
 
@@ -80,7 +80,7 @@ def test_the_lac_goes_with_the_ack_unless_callers_answer_acks() -> None:
 def test_who_has_more_to_write_tells_first_what_is_durable() -> None:
     """The next entry would take it along, but only once it is made and on its way to all."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         def told_alone() -> int:
             """Return how many messages went to one bookie only."""
             counts = sorted(bookie.requests for bookie in cluster.bookies)

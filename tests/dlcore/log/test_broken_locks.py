@@ -9,13 +9,13 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 if TYPE_CHECKING:
     import pytest
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
 def test_the_lock_of_the_one_that_was_meant_is_deleted() -> None:
     """Once; a lock of somebody else stays, and so does one's own."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await cluster.open("gone")
         logs = (await cluster.open("b")).log_context.logs
         assert not await logs.break_lock(log._log, "gone"), "there is none yet"
@@ -36,7 +36,7 @@ def test_the_lock_of_the_one_that_was_meant_is_deleted() -> None:
 def test_a_lock_whose_owner_is_at_work_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at it and its deletion the owner writes to it, as it does at each turn."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await (await (await cluster.open("owner")).open_log("clicks")).open_writer()
         logs = (await cluster.open("b")).log_context.logs
         delete, owners = logs._store.delete, cluster.stores["owner"]

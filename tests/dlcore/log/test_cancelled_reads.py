@@ -43,18 +43,18 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecordWithDLSN
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.reader import DirectReader
     from dlcore.log.streams import AsyncAppendOnlyStreamReader
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
 
 TURNS = sample(range(60), 12)
 SEGMENTS = 5
 
 
-async def fill(log: DistributedLogManager, *, first_txid: int = 1) -> None:
+async def fill(log: DirectLog, *, first_txid: int = 1) -> None:
     """Write a log of a few segments, each of a few entries."""
     txid = first_txid
     for segment in range(SEGMENTS):
@@ -67,7 +67,7 @@ async def fill(log: DistributedLogManager, *, first_txid: int = 1) -> None:
                 )
 
 
-async def tight(cluster: MemoryCluster, log: DistributedLogManager) -> DistributedLogManager:
+async def tight(cluster: MemoryCluster, log: DirectLog) -> DirectLog:
     """Return the log, as one sees it who keeps little fetched ahead, and so waits often."""
     config = replace(CONFIG, read_ahead_bytes=4096)
     return await cluster.namespaces[0].open_log(log.name, config=config)
@@ -88,7 +88,7 @@ async def give_up(read: Callable[[], Awaitable[Sequence[Any]]], turns: Iterable[
     return found
 
 
-def reads_of(reader: AsyncLogReader) -> dict[str, Callable[[], Awaitable[Sequence[DLSN]]]]:
+def reads_of(reader: DirectReader) -> dict[str, Callable[[], Awaitable[Sequence[DLSN]]]]:
     """Return all ways of reading, each with the positions of what it read."""
 
     async def one() -> Sequence[DLSN]:
@@ -126,7 +126,7 @@ def dlsns_of(batch: pa.RecordBatch) -> list[DLSN]:
 def test_a_cancelled_read_loses_and_repeats_nothing(way: str) -> None:
     """Wherever it waits: for entries, at a segment's end, for whether there is more."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(log)
         wanted = [each.dlsn for each in await read_all(log)]
         small = await tight(cluster, log)
@@ -141,7 +141,7 @@ def test_a_cancelled_read_loses_and_repeats_nothing(way: str) -> None:
 def test_the_position_stays_where_a_cancelled_read_began() -> None:
     """So it may be stored: a reader from there gets what the cancelled one had."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(log)
         records = await read_all(log)
         async with await log.open_reader() as reader:
@@ -162,7 +162,7 @@ def test_the_position_stays_where_a_cancelled_read_began() -> None:
 def test_a_cancelled_seek_has_happened_or_not() -> None:
     """What is read on from is what the position says."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(log)
         records = await read_all(log)
         middle = records[len(records) // 2]
@@ -197,7 +197,7 @@ async def merged_logs(cluster: MemoryCluster) -> list[int]:
 def test_a_cancelled_merged_read_loses_and_repeats_nothing(turns: int) -> None:
     """Of any of its logs, whichever of them had given records by then."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         wanted = await merged_logs(cluster)
         async with await cluster.namespaces[0].open_merged_reader(["even", "odd"]) as reader:
 
@@ -213,7 +213,7 @@ def test_a_cancelled_merged_read_loses_and_repeats_nothing(turns: int) -> None:
 def test_a_cancelled_read_of_a_stream_loses_and_repeats_nothing(turns: int) -> None:
     """Bytes are given once, and an error in between keeps those that were read before it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         wanted = bytes(range(256)) * 40
         async with await log.open_stream_writer() as writer:
             for at in range(0, len(wanted), 640):
@@ -335,7 +335,7 @@ def test_an_interrupted_read_loses_and_repeats_nothing(
 ) -> None:
     """Also when it had ended by then, and nobody knew."""
 
-    async def open_small() -> tuple[DistributedLogManager, list[LogRecordWithDLSN]]:
+    async def open_small() -> tuple[DirectLog, list[LogRecordWithDLSN]]:
         log = await cluster.namespaces[0].open_log("clicks")
         return await tight(cluster, log), await read_all(log)
 
@@ -358,7 +358,7 @@ def test_an_interrupted_read_loses_and_repeats_nothing(
 def test_a_typed_log_is_followed_with_a_deadline(portal: Portal, cluster: MemoryCluster) -> None:
     """For a batch; there are no records."""
 
-    async def open_typed() -> tuple[AsyncLogReader, AsyncLogWriter]:
+    async def open_typed() -> tuple[DirectReader, DirectWriter]:
         namespace = cluster.namespaces[0]
         await namespace.create_log("typed", schema=pa.schema({"x": pa.int64()}))
         log = await namespace.open_log("typed")
@@ -392,7 +392,7 @@ def test_an_interrupt_while_records_are_made_takes_none(
 ) -> None:
     """It comes between two entries of a bulk that are here."""
 
-    async def open_reader() -> tuple[AsyncLogReader, list[LogRecordWithDLSN]]:
+    async def open_reader() -> tuple[DirectReader, list[LogRecordWithDLSN]]:
         log = await cluster.namespaces[0].open_log("clicks")
         return await log.open_reader(), await read_all(log)
 
@@ -419,16 +419,14 @@ def test_an_interrupted_merged_read_loses_and_repeats_nothing(
     """In bulk, and by who iterates anew."""
     wanted = portal.call(merged_logs(cluster))
 
-    async def open_merged() -> MergedReader[LogRecordWithDLSN]:
+    async def open_merged() -> MergedReader:
         names = ["even", "odd"]
         return MergedReader(portal, await cluster.namespaces[0].open_merged_reader(names))
 
     for count in (1, 37):
         reader = portal.call(open_merged())
 
-        def read(
-            reader: MergedReader[LogRecordWithDLSN] = reader, count: int = count
-        ) -> Sequence[int]:
+        def read(reader: MergedReader = reader, count: int = count) -> Sequence[int]:
             if count > 1:
                 return [each.record.txid for each in reader.read_bulk(count)]
             return [each.record.txid for each in islice(reader, 5)]
@@ -488,7 +486,7 @@ def test_an_interrupted_watch_tells_all_that_it_found(
 def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: int) -> None:
     """It would end them in no order, and one that waits for another's end raises an error."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(log)
         left: list[str] = []
         sys.set_asyncgen_hooks(finalizer=lambda each: left.append(repr(each)))
@@ -511,7 +509,7 @@ def test_who_is_cancelled_while_closing_leaves_no_read_to_the_collector(again: i
 def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: int) -> None:
     """Neither a stream of a bookie nor a task that waits for one."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         left: list[str] = []
         sys.set_asyncgen_hooks(finalizer=lambda each: left.append(repr(each)))
 
@@ -537,7 +535,7 @@ def test_who_is_cancelled_while_he_stops_to_follow_leaves_nothing_behind(again: 
 def test_who_waits_is_told_that_the_reader_is_closed_by_one_who_was_cancelled() -> None:
     """Also if that was while he waited for the end of what was under way."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         for turns in range(5):
             reader = await log.open_reader()
             waiting = asyncio.create_task(reader.read_next())

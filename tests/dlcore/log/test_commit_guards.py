@@ -19,8 +19,8 @@ from tests.fixtures.staged_records import batch, payloads_of, stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.port import Op
 
@@ -28,7 +28,9 @@ SHARED = SharedStaging(identity="stream", round="1")
 
 
 def overtake(
-    late: Namespace, monkeypatch: pytest.MonkeyPatch, by: Callable[[], Coroutine[None, None, None]]
+    late: DirectNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    by: Callable[[], Coroutine[None, None, None]],
 ) -> None:
     """Let something happen right before the next transaction of a namespace."""
     store = late._context.store
@@ -42,7 +44,7 @@ def overtake(
     monkeypatch.setattr(store, "multi", after_it)
 
 
-async def stage_two(task: Namespace, identity: str, *logs: str) -> list[StagedExtent]:
+async def stage_two(task: DirectNamespace, identity: str, *logs: str) -> list[StagedExtent]:
     """Stage two records, one for each log, in the same ledger."""
     writer = await task.open_staging_writer(identity=identity)
     extents = []
@@ -59,7 +61,7 @@ def test_the_record_alone_keeps_a_version_from_being_committed_twice(
 ) -> None:
     """The other one wrote to another log, from another ledger; the record is made or changed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         late, quick = cluster.namespaces[0], await cluster.open("quick")
         await quick.create_log("views")
         for version in range(before):
@@ -82,7 +84,7 @@ def test_the_registration_alone_counts_what_two_commit_at_once(
 ) -> None:
     """Extents of one ledger go to two logs, by appends of two identities: both are counted."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         late, quick = cluster.namespaces[0], await cluster.open("quick")
         await quick.create_log("views")
         extents = await stage_two(await cluster.open("task"), "stream", "clicks", "views")
@@ -102,7 +104,7 @@ def test_the_registration_alone_counts_what_two_commit_at_once(
 def test_a_settled_ledger_alone_keeps_what_was_given_up_out() -> None:
     """It stays, for a log has another extent of it, and the append has left no other trace."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         driver, task = cluster.namespaces[0], await cluster.open("task")
         first, second = await stage_two(task, "job", "clicks", "clicks")
         await (await driver.begin_append("job", 1)).commit([first])

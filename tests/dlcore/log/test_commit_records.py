@@ -14,13 +14,13 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.metadata.port import Op
 
 
-async def stage(namespace: Namespace, *, identity: str) -> StagedExtent:
+async def stage(namespace: DirectNamespace, *, identity: str) -> StagedExtent:
     """Stage one record."""
     async with await namespace.open_staging_writer(identity=identity) as writer:
         await writer.write_batch("clicks", pa.record_batch({"value": [b"a"]}))
@@ -32,7 +32,7 @@ async def stage(namespace: Namespace, *, identity: str) -> StagedExtent:
 def test_the_record_of_an_identity_of_one_append(lost: str | None) -> None:
     """It goes once the commit is known; the append itself still tells what became of it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         record_path = cluster.paths.commit("once")
         append = await namespace.begin_append("once", 1, keep_record=False)
@@ -68,7 +68,7 @@ def watch_for(cluster: MemoryCluster, path: str) -> Callable[[], int]:
 def test_a_record_that_cannot_be_removed_stays() -> None:
     """The append is committed all the same."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extent = await stage(namespace, identity="job")
         append = await namespace.begin_append("job", 1, keep_record=False)
@@ -91,7 +91,7 @@ def test_a_record_that_cannot_be_removed_stays() -> None:
 def test_another_append_s_record_is_not_removed() -> None:
     """Even if somebody takes the identity for one of his own."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         first = await namespace.begin_append("job", 1, keep_record=False)
         assert (await first.commit([await stage(namespace, identity="job")])).committed

@@ -18,7 +18,7 @@ from dlcore.log.entries.compression import COMPRESSED_BYTES_MIN, Compressor
 from tests.fixtures.memory_namespace import MemoryCluster, on_log
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 ROW_BYTES = 8
 
@@ -92,7 +92,7 @@ def test_typed_logs_are_compressed_unless_they_say_otherwise() -> None:
     """A writer's entries and those that a task stages; what is read is the same."""
     batch = rows(4 * COMPRESSED_BYTES_MIN)
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for number, compression in enumerate((None, "none", "auto")):
             await namespace.create_log(f"typed-{number}", schema=batch.schema)

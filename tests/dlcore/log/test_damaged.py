@@ -30,7 +30,7 @@ from tests.fixtures.memory_namespace import memory_cluster, read_all, record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
     from dlcore.metadata.paths import LogPaths
     from dlcore.ops.inspection import LedgerAudit
@@ -40,7 +40,7 @@ TIME_LIMIT_S = 30
 LONG = "orders/" + "x" * 300
 
 
-async def fill(namespace: Namespace, log: str, *, segments: int = 3) -> LogPaths:
+async def fill(namespace: DirectNamespace, log: str, *, segments: int = 3) -> LogPaths:
     """Create a log of some segments of one record each."""
     await namespace.create_log(log)
     manager = await namespace.open_log(log)
@@ -50,7 +50,7 @@ async def fill(namespace: Namespace, log: str, *, segments: int = 3) -> LogPaths
     return namespace.log_context.paths.log_of(manager.log_id)
 
 
-def on_namespace(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) -> None:
+def on_namespace(body: Callable[[MemoryCluster, DirectNamespace], Awaitable[None]]) -> None:
     """Run `body` on a namespace with the whole log "other"."""
 
     async def run() -> None:
@@ -115,7 +115,7 @@ def test_a_damaged_log_is_deleted_when_that_is_said(
 ) -> None:
     """Only then; its name is free, no node of it is left, and an audit finds its ledgers."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
         before = {path for path in cluster.tree.dump() if "/ledgers/" not in path}
         paths = await fill(namespace, name)
@@ -142,7 +142,7 @@ def test_a_damaged_log_is_deleted_when_that_is_said(
 def test_a_log_that_is_whole_is_not_taken_for_a_damaged_one() -> None:
     """And a missing one is missing."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         with pytest.raises(ConfigurationError, match="'other' is not damaged"):
             await namespace.delete_log("other", damaged=True)
         with pytest.raises(LogNotFoundError):
@@ -154,7 +154,7 @@ def test_a_log_that_is_whole_is_not_taken_for_a_damaged_one() -> None:
 def test_the_writer_of_a_damaged_log_keeps_it() -> None:
     """Until it is closed."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         paths = await fill(namespace, "clicks")
         writer = await (await namespace.open_log("clicks")).open_writer()
         await overwrite(namespace.log_context, paths.segment(2))
@@ -173,7 +173,7 @@ def test_the_writer_of_a_damaged_log_keeps_it() -> None:
 def test_a_name_that_tells_no_id(value: bytes) -> None:
     """Only the name goes; what it led to is not guessed."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
         paths = await fill(namespace, "clicks")
         await context.store.put(context.paths.log("clicks"), value, version=ANY_VERSION)
@@ -191,7 +191,7 @@ def test_a_name_that_tells_no_id(value: bytes) -> None:
 def test_a_name_that_leads_elsewhere(leads_to: str) -> None:
     """Only the name goes: the log that has its id lives under another name, or is gone."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
         await namespace.rename_log("other", "passing")
         await namespace.rename_log("passing", "other")  # now the head says its name
@@ -211,7 +211,7 @@ def test_a_name_that_leads_elsewhere(leads_to: str) -> None:
 def test_a_damaged_log_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """In lists, watches, snapshots and audits; a long name that nobody can tell is told by path."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
         await damage_segment(context, "clicks", await fill(namespace, "clicks"))
         with pytest.raises(CorruptMetadataError):
@@ -245,7 +245,7 @@ def test_a_damaged_log_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_loops_of_upkeep_end_on_damaged_logs(caplog: pytest.LogCaptureFixture) -> None:
     """They waited for the log to move on, and it does not; others have their turn."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
         for name in ("clicks", "old"):
             await fill(namespace, name)
@@ -279,7 +279,7 @@ def test_a_sweep_removes_what_a_damaged_deleted_log_left(
 ) -> None:
     """It was deleted and not removed; its listing, its segments and a record are damaged."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         context = namespace.log_context
         log_id = (await fill(namespace, "clicks")).head.rpartition("/")[2]
         paths = context.paths.log_of(log_id)

@@ -24,10 +24,10 @@ from tests.fixtures.recording_store import RecordingStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
     from dlcore.metadata.memory import MemoryStore
 
 COMMITS = amount(1000, sampled=60)
@@ -36,7 +36,7 @@ COMMITS = amount(1000, sampled=60)
 class Counted:
     """A namespace whose requests are counted."""
 
-    def __init__(self, namespace: Namespace, store: RecordingStore) -> None:
+    def __init__(self, namespace: DirectNamespace, store: RecordingStore) -> None:
         self.namespace = namespace
         self.store = store
         self.versions = 0
@@ -264,7 +264,7 @@ def test_what_is_known_of_a_log_that_is_written_is_not_read_again() -> None:
     counting(body)
 
 
-async def looked_at(client: Counted) -> tuple[DistributedLogManager, AsyncLogWriter]:
+async def looked_at(client: Counted) -> tuple[DirectLog, DirectWriter]:
     """Return a log that has a record, and its writer; its snapshots have been asked for."""
     await client.namespace.create_log("clicks")
     log = await client.namespace.open_log("clicks")
@@ -318,7 +318,7 @@ def test_what_bookies_said_of_an_earlier_head_does_not_count() -> None:
             assert another.end == DLSN(2, 1, 0)
             await sync(path)
 
-        writers: list[AsyncLogWriter] = []
+        writers: list[DirectWriter] = []
         client.store.sync = late  # type: ignore[method-assign]
         snapshot = (await client.namespace.get_snapshots(["clicks"], fresh=True))["clicks"]
         assert snapshot is not None

@@ -25,12 +25,12 @@ from dlcore.log.reading.extent_ledgers import ExtentLedgers
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.log.metadata.values import LogState
     from dlcore.log.reading.cursor import ReadExtent
 
 
-async def write_segments(log: DistributedLogManager, payloads: list[bytes]) -> None:
+async def write_segments(log: DirectLog, payloads: list[bytes]) -> None:
     """Write one segment for each of `payloads`, with that record in it."""
     for payload in payloads:
         async with await log.open_writer() as writer:
@@ -41,7 +41,7 @@ async def write_segments(log: DistributedLogManager, payloads: list[bytes]) -> N
 def test_a_log_that_was_made_anew_is_not_the_one_that_was_read(*, until_caught_up: bool) -> None:
     """The reader was away meanwhile: its position means nothing in the log of the same name."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"old"])
         other = await (await cluster.open("b")).open_log("clicks")
         async with await other.open_reader() as reader:
@@ -62,7 +62,7 @@ def test_a_log_that_was_made_anew_is_not_the_one_that_was_read(*, until_caught_u
 def test_the_segment_being_followed_is_truncated_inside(start: DLSN | None) -> None:
     """A slow reader from the beginning goes on behind what was dropped; another one is told."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, entry_bytes=100, read_ahead_bytes=300)
         slow = await (await cluster.open("b", config=config)).open_log("clicks")
         async with await slow.open_writer() as writer, await slow.open_reader(dlsn=start) as reader:
@@ -103,7 +103,7 @@ def test_a_waiting_reader_learns_that_the_metadata_store_is_gone(
     """Whatever it waits for: it fails after the time-out, and reads on when the store is back."""
     monkeypatch.setattr("dlcore.ledger.reading.follow._SILENCE_S", 0.02)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=0.2)
         if state != "empty":
             await write_segments(log, [b"first"])
@@ -135,7 +135,7 @@ def test_a_reader_of_many_segments_knows_a_few_at_a_time(
     monkeypatch.setattr("dlcore.log.reading.tail_driver.SEGMENTS_AHEAD", at_once)
     monkeypatch.setattr("dlcore.log.reading.opening.SEGMENTS_AHEAD", at_once)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(7)])
         config = replace(CONFIG, read_ahead_bytes=1)
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
@@ -172,7 +172,7 @@ def test_the_next_segment_is_opened_before_its_turn(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ExtentLedgers, "chunks", noted)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(5)])
         config = replace(CONFIG, read_ahead_bytes=1)
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
@@ -201,7 +201,7 @@ def test_the_next_segment_is_opened_before_its_turn(monkeypatch: pytest.MonkeyPa
 def test_of_a_part_nothing_is_fetched_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of it ends there; one whose start is truncated, the first one too, is told."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(5)])
         asked: list[tuple[int, int]] = []
         read = LedgerReader.read
@@ -242,7 +242,7 @@ def test_what_is_opened_before_its_turn_may_be_gone(
 
     monkeypatch.setattr(ExtentLedgers, "chunks", noted)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"%d" % number for number in range(4)])
         config = replace(CONFIG, read_ahead_bytes=1)
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
@@ -271,7 +271,7 @@ def test_what_is_opened_before_its_turn_may_be_gone(
 def test_an_error_takes_no_records_with_it() -> None:
     """What was collected before it is returned; the next call meets the error."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=0.2)
         await write_segments(log, [b"first"])
         other = await (await cluster.open("b", config=config)).open_log("clicks")
@@ -291,7 +291,7 @@ def test_a_follower_learns_that_all_bookies_are_gone(monkeypatch: pytest.MonkeyP
     """It fails after the time-out, not while one of them answers; it reads on when one is back."""
     monkeypatch.setattr("dlcore.ledger.reading.follow._SILENCE_S", 0.02)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, read_unavailable_timeout_s=2)
         other = await (await cluster.open("b", config=config)).open_log("clicks")
         async with await log.open_writer() as writer, await other.open_reader() as reader:
@@ -331,7 +331,7 @@ def test_what_is_known_to_be_there_is_read_without_another_look(
         looks.append(which["from_lssn"])
         return await read(self, **which)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"x"] * 20)
         async with await log.open_reader() as reader:
             monkeypatch.setattr(LogHistory, "read", counted)
@@ -346,7 +346,7 @@ def test_what_is_known_to_be_there_is_read_without_another_look(
 def test_what_was_known_to_be_there_is_truncated_before_it_is_read() -> None:
     """Whoever waits for it learns that nothing is left, and does not wait for another record."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"a", b"b"])
         for bookie in cluster.bookies:
             bookie.stop()
@@ -362,7 +362,7 @@ def test_what_was_known_to_be_there_is_truncated_before_it_is_read() -> None:
 def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
     """A reader fetches ahead, and asks whether there is more, from another segment on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, [b"x"] * 4)
         history = LogHistory(cluster.namespaces[0].log_context.logs, log._log)
         await history.read(from_lssn=1, count=1)
@@ -378,7 +378,7 @@ def test_two_who_read_one_history_at_once_do_not_disturb_each_other() -> None:
 def test_what_is_pushed_is_buffered_within_the_bound() -> None:
     """A tail reader that is slow gets all of it, in order."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, read_ahead_bytes=300)
         slow = await (await cluster.open("b", config=config)).open_log("clicks")
         async with await log.open_writer() as writer, await slow.open_reader() as reader:
@@ -397,7 +397,7 @@ def test_what_is_pushed_is_buffered_within_the_bound() -> None:
 def test_nothing_is_taken_behind_an_error() -> None:
     """Whenever it comes while entries are being pushed."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(0))
             for turns in range(20):

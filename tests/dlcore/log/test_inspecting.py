@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 from dataclasses import is_dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 import dlcore
-import dlcore.remote.sync
 import dlcore.sync
 from dlcore.base.errors import AlreadyClosedError, LogEmptyError, LogNotFoundError
 from dlcore.base.html_tables import fields_html, rows_html
@@ -28,13 +28,13 @@ from dlcore.ops.inspection import find_nameless
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
 def test_first_and_last_record() -> None:
     """Of an empty log, a truncated one, a sealed one, and while it is written."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for get in (log.get_first_record, log.get_last_record, log.get_first_txid):
             with pytest.raises(LogEmptyError):
                 await get()
@@ -63,7 +63,7 @@ def test_first_and_last_record() -> None:
 def test_the_status_of_a_log() -> None:
     """Everything in one call; of a log that was never written too."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         empty = await log.status()
         assert (empty.first, empty.last, empty.last_txid, empty.idle_s) == (None, None, None, None)
         assert (empty.record_count, empty.writer, empty.sealed) == (0, None, False)
@@ -98,7 +98,7 @@ def test_the_status_of_a_log() -> None:
 def test_segments_are_watched() -> None:
     """The state at once, and after each change; deletion is told; closing ends the waiting."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         watch = log.watch_segments()
         assert await anext(watch) == []
         writer = await log.open_writer()
@@ -136,7 +136,7 @@ def test_every_value_of_the_public_faces_is_shown_as_a_table() -> None:
     """But for positions and identities, which are one short text."""
     plain = {
         name
-        for face in (dlcore, dlcore.sync, dlcore.remote, dlcore.remote.sync)
+        for face in (dlcore, dlcore.sync)
         for name in face.__all__
         if isinstance(kind := getattr(face, name), type)
         and (is_dataclass(kind) or issubclass(kind, msgspec.Struct))
@@ -149,18 +149,29 @@ def test_everything_of_the_public_faces_says_what_it_is() -> None:
     """And not only where it lies in memory, whatever it is that a notebook prints."""
     inherited: tuple[Any, ...] = (object.__repr__, io.RawIOBase.__repr__)
     silent = {
-        name
-        for face in (dlcore, dlcore.sync, dlcore.remote, dlcore.remote.sync)
+        kind.__name__
+        for face in (dlcore, dlcore.sync)
         for name in face.__all__
-        if isinstance(kind := getattr(face, name), type) and kind.__repr__ in inherited
+        for kind in concrete(getattr(face, name))
+        if kind.__repr__ in inherited
     }
     assert silent == set()
+
+
+def concrete(found: object) -> list[type[Any]]:
+    """Return the classes of objects that users get for a name: it, or the classes of back ends."""
+    if not isinstance(found, type):
+        return []
+    if not inspect.isabstract(found):
+        return [found]
+    derived: list[type[Any]] = found.__subclasses__()
+    return [each for kind in derived for each in concrete(kind)]
 
 
 def test_what_a_notebook_shows() -> None:
     """Short texts, and tables; nothing that a name could break."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
         snapshot = await log.get_snapshot()
@@ -191,7 +202,7 @@ def test_the_version() -> None:
 def test_heads_to_which_no_name_leads() -> None:
     """They are found, damaged ones too; those of deleted logs have none, and nothing is wrong."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         context = log._context
         store, path = context.store, context.paths.log_of(log.log_id).head
         writer = await log.open_writer()

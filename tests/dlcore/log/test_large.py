@@ -24,8 +24,8 @@ from tests.fixtures.memory_namespace import memory_cluster, on_log, record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.port import Op
     from tests.fixtures.memory_namespace import MemoryCluster
 
@@ -33,7 +33,7 @@ SEGMENTS, EXTENTS = 130, 40
 """More than what one step takes, of both."""
 
 
-def on_large_log(body: Callable[[MemoryCluster, Namespace], Awaitable[None]]) -> None:
+def on_large_log(body: Callable[[MemoryCluster, DirectNamespace], Awaitable[None]]) -> None:
     """Run `body` with the large log "old", each of whose transactions must fit."""
 
     async def run() -> None:
@@ -68,7 +68,7 @@ def below(cluster: MemoryCluster, *parts: str) -> list[str]:
 def test_everyday_work() -> None:
     """What is there is listed and counted, and more is appended and written."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         assert await namespace.get_logs() == ["old"]
         log = await namespace.open_log("old")
         assert len(await log.get_log_segments()) == SEGMENTS
@@ -91,7 +91,7 @@ def test_everyday_work() -> None:
 def test_truncation(died_at: int) -> None:
     """Whoever truncates next removes what was left; the rest of the log is as it was."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         log = await namespace.open_log("old")
         live = die_at(namespace, died_at)
         with pytest.raises(Interrupted):
@@ -113,7 +113,7 @@ def test_truncation(died_at: int) -> None:
 def test_deletion(died_at: int) -> None:
     """Once the first transaction is done the name is free; a sweep removes what is left."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         live = die_at(namespace, died_at + 1)  # the first one takes the lock
         with pytest.raises(Interrupted):
             await namespace.delete_log("old")
@@ -136,7 +136,7 @@ def test_a_step_takes_few_extents_however_full_the_chunks_are() -> None:
     """Each extent may be of a ledger of its own, whose registration the step would write."""
     chunk_counts: list[int] = []
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         async with await namespace.open_staging_writer(identity="job") as writer:
             await writer.write_batch("clicks", pa.record_batch({"value": [b"x"]}))

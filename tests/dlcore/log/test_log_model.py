@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any, TypeVar
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.ids import DLSN
-    from dlcore.log.reading.reader import AsyncLogReader
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.reading.reader import DirectReader
+    from dlcore.log.writing.writer import DirectWriter
 
     _Result = TypeVar("_Result")
 
@@ -50,11 +50,11 @@ class WholeLog(RuleBasedStateMachine):
         self.tailed = 0
         self.is_sealed = False
         self.clients = 0
-        self.writer: AsyncLogWriter | None = None
-        self.tail: AsyncLogReader | None = None
+        self.writer: DirectWriter | None = None
+        self.tail: DirectReader | None = None
         self.log = self.run(self._make())
 
-    async def _make(self) -> DistributedLogManager:
+    async def _make(self) -> DirectLog:
         await self.cluster.start()
         namespace = await self.cluster.open("maker", config=SMALL)
         await namespace.create_log("clicks")

@@ -15,13 +15,13 @@ from tests.fixtures.aio import cancel_after, until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 NAMES = ("x", "y", "z")
 
 
-async def fill(namespace: Namespace, rng: random.Random) -> list[tuple[int, str, bytes]]:
+async def fill(namespace: DirectNamespace, rng: random.Random) -> list[tuple[int, str, bytes]]:
     """Make the logs; return what is in them in the order of a merge."""
     found = []
     for name in NAMES:
@@ -41,7 +41,7 @@ async def fill(namespace: Namespace, rng: random.Random) -> list[tuple[int, str,
 def test_many_logs_are_one_sequence(seed: int) -> None:
     """In bulks and by iterating, from the start, from a transaction id, from positions."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         rng = random.Random(seed)
         namespace = cluster.namespaces[0]
         wanted = await fill(namespace, rng)
@@ -70,7 +70,7 @@ def test_many_logs_are_one_sequence(seed: int) -> None:
 def test_following_keeps_the_order_over_all_time() -> None:
     """A log without records holds the others back, unless it is sealed, or for a while only."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         logs = []
         for name in ("x", "y"):
@@ -102,7 +102,7 @@ def test_following_keeps_the_order_over_all_time() -> None:
 def test_what_cannot_be_merged() -> None:
     """Each log once, and each of them there."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for names in ([], ["clicks", "clicks"]):
             with pytest.raises(ConfigurationError, match="each log once"):
@@ -123,7 +123,7 @@ def test_what_is_here_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     """However large the records are: of each log its share of all that may be here."""
     monkeypatch.setattr(merged, "_HERE_BYTES", 300_000)
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace, rng = cluster.namespaces[0], random.Random(1)
         for name in NAMES:
             await namespace.create_log(name)
@@ -150,7 +150,7 @@ def test_what_is_here_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_typed_log_is_refused_where_the_reader_is_opened() -> None:
     """Its rows are no records; what had been opened by then is closed."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("typed", schema=pa.schema({"x": pa.int64()}))
         with pytest.raises(SchemaMismatchError, match="'typed' is typed"):
@@ -163,7 +163,7 @@ def test_a_typed_log_is_refused_where_the_reader_is_opened() -> None:
 def test_an_error_of_one_log_waits_for_no_other() -> None:
     """While the other has no records, the one that was deleted is told of."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("quiet")
         async with await namespace.open_merged_reader(["quiet", "clicks"]) as reader:
@@ -177,7 +177,7 @@ def test_an_error_of_one_log_waits_for_no_other() -> None:
 def test_who_is_cancelled_while_he_closes_closes_each_of_the_readers() -> None:
     """And not only those whose turn had come."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for name in NAMES:
             await namespace.create_log(name)

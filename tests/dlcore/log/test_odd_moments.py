@@ -35,11 +35,11 @@ from tests.fixtures.staged_records import batch
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.metadata.port import Op
 
 
-async def write_segments(log: DistributedLogManager, count: int, *, first: int = 1) -> None:
+async def write_segments(log: DirectLog, count: int, *, first: int = 1) -> None:
     """Write so many segments of two records."""
     for segment in range(first, first + count):
         async with await log.open_writer() as writer:
@@ -50,7 +50,7 @@ async def write_segments(log: DistributedLogManager, count: int, *, first: int =
 def test_a_reader_and_positions_by_time() -> None:
     """Of records written at several times; a manager that is closed answers no more."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]
         times = []
         for segment in range(3):
@@ -80,7 +80,7 @@ def test_a_reader_and_positions_by_time() -> None:
 def test_a_ledger_that_is_gone_is_an_error_unless_the_log_has_changed() -> None:
     """The first is damage; what was truncated meanwhile needs no ledger, and its removal ends."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 3)
         (first, *_), store = await log.get_log_segments(), cluster.stores["a"]
         ledger = cluster.paths.ledger(first.extents[0].ledger_id)
@@ -106,7 +106,7 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
     monkeypatch.setattr("dlcore.log.metadata.ledger_cache._LEDGERS_KEPT_MAX", 2)
     monkeypatch.setattr(snapshots_module, "FOLLOWED_LOGS_MAX", 2)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 6)
         namespace = await cluster.open("b")
         names = ["clicks"]
@@ -139,7 +139,7 @@ def test_what_is_known_of_ledgers_and_logs_is_bounded(monkeypatch: pytest.Monkey
 def test_snapshots_name_bookies_where_they_are_now() -> None:
     """One that comes back elsewhere is found by who plans to read a log that has not changed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 2)
         namespace, name = await cluster.open("b"), cluster.bookies[0].bookie.name
         path = cluster.paths.bookie_available(name)
@@ -172,7 +172,7 @@ def test_snapshots_name_bookies_where_they_are_now() -> None:
 def test_a_log_that_is_listed_as_deleted_and_is_not() -> None:
     """Its records stay; removing it twice at once is no error."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 2)
         before = await read_all(log)
         namespace = cluster.namespaces[0]
@@ -191,7 +191,7 @@ def test_a_log_that_is_listed_as_deleted_and_is_not() -> None:
 def test_a_segment_that_is_not_as_its_head_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removal looks again, as the head may be old; nothing that is readable goes."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write_segments(log, 3)
         context = cluster.namespaces[0]._context
         at = await context.logs.read(log._log)
@@ -222,7 +222,7 @@ def test_a_segment_that_is_not_as_its_head_says(monkeypatch: pytest.MonkeyPatch)
 def test_upkeep_leaves_alone_what_another_worker_does() -> None:
     """A sweep that somebody else has begun, and records that change while they are looked at."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for version in (1, 2):
             async with await namespace.begin_append("job", version) as append:
@@ -266,7 +266,7 @@ def test_a_session_ends_while_the_lock_is_asked_for(
 ) -> None:
     """The next one gets it, before the writer's lock hears that there is a next one."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         config = dataclasses.replace(CONFIG, lock_timeout_s=lock_timeout_s)
         log = await (await cluster.open("b", config=config)).open_log("clicks")
         store = cluster.stores["b"]
@@ -291,7 +291,7 @@ def test_a_session_ends_while_the_lock_is_asked_for(
 def test_a_lock_that_breaks_is_no_secret() -> None:
     """Who waits for it is told of the defect, instead of waiting for ever."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with (
             patch.object(cluster.stores["a"], "multi", side_effect=ValueError("a defect")),
             pytest.raises(UnexpectedError, match="a defect"),
@@ -304,7 +304,7 @@ def test_a_lock_that_breaks_is_no_secret() -> None:
 def test_a_close_that_is_cancelled_twice_lets_go_of_the_log() -> None:
     """Wherever it is: nobody else would."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         config = dataclasses.replace(CONFIG, lock_timeout_s=5.0)
         log = await cluster.namespaces[0].open_log("clicks", config=config)
         for turns in range(12):

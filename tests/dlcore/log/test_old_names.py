@@ -19,7 +19,7 @@ from dlcore.log.entries.batches import batch_of, byte_log_batch, read_batch
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 PLACE = EntryPlace(3, 8, 40, 30, 1_700_000_000_123)
 
@@ -27,7 +27,7 @@ PLACE = EntryPlace(3, 8, 40, 30, 1_700_000_000_123)
 def test_a_range_takes_old_names() -> None:
     """As columns, as they were, and in what rows must fulfil; each use warns its caller."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for txid in range(5):
                 await writer.write(record(txid, b"%d" % txid))

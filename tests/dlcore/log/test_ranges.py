@@ -21,7 +21,7 @@ from tests.dlcore.log.test_reader import fill
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.records import LogRecordWithDLSN
 
 
@@ -34,7 +34,7 @@ def time_of(each: LogRecordWithDLSN) -> datetime:
 def test_ranges_by_position_transaction_id_and_time(seed: int) -> None:
     """Compared with all records, filtered."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(cluster, log, seed=seed)
         records = await read_all(log)
         rng = random.Random(seed)
@@ -68,7 +68,7 @@ def test_ranges_by_position_transaction_id_and_time(seed: int) -> None:
 def test_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows of the table; without Polars nothing is read, and the error says what to do."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for txid in range(5):
                 await writer.write(record(txid, b"%d" % txid))
@@ -89,7 +89,7 @@ def test_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_range_is_what_it_was_when_it_was_made() -> None:
     """Records that come later are not in it; what is truncated under it is an error."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         assert (await (await log.read()).to_arrow()).num_rows == 0
         for _ in range(2):
             async with await log.open_writer() as writer:
@@ -119,7 +119,7 @@ def test_a_range_is_what_it_was_when_it_was_made() -> None:
 def test_of_a_range_nothing_is_read_behind_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it ends: at a segment's last record, before the next one, within an entry."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for first in (1, 3, 5):
             async with await log.open_writer() as writer:
                 writer.write_bulk([record(first), record(first + 1)])

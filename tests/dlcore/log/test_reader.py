@@ -26,12 +26,12 @@ from dlcore.log.reading.scan_driver import scan_range
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.base.records import LogRecordWithDLSN
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.reader import DirectReader
 
 
-async def fill(cluster: MemoryCluster, log: DistributedLogManager, *, seed: int = 0) -> None:
+async def fill(cluster: MemoryCluster, log: DirectLog, *, seed: int = 0) -> None:
     """Fill a log with segments of writers and of appends, some of many entries, some of few."""
     rng = random.Random(seed)
     config = replace(CONFIG, entry_bytes=300, segment_bytes_max=rng.choice([800, 10**6]))
@@ -56,7 +56,7 @@ async def fill(cluster: MemoryCluster, log: DistributedLogManager, *, seed: int 
 
 
 async def scan_all(
-    cluster: MemoryCluster, log: DistributedLogManager, start: DLSN, end: DLSN, entries: int
+    cluster: MemoryCluster, log: DirectLog, start: DLSN, end: DLSN, entries: int
 ) -> list[tuple[DLSN, int, int, int, bytes]]:
     """Return what scans of a snapshot give, row by row."""
     snapshot = await log.get_snapshot()
@@ -78,7 +78,7 @@ def as_rows(records: list[LogRecordWithDLSN]) -> list[tuple[DLSN, int, int, int,
 
 
 async def rows_in_bulk(
-    reader: AsyncLogReader,
+    reader: DirectReader,
 ) -> list[tuple[DLSN, int, int, int, bytes]]:
     """Return what is left in the form of `scan_all`, taken as the blocking reader takes it."""
     rows = []
@@ -92,7 +92,7 @@ async def rows_in_bulk(
 def test_every_way_of_reading_agrees(seed: int) -> None:
     """Record by record is the reference; all others are compared with it, from random positions."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         rng = random.Random(seed)
         await fill(cluster, log, seed=seed)
         records = await read_all(log)
@@ -122,7 +122,7 @@ def test_every_way_of_reading_agrees(seed: int) -> None:
 def test_positions_by_transaction_id_and_by_time(seed: int) -> None:
     """The first record that is not less, found by comparing with a plain search."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(cluster, log, seed=seed)
         records = await read_all(log)
         end = (await log.get_snapshot()).end
@@ -145,7 +145,7 @@ def test_positions_by_transaction_id_and_by_time(seed: int) -> None:
 def test_places_of_records(seed: int) -> None:
     """By position, number, transaction id and time, many at once; also when some are truncated."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(cluster, log, seed=seed)
         records = await read_all(log)
         await log.truncate(records[len(records) // 3].dlsn)
@@ -184,7 +184,7 @@ def test_places_of_records(seed: int) -> None:
 def test_places_in_an_empty_log() -> None:
     """All are its end, before which there is nothing."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         snapshot = await log.get_snapshot()
         found = await cluster.namespaces[-1].find_places([(snapshot, DLSN(3, 1, 0))])
         assert found == [RecordPlace(snapshot.end, 0, 0)]
@@ -195,7 +195,7 @@ def test_places_in_an_empty_log() -> None:
 def test_a_reader_by_transaction_id_waits_for_it() -> None:
     """Records that come later with a lower one are not for it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with (
             await log.open_writer() as writer,
             await log.open_reader(txid=50) as reader,
@@ -212,7 +212,7 @@ def test_a_reader_by_transaction_id_waits_for_it() -> None:
 def test_batches_have_documented_columns() -> None:
     """A batch is what is left of one entry."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(
                 pa.record_batch({"txid": [1, 2, 3], "value": [b"a", b"b", b"c"]})
@@ -236,7 +236,7 @@ def test_batches_have_documented_columns() -> None:
 def test_non_blocking_and_waiting() -> None:
     """Nothing here is not the same as caught up; a waiting read gets the next record."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_reader() as reader:
             assert await reader.read_next(non_blocking=True) is None
             assert await reader.read_next(until_caught_up=True) is None
@@ -267,7 +267,7 @@ def test_non_blocking_and_waiting() -> None:
 def test_closing_a_reader_ends_a_waiting_read() -> None:
     """It does not wait for ever."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         reader = await log.open_reader()
         waiting = asyncio.create_task(reader.read_next())
         await asyncio.sleep(0)
@@ -281,7 +281,7 @@ def test_closing_a_reader_ends_a_waiting_read() -> None:
 def test_reading_ahead_is_bounded() -> None:
     """A reader that nobody reads from keeps little in memory, and later gives everything."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for txid in range(100):
                 await writer.write(record(txid, b"x" * 1000))
@@ -300,7 +300,7 @@ def test_reading_ahead_is_bounded() -> None:
 def test_truncation_and_readers() -> None:
     """Inside the active segment too; explicit lower positions are an error, the earliest is not."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         positions = [await writer.write(record(txid)) for txid in range(10)]
         await writer.commit()  # an acknowledged record is durable; a committed one is visible too
@@ -331,7 +331,7 @@ def test_truncation_and_readers() -> None:
 def test_a_position_past_the_end_truncates_nothing() -> None:
     """By the manager and by the writer, of logs that are empty, open, closed; the end is named."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with pytest.raises(ConfigurationError, match=r"7:0:0 lies past the end.* 1:0:0"):
             await log.truncate(DLSN(7, 0, 0))
         async with await log.open_writer() as writer:
@@ -355,7 +355,7 @@ def test_a_position_past_the_end_truncates_nothing() -> None:
 def test_truncating_up_to_the_end() -> None:
     """What is written afterwards is readable; the log goes on counting."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             await writer.commit()
@@ -382,7 +382,7 @@ def test_truncating_up_to_the_end() -> None:
 def test_a_crash_while_truncating_is_made_good_by_the_next_one() -> None:
     """What is truncated is there, and nobody reads it; it goes next time."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for _ in range(3):
             async with await log.open_writer() as writer:
                 await writer.write(record(1))
@@ -415,7 +415,7 @@ def test_a_crash_while_truncating_is_made_good_by_the_next_one() -> None:
 def test_a_log_that_is_deleted_while_it_is_read() -> None:
     """Readers and managers say that it is gone; deleting it again is harmless."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
         async with await log.open_reader() as reader:
@@ -439,7 +439,7 @@ def test_a_log_that_is_deleted_while_it_is_read() -> None:
 def test_one_position_at_a_time() -> None:
     """Two of them would contradict each other."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with pytest.raises(ConfigurationError, match="not several"):
             await log.open_reader(dlsn=DLSN.INITIAL, txid=3)
 
@@ -449,7 +449,7 @@ def test_one_position_at_a_time() -> None:
 def test_iterating_over_a_reader() -> None:
     """Records and batches until caught up; who leaves the loop reads on behind the last one."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(pa.record_batch({"txid": list(range(5)), "value": [b"x"] * 5}))
             await writer.write_batch(pa.record_batch({"txid": [5, 6], "value": [b"y"] * 2}))
@@ -479,7 +479,7 @@ def test_iterating_over_a_reader() -> None:
 def test_a_reader_seeks(seed: int) -> None:
     """To a position, a transaction id, a time; forward and back, and out of a loop."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await fill(cluster, log, seed=seed)
         records = await read_all(log)
         rng = random.Random(seed)
@@ -510,7 +510,7 @@ def test_a_reader_seeks(seed: int) -> None:
 def test_bulk_read_with_a_deadline() -> None:
     """It waits for as many records as are asked for, until the time is over; none are lost."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer, await log.open_reader() as reader:
             assert await reader.read_bulk(5, timeout_s=0.01) == []
             assert await reader.take_rows(timeout_s=0.01) == []
@@ -532,7 +532,7 @@ def test_bulk_read_with_a_deadline() -> None:
 def test_positions_at_the_edges() -> None:
     """Below the first, between segments, among equal ones, within an entry, behind the last."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for txids in ([5, 7], [7, 7, 9], [12]):
             async with await log.open_writer() as writer:
                 payloads = [b"%d" % txid for txid in txids]
@@ -567,7 +567,7 @@ def test_positions_at_the_edges() -> None:
 def test_a_log_whose_only_event_is_its_seal() -> None:
     """It has an end, and no record in any way of reading."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.mark_end_of_stream()
         async with await log.open_reader() as reader:

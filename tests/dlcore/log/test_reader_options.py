@@ -25,10 +25,10 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, recor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
-async def write(log: DistributedLogManager, count: int = 6) -> int:
+async def write(log: DirectLog, count: int = 6) -> int:
     """Write a segment of an entry for each record; return its ledger."""
     async with await log.open_writer() as writer:
         first = writer.last_txid + 1
@@ -37,7 +37,7 @@ async def write(log: DistributedLogManager, count: int = 6) -> int:
     return (await log.get_log_segments())[-1].extents[-1].ledger_id
 
 
-async def txids(log: DistributedLogManager, **options: Any) -> list[int]:
+async def txids(log: DirectLog, **options: Any) -> list[int]:
     """Return the transaction ids of all that a reader gives."""
     async with await log.open_reader(**options) as reader:
         return [r.txid async for r in reader]
@@ -63,7 +63,7 @@ def test_being_idle_is_measured_from_the_first_wait_on() -> None:
 def test_a_reader_that_is_idle_for_too_long_fails() -> None:
     """By the time of all its waits; it goes on when it is asked again and there is a record."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         config = replace(CONFIG, reader_idle_error_s=0.2)
         idle = await cluster.namespaces[0].open_log("clicks", config=config)
@@ -91,7 +91,7 @@ def test_an_idle_reader_looks_again(
     """Also for changes that it was never told of; and says so."""
     caplog.set_level(logging.WARNING)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         config = replace(CONFIG, reader_idle_warn_s=0.1)
         store = cluster.stores["a"]
         watch = store.watch
@@ -116,7 +116,7 @@ def test_an_idle_reader_looks_again(
 def test_damaged_entries_are_left_out_only_when_asked(*, is_open: bool) -> None:
     """An error that stays, or left out and counted; what follows is read with its own numbers."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         writer = await log.open_writer()
         for txid in range(6, 12):
@@ -156,7 +156,7 @@ def test_damaged_entries_are_left_out_only_when_asked(*, is_open: bool) -> None:
 def test_entries_that_are_none_are_left_out_only_when_asked(*, keeps_header: bool) -> None:
     """Whether their header or their batch does not parse: sound frames of something else."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for first in (0, 2, 4):
                 await writer.write_batch(
@@ -193,7 +193,7 @@ def test_entries_that_are_none_are_left_out_only_when_asked(*, keeps_header: boo
 def test_missing_entries_and_silent_bookies_are_errors_also_for_who_skips() -> None:
     """Left out is only what is there and damaged: all else could be a loss in silence."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         ledger_id = await write(log)
         for bookie in cluster.bookies:
             bookie.entries(ledger_id).pop(2, None)
@@ -209,7 +209,7 @@ def test_missing_entries_and_silent_bookies_are_errors_also_for_who_skips() -> N
 def test_truncated_records_are_read_as_long_as_they_are_stored() -> None:
     """In the segment that is truncated in part; from those that are gone on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for _ in range(3):
             await write(log, 4)
         await log.truncate(DLSN(2, 2, 0))
@@ -224,7 +224,7 @@ def test_truncated_records_are_read_as_long_as_they_are_stored() -> None:
 def test_records_that_retention_keeps_are_read_though_truncated() -> None:
     """Whole segments of a log that truncates by itself and keeps them for a time."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(explicit_truncation=True, retention_s=3600.0)
         for _ in range(3):
             await write(log, 4)
@@ -239,7 +239,7 @@ def test_records_that_retention_keeps_are_read_though_truncated() -> None:
 def test_an_error_that_is_told_again_and_again_does_not_grow() -> None:
     """Who polls a reader that failed does not fill the memory with its traceback."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_reader() as reader:
             reader._fetcher.fail(LedgerReadError("planted"))
             depths = set()

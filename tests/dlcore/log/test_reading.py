@@ -202,7 +202,7 @@ def test_positions_that_were_truncated() -> None:
     tree.apply(change)
     tree.apply(plan_remove(PATHS, tree.at, removable(tree), ()))
     for truncated in (DLSN(1, 2, 0), DLSN(2, 0, 0), DLSN(2, 1, 2)):
-        with pytest.raises(AlreadyTruncatedError, match="the first one left is 2:1:3"):
+        with pytest.raises(AlreadyTruncatedError, match="the first one left is at 2:1:3"):
             cursor_at(truncated, skips_truncated=False).plan(tree.state)
     for cursor in (
         cursor_at(DLSN.INITIAL),

@@ -14,8 +14,8 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log
 from tests.fixtures.staged_records import payloads_of, stage
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.reading.scan import CommitResult
 
 RUN = AppendRun(token="run-1", begun_ns=0)
@@ -25,7 +25,7 @@ RUN = AppendRun(token="run-1", begun_ns=0)
 def test_an_append_that_another_process_tries_again(kind: str) -> None:
     """By its token it is known for done, however it counts, and never made again."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace, other = cluster.namespaces[0], await cluster.open("other")
         first = await namespace.begin_append("job", 1, run=replace(RUN, commits_ns=50))
         assert (await first.commit([await stage(namespace, "first")])).committed
@@ -53,12 +53,12 @@ def test_an_append_that_another_process_tries_again(kind: str) -> None:
 def test_an_append_that_is_tried_again_late_is_known() -> None:
     """Its run has gone on since its answer: that the late one overlaps the next says nothing."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace, other = cluster.namespaces[0], await cluster.open("other")
         extents = [await stage(namespace, text) for text in ("first", "second", "third")]
         runs = [replace(RUN, begun_ns=each, commits_ns=each + 5) for each in (0, 10, 20)]
 
-        async def commit(at: Namespace, number: int) -> CommitResult:
+        async def commit(at: DirectNamespace, number: int) -> CommitResult:
             append = await at.begin_append("job", 1, run=runs[number], token=f"token-{number}")
             return await append.commit([extents[number]])
 
@@ -74,7 +74,7 @@ def test_an_append_that_is_tried_again_late_is_known() -> None:
 def test_a_ledger_of_another_staging_is_refused() -> None:
     """Whatever is said of it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extent = msgspec.structs.replace(await stage(namespace, "a"), identity="thief")
         append = await namespace.begin_append("thief", 1)

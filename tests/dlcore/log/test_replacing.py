@@ -23,13 +23,13 @@ from dlcore.base.ids import DLSN
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
 def test_an_append_that_replaces() -> None:
     """New records in, old ones out, once per version; a plain append follows as ever."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for txid in range(5):
                 await writer.write(record(txid))
@@ -58,7 +58,7 @@ def test_an_append_that_replaces() -> None:
 def test_an_append_of_nothing_that_replaces() -> None:
     """The log is empty by the transaction of the commit, once per version; what follows is read."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[-1]
         async with await log.open_writer() as writer:
             await writer.write(record(1))
@@ -92,7 +92,7 @@ def test_an_append_of_nothing_that_replaces() -> None:
 def test_a_name_that_means_another_log_by_now() -> None:
     """Neither log is touched when the one that records were staged for is not the one replaced."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[-1]
         async with await log.open_writer() as writer:
             await writer.write(record(1))

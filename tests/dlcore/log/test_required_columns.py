@@ -20,7 +20,7 @@ from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.reading.scan_driver import scan_range
-from dlcore.log.typed.arrow import columns_of
+from dlcore.log.typed.arrow import columns_of, schema_of
 from dlcore.log.typed.schema import Column, LogSchema, as_required
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.lateness import run_in_own_time
@@ -29,8 +29,8 @@ from tests.fixtures.memory_namespace import memory_cluster
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 ORDERS = schema_from_text(
     "id int32 not null, note string, lines list<struct<sku string not null, count int8> not null>, "
@@ -61,7 +61,7 @@ def rows_of(*changes: dict[str, Any], schema: pa.Schema = LOOSE) -> pa.RecordBat
     return pa.RecordBatch.from_pylist([GOOD | change for change in changes], schema=schema)
 
 
-def on_orders(body: Callable[[Namespace, DistributedLogManager], Awaitable[None]]) -> None:
+def on_orders(body: Callable[[DirectNamespace, DirectLog], Awaitable[None]]) -> None:
     """Run `body` with the typed log "orders"."""
 
     async def run() -> None:
@@ -73,27 +73,27 @@ def on_orders(body: Callable[[Namespace, DistributedLogManager], Awaitable[None]
     run_in_own_time(run())
 
 
-async def by_batch(namespace: Namespace, rows: pa.RecordBatch) -> None:
+async def by_batch(namespace: DirectNamespace, rows: pa.RecordBatch) -> None:
     """Write by the call that waits for nothing."""
     async with await (await namespace.open_log("orders")).open_writer() as writer:
         await writer.write_batch(rows)
 
 
-async def by_submitted_batch(namespace: Namespace, rows: pa.RecordBatch) -> None:
+async def by_submitted_batch(namespace: DirectNamespace, rows: pa.RecordBatch) -> None:
     """Write by the call that waits for room."""
     async with await (await namespace.open_log("orders")).open_writer() as writer:
         await writer.submit_batch(rows)
         await writer.commit()
 
 
-async def by_table(namespace: Namespace, rows: Any) -> None:
+async def by_table(namespace: DirectNamespace, rows: Any) -> None:
     """Write a table, or a frame."""
     async with await (await namespace.open_log("orders")).open_writer() as writer:
         await writer.submit_table(pa.table(rows) if isinstance(rows, pa.RecordBatch) else rows)
         await writer.commit()
 
 
-async def by_append(namespace: Namespace, rows: pa.RecordBatch) -> None:
+async def by_append(namespace: DirectNamespace, rows: pa.RecordBatch) -> None:
     """Write by an atomic append."""
     async with await namespace.begin_append("job", 1) as append:
         await append.write_batch("orders", rows)
@@ -104,10 +104,12 @@ WAYS = [by_batch, by_submitted_batch, by_table, by_append]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_null_is_refused(way: Callable[[Namespace, pa.RecordBatch], Awaitable[None]]) -> None:
+def test_a_null_is_refused(
+    way: Callable[[DirectNamespace, pa.RecordBatch], Awaitable[None]],
+) -> None:
     """Nothing of its batch is written; the writer, and who writes after it, goes on."""
 
-    async def body(namespace: Namespace, log: DistributedLogManager) -> None:
+    async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         for change, told in BAD.values():
             with pytest.raises(SchemaMismatchError, match=told):
                 await way(namespace, rows_of({}, {"id": 2}, change))
@@ -122,7 +124,7 @@ def test_a_null_is_refused(way: Callable[[Namespace, pa.RecordBatch], Awaitable[
 def test_what_is_cut_off_or_below_a_null_does_not_count() -> None:
     """Of a slice only its own rows do, of a struct that is null nothing, however it is spelled."""
 
-    async def body(namespace: Namespace, log: DistributedLogManager) -> None:
+    async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         changes = [change for change, _ in BAD.values()]
         await by_batch(namespace, rows_of(*changes, {}, {"id": 7}, *changes).slice(5, 2))
         buyers = pa.StructArray.from_arrays(
@@ -145,7 +147,7 @@ def test_what_is_cut_off_or_below_a_null_does_not_count() -> None:
 def test_frames_are_refused_likewise() -> None:
     """What is missing in pandas is a null."""
 
-    async def body(namespace: Namespace, log: DistributedLogManager) -> None:
+    async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         counted = pd.DataFrame({"id": pd.array([1, None], "Int64")})
         for frame in (counted, pl.DataFrame({"id": [1, None]})):
             with pytest.raises(SchemaMismatchError, match="column id is null"):
@@ -161,7 +163,7 @@ def test_frames_are_refused_likewise() -> None:
 def test_the_schema_is_given_back(schema: pa.Schema) -> None:
     """By every reader, whatever the batches said that were written."""
 
-    async def body(namespace: Namespace, log: DistributedLogManager) -> None:
+    async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         assert await log.get_schema() == ORDERS
         rows = rows_of({}, {"id": 2}, schema=schema)
         await by_batch(namespace, rows)
@@ -186,7 +188,7 @@ def test_the_schema_is_given_back(schema: pa.Schema) -> None:
 def test_a_column_that_can_be_null_from_now_on() -> None:
     """A writer learns of it by the null, a read that has begun refuses it, and none goes back."""
 
-    async def body(namespace: Namespace, log: DistributedLogManager) -> None:
+    async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(rows_of({}))
             strict = await log.read()
@@ -207,7 +209,7 @@ def test_a_column_that_can_be_null_from_now_on() -> None:
 
 def test_a_read_that_has_begun_gives_what_it_said() -> None:
     """Of rows that were written since: as long as none has a null, as the types that it told."""
-    view = RangeView("orders", LogSchema.first(columns_of(ORDERS)))
+    view = RangeView("orders", schema_of(columns_of(ORDERS)))
     place = EntryPlace(lssn=1, entry_id=0, sequence_id=0, segment_sequence_id=0, timestamp_ms=0)
 
     def read(*changes: dict[str, Any]) -> pa.RecordBatch:
@@ -228,7 +230,7 @@ def test_a_read_that_has_begun_gives_what_it_said() -> None:
 def test_columns_that_are_added_can_be_null() -> None:
     """Older records have none; a merge says so for whoever cannot know it."""
 
-    async def body(namespace: Namespace, log: DistributedLogManager) -> None:
+    async def body(namespace: DirectNamespace, log: DirectLog) -> None:
         more = pa.field("more", pa.int8(), nullable=False)
         with pytest.raises(SchemaMismatchError, match="more int8 not null is new, and null in old"):
             await log.update_schema(ORDERS.append(more))

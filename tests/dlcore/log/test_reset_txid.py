@@ -12,14 +12,14 @@ from dlcore.log.writing.truncation import reset_txid
 from tests.fixtures.memory_namespace import on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from tests.fixtures.memory_namespace import MemoryCluster
 
 
 def test_a_log_that_was_emptied_takes_lower_transaction_ids_again() -> None:
     """Not while it holds records, nor while it is written; and only from the given one on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         context = cluster.namespaces[0].log_context
         key = await context.logs.find("clicks")
         async with await log.open_writer() as writer:

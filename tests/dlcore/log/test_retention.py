@@ -41,8 +41,8 @@ from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 HOUR_MS = 3_600_000
 HOURLY = LogSettings(retention_s=3600.0)
@@ -139,7 +139,7 @@ def test_a_retention_is_a_time() -> None:
         LogSettings(retention_s=0.0)
 
 
-async def write(cluster: MemoryCluster, log: DistributedLogManager, *txids: int) -> None:
+async def write(cluster: MemoryCluster, log: DirectLog, *txids: int) -> None:
     """Write one segment for each transaction id, an hour apart."""
     for txid in txids:
         async with await log.open_writer() as writer:
@@ -158,7 +158,7 @@ async def sweep(cluster: MemoryCluster) -> None:
     await LogUpkeep.of(cluster.namespaces[0]).sweep()
 
 
-async def txids(log: DistributedLogManager) -> list[int]:
+async def txids(log: DirectLog) -> list[int]:
     """Return what can be read."""
     return [each.txid for each in await read_all(log)]
 
@@ -173,7 +173,7 @@ def ledgers(cluster: MemoryCluster) -> int:
 def test_an_idle_log_loses_what_is_too_old_without_a_writer() -> None:
     """Whole segments, and their space; a log without a retention loses nothing."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("kept")
         kept = await namespace.open_log("kept")
@@ -198,7 +198,7 @@ def test_an_idle_log_loses_what_is_too_old_without_a_writer() -> None:
 def test_a_retention_that_is_unset_drops_nothing_more() -> None:
     """The log is not listed any more; nor is one that is deleted."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         listed = cluster.paths.retained_log(log.log_id)
         await log.update_settings(retention_s=1)
         assert listed in cluster.tree.dump()
@@ -218,7 +218,7 @@ def test_a_retention_that_is_unset_drops_nothing_more() -> None:
 def test_what_a_dead_writer_left_gets_old_too() -> None:
     """It is recovered, and goes; that of a writer that lives stays in progress."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(retention_s=3600)
         writer = await log.open_writer()
         await writer.write(record(1))
@@ -236,7 +236,7 @@ def test_what_a_dead_writer_left_gets_old_too() -> None:
 def test_an_idle_writer_completes_its_segment_by_age() -> None:
     """So that it can go; the writer goes on in another one."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("b", config=replace(CONFIG, segment_age_max_s=0.05))
         log = await namespace.open_log("clicks")
         await log.update_settings(retention_s=3600)
@@ -256,7 +256,7 @@ def test_an_idle_writer_completes_its_segment_by_age() -> None:
 def test_staged_appends_that_ended_get_old_too() -> None:
     """Their segment is completed once nothing was added for so long."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(retention_s=3600)
         batch = pa.record_batch({"value": [b"x"]})
         for version in range(2):
@@ -277,7 +277,7 @@ def test_staged_appends_that_ended_get_old_too() -> None:
 def test_with_explicit_truncation_records_go_when_they_are_truncated_and_old() -> None:
     """The last row of the table: space stays for the retention, and what is not truncated stays."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(retention_s=2.5 * 3600, explicit_truncation=True)
         await write(cluster, log, 1, 2, 3)
         pass_hours(cluster, -3)
@@ -298,7 +298,7 @@ def test_with_explicit_truncation_records_go_when_they_are_truncated_and_old() -
 def test_truncation_frees_space_at_once_without_or_beside_a_retention() -> None:
     """The first two rows of the table."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(cluster, log, 1, 2, 3)
         await log.truncate(DLSN(2, 0, 0))
         assert ledgers(cluster) == 2
@@ -312,7 +312,7 @@ def test_truncation_frees_space_at_once_without_or_beside_a_retention() -> None:
 def test_many_segments_go_in_steps() -> None:
     """More than are looked at at once."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(retention_s=3600)
         for txid in range(130):
             async with await log.open_writer() as writer:
@@ -329,7 +329,7 @@ def test_many_segments_go_in_steps() -> None:
 def test_a_log_whose_retention_fails_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     """It is named; those after it have their turn."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         broken = []
         for number in range(5):
@@ -352,7 +352,7 @@ def test_a_log_whose_retention_fails_stops_no_other(caplog: pytest.LogCaptureFix
 def test_a_listed_log_that_was_deleted_is_passed_over() -> None:
     """Between the list and its turn."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(retention_s=3600)
         path = cluster.paths.log_of(log.log_id).head
         node = await cluster.stores["a"].get(path)
@@ -368,7 +368,7 @@ def test_a_listed_log_that_was_deleted_is_passed_over() -> None:
 def test_truncation_by_transaction_id_and_by_time() -> None:
     """The first record kept has the id or time, or a higher one; also through the writer."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]
         start_ms = clock.current_ms
         async with await log.open_writer() as writer:
@@ -392,7 +392,7 @@ def test_truncation_by_transaction_id_and_by_time() -> None:
 def test_a_purge_drops_whole_segments_and_keeps_the_last() -> None:
     """Those whose records all lie below a transaction id."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(cluster, log, 10, 20)
         async with await log.open_writer() as writer:
             await writer.write(record(30))
@@ -406,7 +406,7 @@ def test_a_purge_drops_whole_segments_and_keeps_the_last() -> None:
     on_log(body)
 
 
-async def interrupted(cluster: MemoryCluster) -> tuple[Namespace, InterruptedStore]:
+async def interrupted(cluster: MemoryCluster) -> tuple[DirectNamespace, InterruptedStore]:
     """Open a namespace before whose requests something else can be made to happen."""
     stores: list[InterruptedStore] = []
 
@@ -422,7 +422,7 @@ async def interrupted(cluster: MemoryCluster) -> tuple[Namespace, InterruptedSto
 def test_who_recovers_for_retention_leaves_the_next_writer_alone() -> None:
     """It has no lock: if another was quicker, what is open by then is not a dead writer's."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(retention_s=3600)
         dead = await log.open_writer()
         await dead.write(record(1))
@@ -450,7 +450,7 @@ def test_who_recovers_for_retention_leaves_the_next_writer_alone() -> None:
 def test_changes_while_a_log_expires(change: str, at: int) -> None:
     """Whatever happens to the log before whichever request, what is young stays."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(cluster, log, 1, 2)
         batch = pa.record_batch({"value": [b"x"]})
         async with await cluster.namespaces[0].begin_append("me", 1) as append:
@@ -491,7 +491,7 @@ def test_changes_while_a_log_expires(change: str, at: int) -> None:
 def test_a_sweep_of_many_logs_asks_only_of_those_that_are_due() -> None:
     """A few requests for each bucket, whatever number of logs has nothing that is too old."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("b", wrap=RecordingStore)
         store = namespace.log_context.store
         assert isinstance(store, RecordingStore)

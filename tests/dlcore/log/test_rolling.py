@@ -21,10 +21,10 @@ from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.config import LogConfig
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
 
 SMALL = replace(CONFIG, segment_bytes_max=100)
 """Each record fills a segment."""
@@ -32,7 +32,7 @@ SMALL = replace(CONFIG, segment_bytes_max=100)
 
 async def interrupted(
     cluster: MemoryCluster, config: LogConfig = SMALL, *, name: str = "b"
-) -> tuple[Namespace, InterruptedStore]:
+) -> tuple[DirectNamespace, InterruptedStore]:
     """Open a namespace before whose requests something else can be made to happen."""
     stores: list[InterruptedStore] = []
 
@@ -43,12 +43,12 @@ async def interrupted(
     return await cluster.open(name, config=config, wrap=wrap), stores[0]
 
 
-def is_placing(writer: AsyncLogWriter) -> bool:
+def is_placing(writer: DirectWriter) -> bool:
     """Return whether it is looking for the place of its next ledger."""
     return bool(writer._next_place._looks)
 
 
-def has_place(writer: AsyncLogWriter) -> bool:
+def has_place(writer: DirectWriter) -> bool:
     """Return whether it knows that place."""
     return writer._next_place._place is not None
 
@@ -61,7 +61,7 @@ async def state_of(cluster: MemoryCluster, ledger_id: int) -> LedgerState:
 def test_a_roll_is_one_metadata_request() -> None:
     """It ends the segment, closes its ledger, and starts the next one in a place found before."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace, store = await interrupted(cluster, replace(SMALL, segment_bytes_max=4000))
         log = await namespace.open_log("clicks")
         made = []
@@ -88,7 +88,7 @@ def test_a_roll_is_one_metadata_request() -> None:
 def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
     """Too few bookies for a while harm nobody; a choice that is old is made again."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=replace(SMALL, segment_bytes_max=3000))
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -111,7 +111,7 @@ def test_a_place_that_is_not_found_in_time_is_looked_for_by_the_roll() -> None:
 
 
 async def without_bookies(
-    cluster: MemoryCluster, namespace: Namespace, count: int = 3
+    cluster: MemoryCluster, namespace: DirectNamespace, count: int = 3
 ) -> dict[str, bytes]:
     """Let some of four bookies seem gone; return what brings them back."""
     paths = [cluster.paths.bookie_available(each.bookie.name) for each in cluster.bookies[:count]]
@@ -126,7 +126,7 @@ async def without_bookies(
 
 
 async def with_bookies(
-    cluster: MemoryCluster, namespace: Namespace, nodes: dict[str, bytes]
+    cluster: MemoryCluster, namespace: DirectNamespace, nodes: dict[str, bytes]
 ) -> None:
     """Let them be there again."""
     for path, value in nodes.items():
@@ -138,7 +138,7 @@ async def with_bookies(
 def test_a_roll_whose_answer_is_lost_is_made_once(*, applied: bool) -> None:
     """Applied or not: no record twice, no segment without its ledger closed."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=SMALL)
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -158,7 +158,7 @@ def test_a_roll_whose_answer_is_lost_is_made_once(*, applied: bool) -> None:
 def test_a_roll_overtaken_by_a_truncation_goes_on() -> None:
     """The ledger is closed by itself then, and the roll planned from the log as it is."""
 
-    async def body(cluster: MemoryCluster, other: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, other: DirectLog) -> None:
         namespace, store = await interrupted(cluster)
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -178,7 +178,7 @@ def test_a_roll_overtaken_by_a_truncation_goes_on() -> None:
 def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
     """Nothing was lost: whoever recovered our ledger found all that we had acknowledged."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace, store = await interrupted(cluster)
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -199,7 +199,7 @@ def test_a_roll_overtaken_by_a_recovery_goes_on_behind_it() -> None:
 def test_a_segment_begins_with_two_of_three_bookies_and_that_is_told() -> None:
     """While it is written, and after; a segment with all three has nothing to be told."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=SMALL)
         log = await namespace.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -222,7 +222,7 @@ def test_a_segment_begins_with_two_of_three_bookies_and_that_is_told() -> None:
 UNLOCKED = replace(SMALL, lock_enabled=False)
 
 
-async def closed_in_error(writer: AsyncLogWriter) -> None:
+async def closed_in_error(writer: DirectWriter) -> None:
     """Close a writer that failed."""
     with pytest.raises(WriteError):
         await writer.aclose()
@@ -231,7 +231,7 @@ async def closed_in_error(writer: AsyncLogWriter) -> None:
 def test_a_roll_for_which_there_are_no_bookies_fails_clearly() -> None:
     """What was acknowledged stays; the next writer goes on when there are some."""
 
-    async def body(cluster: MemoryCluster, _: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, _: DirectLog) -> None:
         namespace = await cluster.open("b", config=SMALL)
         log = await namespace.open_log("clicks")
         writer = await log.open_writer()
@@ -254,7 +254,7 @@ def test_a_roll_for_which_there_are_no_bookies_fails_clearly() -> None:
 def test_a_writer_that_is_aborted_in_a_roll_leaves_a_log_to_recover() -> None:
     """At every request of it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         written = 0
         for at in range(1, 4):
             namespace, store = await interrupted(cluster, name=f"b{at}")

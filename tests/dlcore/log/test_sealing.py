@@ -10,13 +10,13 @@ from dlcore.base.errors import EndOfStreamError, OwnershipAcquireFailedError
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
 def test_a_log_is_sealed_without_a_writer() -> None:
     """An empty one, one whose writer closed or died; not while a writer owns it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for name, ends in (("empty", None), ("closed", "aclose"), ("dead", "abort")):
             await namespace.create_log(name)

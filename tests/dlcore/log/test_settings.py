@@ -17,8 +17,8 @@ from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.writing.writer import DirectWriter
 
 
 def test_settings_come_before_the_configuration() -> None:
@@ -47,12 +47,12 @@ def test_settings_are_changed_by_name() -> None:
         LogSettings(compression="zip")
 
 
-async def entries_of(log: DistributedLogManager) -> list[tuple[int, int]]:
+async def entries_of(log: DirectLog) -> list[tuple[int, int]]:
     """Return the segment and entry of each record."""
     return [(each.dlsn.lssn, each.dlsn.entry_id) for each in await read_all(log)]
 
 
-async def write_batch(writer: AsyncLogWriter, txid: int, rows: int) -> None:
+async def write_batch(writer: DirectWriter, txid: int, rows: int) -> None:
     """Write so many rows at once and wait for them."""
     await writer.write_batch(pa.record_batch({"txid": [txid] * rows, "value": [b"x" * 88] * rows}))
 
@@ -60,7 +60,7 @@ async def write_batch(writer: AsyncLogWriter, txid: int, rows: int) -> None:
 def test_a_writer_has_the_settings_of_its_log() -> None:
     """From its first entry on; every client sees the same."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("small", settings=LogSettings(entry_bytes=200))
         small = await (await cluster.open("b")).open_log("small")
@@ -76,7 +76,7 @@ def test_a_writer_has_the_settings_of_its_log() -> None:
 def test_a_running_writer_takes_a_change_over() -> None:
     """Without a new writer and without a roll."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         other = await (await cluster.open("b")).open_log("clicks")
         async with await log.open_writer() as writer:
             await write_batch(writer, 1, 4)
@@ -94,7 +94,7 @@ def test_a_running_writer_takes_a_change_over() -> None:
 def test_staged_appends_have_the_settings_of_each_log() -> None:
     """Entries and segments of two logs in one append, and again after a change."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log(
             "small", settings=LogSettings(entry_bytes=200, segment_bytes_max=300)
@@ -116,7 +116,7 @@ def test_staged_appends_have_the_settings_of_each_log() -> None:
 def test_a_log_that_is_missing_is_created_when_it_is_opened_so() -> None:
     """Once, whoever is quicker; a log that exists is opened as it is."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         with pytest.raises(LogNotFoundError):
             await namespace.open_log("late")
@@ -133,7 +133,7 @@ def test_a_log_that_is_missing_is_created_when_it_is_opened_so() -> None:
 def test_settings_go_with_their_log() -> None:
     """Nothing of a deleted log stays, and its settings cannot be changed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(entry_bytes=100)
         paths = cluster.paths.log_of(log.log_id)
         await log.delete()
@@ -149,7 +149,7 @@ def test_settings_go_with_their_log() -> None:
 def test_an_update_whose_answer_is_lost_is_made_once(*, applied: bool) -> None:
     """What is stored then tells whether it must be made again."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         cluster.stores["a"].lose_next_reply(applied=applied)
         assert await log.update_settings(entry_bytes=100) == LogSettings(entry_bytes=100)
         path = cluster.paths.log_of(log.log_id).settings
@@ -166,7 +166,7 @@ def test_settings_that_cannot_be_read_leave_a_writer_as_it_is(
 ) -> None:
     """It is said; who opens the log is told."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await cluster.stores["a"].create(cluster.paths.log_of(log.log_id).settings, b"{}")
             await until(lambda: "settings of log=clicks are not known" in caplog.text)
@@ -180,7 +180,7 @@ def test_settings_that_cannot_be_read_leave_a_writer_as_it_is(
 def test_entries_are_compressed_as_the_log_says() -> None:
     """A staged entry too."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         batch = pa.record_batch({"value": [b"x" * 1000] * 20})
         sizes = []
@@ -199,7 +199,7 @@ def test_entries_are_compressed_as_the_log_says() -> None:
 def test_ledgers_carry_what_their_writer_says() -> None:
     """Beside what dlog says of them itself, which nobody else may."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with pytest.raises(ConfigurationError, match=r"\['log'\] are keys that dlog sets itself"):
             await log.open_writer(ledger_metadata={"log": "x", "team": "a"})
         with pytest.raises(ConfigurationError, match=r"4097 bytes .* at most 4096"):

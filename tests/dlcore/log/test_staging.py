@@ -29,7 +29,7 @@ from tests.fixtures.staged_records import batch, ledgers, payloads_of, stage, st
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.metadata.port import Op
 
 
@@ -39,7 +39,7 @@ RUN = AppendRun(token="run-1", begun_ns=0)
 def test_extents_of_many_writers_enter_in_the_given_order() -> None:
     """They travel as pickles; transaction ids are assigned; nothing was visible before."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         tasks = [await cluster.open(f"task-{i}") for i in range(3)]
         extents = [await stage(task, f"{i}a", f"{i}b") for i, task in enumerate(tasks)]
         assert await payloads_of(log) == []
@@ -61,7 +61,7 @@ def test_extents_of_many_writers_enter_in_the_given_order() -> None:
 def test_one_commit_for_many_logs() -> None:
     """All of them, or none: the second log is sealed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         await namespace.create_log("orders")
         orders = await namespace.open_log("orders")
@@ -88,7 +88,7 @@ def test_one_commit_for_many_logs() -> None:
 def test_a_version_is_committed_once() -> None:
     """Without a run that counts appends, whoever repeats it; older versions are skipped too."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         first = await namespace.begin_append("job", 5)
         await first.write_batch("clicks", batch("once"))
@@ -110,7 +110,7 @@ def test_a_version_is_committed_once() -> None:
 def test_appends_of_one_version(survived: int) -> None:
     """A later run skips those that are committed, and appends the rest."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for token, names in (("run-1", "ab"[:survived]), ("run-2", "ab")):
             for name in names:
                 run = AppendRun(token=token, begun_ns=int(asyncio.get_running_loop().time() * 1e9))
@@ -128,7 +128,7 @@ def test_appends_of_one_version(survived: int) -> None:
 def test_appends_of_one_version_that_overlap() -> None:
     """The second is refused, and so is every repetition; the first is there."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extents = [await stage(namespace, name) for name in "ab"]
         append = await namespace.begin_append("job", 5, run=RUN)
@@ -145,7 +145,7 @@ def test_appends_of_one_version_that_overlap() -> None:
 def test_a_run_that_another_one_followed() -> None:
     """Its late append is refused."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         for token in ("run-1", "run-2"):
             append = await namespace.begin_append("job", 5, run=replace(RUN, token=token))
@@ -163,7 +163,7 @@ def test_a_run_that_another_one_followed() -> None:
 def test_a_lost_reply_of_a_counted_append(kind: str, *, applied: bool) -> None:
     """Whatever was tried is what the caller learns."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         first = await namespace.begin_append("job", 1, run=RUN)
         assert (await first.commit([await stage(namespace, "first")])).committed
@@ -190,7 +190,7 @@ def test_a_lost_reply_of_a_counted_append(kind: str, *, applied: bool) -> None:
 def test_a_lost_reply_of_the_commit(*, applied: bool) -> None:
     """The commit record tells; either way the records are there once, and the caller knows."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         extent = await stage(cluster.namespaces[0], "once")
         driver = await cluster.open("driver")
         append = await driver.begin_append("job", 1, run=RUN)
@@ -207,7 +207,7 @@ def test_a_lost_reply_of_the_commit(*, applied: bool) -> None:
 def test_competing_committers() -> None:
     """Each plans again when it was overtaken; all get in, in some order."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async def one(index: int) -> None:
             namespace = await cluster.open(f"client-{index}")
             append = await namespace.begin_append(f"job-{index}", 1)
@@ -227,7 +227,7 @@ def test_competing_committers() -> None:
 def test_a_live_writer_keeps_appends_out() -> None:
     """A dead one does not: what it left is recovered first."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         await writer.write(record(1, b"first"))
         extent = await stage(cluster.namespaces[0], "second")
@@ -246,7 +246,7 @@ def test_a_live_writer_keeps_appends_out() -> None:
 def test_an_append_waits_for_a_writer(*, dies: bool) -> None:
     """Until it closes, or its session has ended; then what it wrote comes first."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         rival = await cluster.open("rival")
         writer = await (await rival.open_log("clicks")).open_writer()
         await writer.write(record(1, b"first"))
@@ -271,7 +271,7 @@ def test_an_append_waits_for_a_writer(*, dies: bool) -> None:
 def test_an_append_does_not_wait_for_ever() -> None:
     """It names the owner and the time; nothing is written, and a later try goes through."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         extent = await stage(cluster.namespaces[0], "late")
         append = await cluster.namespaces[0].begin_append("job", 1, lock_timeout_s=0.2)
@@ -289,7 +289,7 @@ def test_an_append_does_not_wait_for_ever() -> None:
 def test_an_append_fences_a_writer_without_a_lock() -> None:
     """Fencing keeps the two apart."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         unlocked = await cluster.open("b", config=replace(CONFIG, lock_enabled=False))
         writer = await (await unlocked.open_log("clicks")).open_writer()
         await writer.write(record(1, b"first"))
@@ -308,7 +308,7 @@ def test_an_append_fences_a_writer_without_a_lock() -> None:
 def test_a_writer_opened_after_an_append_goes_on_behind_it() -> None:
     """And one opened before, that has not written yet, too."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         unlocked = await cluster.open("b", config=replace(CONFIG, lock_enabled=False))
         early = await (await unlocked.open_log("clicks")).open_writer()
         extent = await stage(cluster.namespaces[0], "appended")
@@ -328,7 +328,7 @@ def test_a_writer_opened_after_an_append_goes_on_behind_it() -> None:
 def test_one_ledger_serves_many_appends() -> None:
     """Its extents lie in segments that come and go; what is discarded is in none."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         writer = await namespace.open_staging_writer(identity="job")
         for version in range(1, 6):
@@ -353,7 +353,7 @@ def test_one_ledger_serves_many_appends() -> None:
 def test_truncation_spares_a_ledger_that_is_still_filled() -> None:
     """It goes when its process has gone and no segment refers to it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
         task = await cluster.open("task")
         writer = await task.open_staging_writer(identity="job")
@@ -389,7 +389,7 @@ def test_truncation_spares_a_ledger_that_is_still_filled() -> None:
 def test_truncation_spares_a_ledger_of_which_more_is_committed_meanwhile() -> None:
     """Both change its registration: the removal that was overtaken is planned again."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
         writer = await (await cluster.open("task")).open_staging_writer(identity="job")
         extents = []
@@ -431,7 +431,7 @@ def test_truncation_spares_a_ledger_of_which_more_is_committed_meanwhile() -> No
 def test_leftovers_of_a_process_that_is_gone() -> None:
     """The next commit of the same identity removes what was never committed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         gone, alive = await cluster.open("gone"), await cluster.open("alive")
         await stage(gone, "lost")
         kept = await stage(alive, "kept")
@@ -451,7 +451,7 @@ def test_leftovers_of_a_process_that_is_gone() -> None:
 def test_what_is_about_to_be_committed_outlives_its_process() -> None:
     """A task may be long gone when the driver commits, if another task opens a writer meanwhile."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         gone = await cluster.open("gone")
         extent = await stage(gone, "early")
         await gone.aclose()
@@ -471,7 +471,7 @@ def test_what_is_about_to_be_committed_outlives_its_process() -> None:
 def test_reaped_data_cannot_be_committed() -> None:
     """The commit finds the registration gone, and says so."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         gone = await cluster.open("gone")
         extent = await stage(gone, "lost")
         await gone.aclose()
@@ -488,7 +488,7 @@ def test_reaped_data_cannot_be_committed() -> None:
 def test_a_session_that_is_lost_and_renewed_keeps_its_ledgers() -> None:
     """The owner's node is made again; whoever looks then sees a living process."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         task = await cluster.open("task")
         writer = await task.open_staging_writer(identity="job")
         await writer.write_batch("clicks", batch("before"))
@@ -510,7 +510,7 @@ def test_a_session_that_is_lost_and_renewed_keeps_its_ledgers() -> None:
 def test_abort() -> None:
     """Nothing stays, and nothing can be committed afterwards."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         task = await cluster.open("task")
         writer = await task.open_staging_writer(identity="job")
@@ -534,7 +534,7 @@ def test_abort() -> None:
 def test_a_log_that_was_made_anew_does_not_get_old_records() -> None:
     """It is another log of the same name."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extent = await stage(namespace, "old")
         await namespace.delete_log("clicks")
@@ -551,7 +551,7 @@ def test_a_log_that_was_made_anew_does_not_get_old_records() -> None:
 def test_wrong_extents_are_refused() -> None:
     """Twice the same, of another identity, or in a log already."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         extent = await stage(namespace, "a")
         with pytest.raises(ConfigurationError, match="given twice"):

@@ -22,18 +22,18 @@ from tests.fixtures.staged_records import batch, ledgers, payloads_of, staged_no
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.nodes import StagedNode
     from dlcore.log.reading.scan import StagedExtent
-    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.staging.writer import DirectStagingWriter
 
 
 def test_own_transaction_ids() -> None:
     """They are kept, and must follow those of the log."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         append = await namespace.begin_append("job", 1)
         writer = append
@@ -57,7 +57,7 @@ def test_own_transaction_ids() -> None:
 def test_a_strict_append_is_never_taken_for_another() -> None:
     """A version of an old state, or one that went elsewhere, fails; nothing of it is appended."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         others = [f"other-{number}" for number in range(7)]
         for name in others:
@@ -90,9 +90,9 @@ def test_a_strict_append_is_never_taken_for_another() -> None:
 def test_a_fenced_staging_writer_says_so() -> None:
     """Its ledger was reaped as a zombie's: what it writes next is refused as a whole."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
-        writer: StagingWriter = await namespace.open_staging_writer(identity="job")
+        writer: DirectStagingWriter = await namespace.open_staging_writer(identity="job")
         await writer.write_batch("clicks", batch("a"))
         (extent,) = await writer.stage()
         await namespace.ledgers.recover_ledger(extent.ledger_id)
@@ -111,7 +111,7 @@ def test_a_fenced_staging_writer_says_so() -> None:
 def test_many_logs_of_one_task() -> None:
     """They share a ledger; each has one run of entries."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = cluster.namespaces[0]
         names = [f"log{number:02}" for number in range(30)]
         for name in names:
@@ -139,7 +139,7 @@ def test_many_logs_of_one_task() -> None:
 def test_ledgers_that_are_filled_between_two_stages(*, first_is_committed: bool) -> None:
     """What was not handed out yet is not settled, whatever became of what was."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open(
             "small", config=replace(CONFIG, entry_bytes=300, segment_bytes_max=1500)
         )
@@ -169,7 +169,7 @@ def shared(round_number: int, identity: str = "stream") -> SharedStaging:
 def test_appends_of_many_identities_share_a_ledger() -> None:
     """Each commits once; of what was staged elsewhere they commit nothing."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         driver, task = cluster.namespaces[0], await cluster.open("task")
         names = [f"log{number:02}" for number in range(30)]
         for name in names:
@@ -201,7 +201,7 @@ def test_appends_of_many_identities_share_a_ledger() -> None:
 def test_what_a_process_left_is_kept_for_its_round(*, closes: bool) -> None:
     """Appends beside one do not take it away; a later round does, of what nobody committed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         driver, task = cluster.namespaces[0], await cluster.open("task")
         writer = await task.open_staging_writer(identity="stream")
         await writer.write_batch("clicks", batch("late"))
@@ -230,7 +230,7 @@ def test_what_a_process_left_is_kept_for_its_round(*, closes: bool) -> None:
     on_log(body)
 
 
-async def writer_of(namespace: Namespace, parts: list[tuple[str, pa.RecordBatch]]) -> None:
+async def writer_of(namespace: DirectNamespace, parts: list[tuple[str, pa.RecordBatch]]) -> None:
     """Write parts with a writer of their own."""
     async with await namespace.open_staging_writer(identity="job") as writer:
         await writer.write_batches(parts)
@@ -240,7 +240,7 @@ def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log with the most gets its turn early: several runs, and the order is kept."""
     monkeypatch.setattr("dlcore.log.staging.writer.QUEUED_BYTES_MAX", 1000)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("b", config=replace(CONFIG, entry_bytes=300))
         for name in ("a", "b", "c"):
             await namespace.create_log(name)
@@ -262,7 +262,7 @@ def test_more_than_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ledgers_of_a_writer_are_settled_when_it_has_begun_others() -> None:
     """Once all that was staged in them is committed; what is not committed stays."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
         async with await small.open_staging_writer(identity="job") as writer:
             kept = []
@@ -293,7 +293,7 @@ def test_what_lower_rounds_staged_in_vain_is_settled(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("dlcore.log.staging.writer.drop", refuse_once)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = await cluster.open("small", config=replace(CONFIG, segment_bytes_max=1))
 
         async def attempt(number: int, late: int | None = None) -> list[StagedExtent]:
@@ -319,7 +319,7 @@ def test_what_lower_rounds_staged_in_vain_is_settled(monkeypatch: pytest.MonkeyP
 def test_tasks_whose_clocks_differ() -> None:
     """Times never fall: what comes behind a clock that is ahead has its last time, until then."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         driver = cluster.namespaces[0]
         now_ms = cluster.clocks["a"].current_ms
         hour_ms = 3_600_000

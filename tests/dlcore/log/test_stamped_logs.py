@@ -30,19 +30,19 @@ from dlcore.log.writing.producers import Mark, Producers
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.writing.writer import DirectWriter
 
 
 class Owner:
     """A writer that knows producers, and one claim."""
 
-    def __init__(self, writer: AsyncLogWriter, producers: Producers[Any]) -> None:
+    def __init__(self, writer: DirectWriter, producers: Producers[Any]) -> None:
         self.writer = writer
         self.producers = producers
 
     @classmethod
-    async def open(cls, log: DistributedLogManager) -> Owner:
+    async def open(cls, log: DirectLog) -> Owner:
         """Take the log."""
         producers: Producers[Any] = Producers()
         return cls(await log.open_writer(producers=producers), producers)
@@ -65,7 +65,7 @@ class Owner:
 def test_the_next_owner_knows_them_over_rolls_and_crashes() -> None:
     """Segments of which each has one entry; then one that is recovered."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         small = LogConfig(segment_bytes_max=1, lock_timeout_s=5)
         namespace = await cluster.open("small", config=small)
         owner = await Owner.open(await namespace.open_log("clicks"))
@@ -89,7 +89,7 @@ def test_the_next_owner_knows_them_over_rolls_and_crashes() -> None:
 def test_a_batch_that_becomes_several_entries_is_whole() -> None:
     """Each of them says which of its records it has."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("small", config=LogConfig(entry_bytes=64))
         owner = await Owner.open(await namespace.open_log("clicks"))
         claim = owner.begin()
@@ -106,7 +106,7 @@ def test_a_batch_that_becomes_several_entries_is_whole() -> None:
 def test_what_others_write_leaves_them_as_they_are() -> None:
     """Direct writers, whose segments come behind; and an owner that wrote nothing."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)
         claim = owner.begin()
         await owner.write(claim, 0)
@@ -124,7 +124,7 @@ def test_what_others_write_leaves_them_as_they_are() -> None:
 def test_they_are_kept_while_all_is_truncated_and_for_seven_days() -> None:
     """Then their segment goes, and nobody is known."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)
         claim = owner.begin()
         last = await owner.write(claim, 0)
@@ -150,7 +150,7 @@ def test_they_are_kept_while_all_is_truncated_and_for_seven_days() -> None:
 def test_an_owner_that_was_overtaken_fails() -> None:
     """Another one wrote before its first record: what it knows of producers is old."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         first = await Owner.open(log)
         claim = first.begin()
         await first.write(claim, 0)
@@ -175,7 +175,7 @@ def test_an_owner_that_was_overtaken_fails() -> None:
 def test_what_is_written_all_or_none_and_is_not_is_refused() -> None:
     """It would be two entries."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)
         large = batch_of([0, 0], [bytes(1000 * 1000)] * 2)
         with pytest.raises(Exception, match="do not fit into one entry"):
@@ -191,7 +191,7 @@ def test_what_is_written_all_or_none_and_is_not_is_refused() -> None:
 def test_entries_that_contradict_each_other_are_told() -> None:
     """One without a stamp among those that have one."""
 
-    async def body(_: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(_: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)
         claim = owner.begin()
         await owner.write(claim, 0)
@@ -210,7 +210,7 @@ def test_entries_that_contradict_each_other_are_told() -> None:
 def test_entries_that_move_meanwhile_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Into another ledger, by merging; a ledger that is gone for good is an error."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         owner = await Owner.open(log)
         claim = owner.begin()
         for number in range(3):

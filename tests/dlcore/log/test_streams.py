@@ -30,7 +30,7 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 
 def batch_of(records: list[tuple[int, bytes]]) -> pa.RecordBatch:
@@ -103,7 +103,7 @@ def test_records_that_are_no_bytes_of_a_stream(
 def test_position_only_after_ack() -> None:
     """A stream starts at 0; where bytes go next is known at once."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_stream_writer() as writer:
             assert (writer.position, writer.tell()) == (0, 0)
             assert await writer.write(b"") == 0
@@ -122,7 +122,7 @@ def test_position_only_after_ack() -> None:
 def test_a_large_write_is_many_records_and_one_answer() -> None:
     """Read back whole, in one piece or many."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         data = random.Random(1).randbytes(3 * RECORD_SIZE_BYTES_MAX + 77)
         async with await log.open_stream_writer() as writer:
             assert await writer.write(data) == len(data)
@@ -141,7 +141,7 @@ def test_a_large_write_is_many_records_and_one_answer() -> None:
 def test_no_offset_gap_after_a_writer_failed() -> None:
     """The next one begins where the durable bytes end, whatever was told of the last of them."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_stream_writer()
         await writer.write(b"durable")
         for bookie in cluster.bookies:
@@ -168,7 +168,7 @@ def test_no_offset_gap_after_a_writer_failed() -> None:
 def test_skip_to() -> None:
     """Forward and back to what is readable, and its end; not to what is not there yet."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with (
             await log.open_stream_writer() as writer,
             await log.open_stream_reader() as reader,
@@ -195,7 +195,7 @@ def test_skip_to() -> None:
 def test_past_the_end_of_a_sealed_stream() -> None:
     """Reading there gives nothing, and says that nothing will come; skipping there fails."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_stream_writer()
         writer.write(b"0123456")
         await writer.mark_end_of_stream()
@@ -222,7 +222,7 @@ def test_past_the_end_of_a_sealed_stream() -> None:
 def test_at_the_end_there_is_nothing_until_more_is_written() -> None:
     """Also past the end, and in a stream that is empty; a buffer is filled as far as it goes."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         ahead = await log.open_stream_reader(position=5)
         reader = await log.open_stream_reader()
         assert (await reader.read(), reader.tell(), reader.has_ended) == (b"", 0, False)
@@ -246,7 +246,7 @@ def test_at_the_end_there_is_nothing_until_more_is_written() -> None:
 def test_bytes_that_were_truncated() -> None:
     """The others keep their positions; a reader starts at the first of them."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_stream_writer() as writer:
             for data in (b"0123", b"456", b"789"):
                 await writer.write(data)
@@ -272,7 +272,7 @@ def test_bytes_that_were_truncated() -> None:
 def test_a_log_that_is_no_stream() -> None:
     """Within an entry and from one to the next."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(LogRecord(3, b"abc"))
             await writer.write(LogRecord(4, b"abc"))
@@ -292,7 +292,7 @@ def test_a_log_that_is_no_stream() -> None:
 def test_empty_records_are_passed_over() -> None:
     """A stream's writer makes none, but they harm nobody."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for record in (LogRecord(0, b""), LogRecord(2, b"ab"), LogRecord(2, b"")):
                 await writer.write(record)
@@ -306,7 +306,7 @@ def test_empty_records_are_passed_over() -> None:
 def test_positions_that_no_byte_has(position: int) -> None:
     """The rule is named."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         with pytest.raises(ConfigurationError, match=f"position={position}"):
             await log.open_stream_reader(position)
 
@@ -317,7 +317,7 @@ def test_positions_that_no_byte_has(position: int) -> None:
 def test_random_writes_reads_and_seeks(seed: int) -> None:
     """Over writers that come and go, the stream is the bytes that were written."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         rng, model = random.Random(seed), b""
         reader = await log.open_stream_reader()
         position = 0

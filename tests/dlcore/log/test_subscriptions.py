@@ -22,12 +22,12 @@ from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
 
 
-async def write(log: DistributedLogManager, count: int = 5) -> None:
+async def write(log: DirectLog, count: int = 5) -> None:
     """Write records with transaction ids from 0, an entry each."""
     async with await log.open_writer() as writer:
         for txid in range(count):
@@ -37,7 +37,7 @@ async def write(log: DistributedLogManager, count: int = 5) -> None:
 def test_a_subscriber_resumes_where_it_committed() -> None:
     """Inclusively: the position is that of the next record; a start that is given goes before."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         async with await log.open_reader(subscriber="a/b c") as reader:
             assert [r.txid for r in await reader.read_bulk(2)] == [0, 1]
@@ -67,7 +67,7 @@ def test_a_subscriber_resumes_where_it_committed() -> None:
 def test_one_reader_for_each_subscriber() -> None:
     """Others wait for it, or are refused; another subscriber is not kept from anything."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         patient = await (
             await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
@@ -100,7 +100,7 @@ def test_one_reader_for_each_subscriber() -> None:
 def test_one_who_is_cancelled_leaves_no_lock() -> None:
     """At any turn of the loop, while it opens a reader or closes it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         patient = await (
             await cluster.open("b", config=replace(CONFIG, lock_timeout_s=20))
         ).open_log("clicks")
@@ -123,7 +123,7 @@ def test_one_who_is_cancelled_leaves_no_lock() -> None:
 def test_a_reader_that_lost_its_session_commits_nothing_over_another() -> None:
     """It gets the lock again if nobody took it; else its reads and commits fail."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         other = await (await cluster.open("b")).open_log("clicks")
         reader = await log.open_reader(subscriber="s")
@@ -158,7 +158,7 @@ def test_a_reader_that_lost_its_session_commits_nothing_over_another() -> None:
 def test_a_reader_does_not_take_another_subscription_of_its_name_for_its_own() -> None:
     """While it was away its subscription was deleted, made again, and moved as often."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         other = await (await cluster.open("b")).open_log("clicks")
         reader = await log.open_reader(subscriber="s")
@@ -182,7 +182,7 @@ def test_a_reader_does_not_take_another_subscription_of_its_name_for_its_own() -
 def test_a_commit_that_was_cancelled_is_no_end(*, loses_session: bool) -> None:
     """Though it was carried out: the next one goes on behind it, in another session too."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         store = cluster.stores["a"]
         put, done = store.put, asyncio.Event()
@@ -213,7 +213,7 @@ def test_a_commit_that_was_cancelled_is_no_end(*, loses_session: bool) -> None:
 def test_a_subscription_is_moved_and_deleted() -> None:
     """To a position, a transaction id, a time, also back; what is truncated is told."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]
         async with await log.open_writer() as writer:
             for txid in range(5):
@@ -240,7 +240,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that has too many takes no other."""
     monkeypatch.setattr("dlcore.log.reading.holding.SUBSCRIPTIONS_MAX", 2)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for name in ("a", "b"):
             async with await log.open_reader(subscriber=name):
                 pass
@@ -255,7 +255,7 @@ def test_subscriptions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_subscriptions_go_with_their_log() -> None:
     """Also one that is being read, whose reader learns that the log is gone."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         reader = await log.open_reader(subscriber="s")
         await log.move_subscription("t", txid=3)
@@ -281,7 +281,7 @@ def test_subscriptions_go_with_their_log() -> None:
 def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
     """Whichever request of opening and committing it is, the position is stored once, as asked."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log)
         wrapped: list[InterruptedStore] = []
 

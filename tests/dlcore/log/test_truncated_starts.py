@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import AlreadyTruncatedError
 from dlcore.base.ids import DLSN
-from dlcore.remote import open_namespace
 from tests.dlcore.proxy.test_known_logs import got, path_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
 
 LEFT = {
     "nothing": (DLSN(1, 0, 0), range(12)),
@@ -34,7 +34,7 @@ def txid_of(number: int) -> int:
     return 10 * number + 5
 
 
-async def make(log: DistributedLogManager, end: DLSN) -> None:
+async def make(log: DirectLog, end: DLSN) -> None:
     """Write three segments of four entries, and truncate what is below a position."""
     for first in (0, 4, 8):
         async with await log.open_writer() as writer:
@@ -54,7 +54,7 @@ def starts(number: int) -> list[tuple[str, Any]]:
     ]
 
 
-async def by_reader(log: DistributedLogManager, kind: str, start: Any) -> list[bytes]:
+async def by_reader(log: DirectLog, kind: str, start: Any) -> list[bytes]:
     """Read by a reader that is opened there, and by one that is moved there."""
     async with await log.open_reader(**{kind: start}) as reader:
         found = [each.payload async for each in reader]
@@ -64,7 +64,7 @@ async def by_reader(log: DistributedLogManager, kind: str, start: Any) -> list[b
     return found
 
 
-async def by_range(log: DistributedLogManager, kind: str, start: Any) -> list[bytes]:
+async def by_range(log: DirectLog, kind: str, start: Any) -> list[bytes]:
     """Read a range that begins there."""
     table = await (await log.read(start)).to_arrow()
     found: list[bytes] = table["value"].to_pylist()
@@ -76,7 +76,7 @@ async def by_range(log: DistributedLogManager, kind: str, start: Any) -> list[by
 def test_a_truncated_record_is_refused_by_all_its_names(way: Any, place: str) -> None:
     """And each that is left is read from; the very first names mean the beginning."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         end, left = LEFT[place]
         await make(log, end)
         payloads = [b"%d" % number for number in left]
@@ -101,7 +101,7 @@ def test_a_truncated_record_is_refused_by_all_its_names(way: Any, place: str) ->
 def test_a_ticket_is_refused_likewise(place: str, *, follow: bool) -> None:
     """Also by the number of a record; as readers are."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         end, left = LEFT[place]
         await make(log, end)
         await log.mark_end_of_stream()
@@ -159,7 +159,7 @@ EPOCH = "1970-01-01T00:00:00Z"
 def test_what_a_snapshot_says_of_what_is_truncated() -> None:
     """By which it is known; who ignores truncation, and who moves a subscription, asks likewise."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await make(log, DLSN(3, 0, 0))
         snapshot = await log.get_snapshot()
         assert (snapshot.removed_txid, snapshot.truncated_txid) == (txid_of(7), txid_of(7))

@@ -26,16 +26,14 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, rec
 from tests.fixtures.staged_records import batch, payloads_of, stage
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
     from dlcore.log.staging.commit import HeldLog
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
 
 
-async def proxied(
-    cluster: MemoryCluster, name: str = "proxy", log: str = "clicks"
-) -> AsyncLogWriter:
+async def proxied(cluster: MemoryCluster, name: str = "proxy", log: str = "clicks") -> DirectWriter:
     """Open the writer of a proxy."""
     namespace = await cluster.open(name)
     return await (await namespace.open_log(log)).open_writer(producers=Producers())
@@ -57,7 +55,9 @@ async def held_log(cluster: MemoryCluster) -> HeldLog:
     return held
 
 
-async def append(namespace: Namespace, version: int, *payloads: str, log: str = "clicks") -> None:
+async def append(
+    namespace: DirectNamespace, version: int, *payloads: str, log: str = "clicks"
+) -> None:
     """Append records atomically; the first of them names the identity."""
     appending = await namespace.begin_append("job", version)
     await appending.write_batch(log, batch(*payloads))
@@ -67,7 +67,7 @@ async def append(namespace: Namespace, version: int, *payloads: str, log: str = 
 def test_an_append_enters_a_log_that_a_proxy_is_writing() -> None:
     """What the proxy accepted before lies before it, what comes later behind, in its segment."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await proxied(cluster)
         before = [writer.write(record(n)) for n in range(1, 4)]
         driver = await cluster.open("driver")
@@ -90,7 +90,7 @@ def test_an_append_enters_a_log_that_a_proxy_is_writing() -> None:
 def test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order() -> None:
     """Neither stops the other, and nobody is refused for more than a moment."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await proxied(cluster)
         driver = await cluster.open("driver")
         written: list[str] = []
@@ -126,7 +126,7 @@ def test_records_of_a_busy_proxy_and_of_appends_are_there_once_and_in_order() ->
 def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
     """One segment for all, few nodes, the same records; the next owner knows the producers."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         upkeep = LogUpkeep.of(cluster.namespaces[0], UpkeepConfig(merged_grace_s=0))
         producers: Producers[Any] = Producers()
         namespace = await cluster.open("proxy")
@@ -134,7 +134,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
         driver = await cluster.open("driver")
         claim = producers.grant("meter", bytes(8), now_ms=0)
 
-        async def write(writer: AsyncLogWriter, table: Producers[Any], number: int) -> DLSN:
+        async def write(writer: DirectWriter, table: Producers[Any], number: int) -> DLSN:
             rows = batch_of([max(writer.last_txid, 0)], [b"p%d" % number])
             future = writer.write_fitted(rows, mark=Mark(claim, number))
             table.accepted(Mark(claim, number), 1, future, now_ms=0)
@@ -173,7 +173,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
 def test_an_append_to_logs_of_several_proxies_is_atomic() -> None:
     """All of them stand aside for one transaction; two appends at once follow each other."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         home = cluster.namespaces[0]
         names = ["clicks", "orders", "views"]
         for name in names[1:]:
@@ -206,7 +206,7 @@ def test_an_append_that_dies_in_its_turn_stops_nobody_for_long(
     """It asked, and never committed; the writer goes on, and gives the next one its turn."""
     monkeypatch.setattr(giving, "TURN_S", 0.2)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await proxied(cluster)
         await writer.write(record(1))
         held = await held_log(cluster)
@@ -231,7 +231,7 @@ def test_an_append_that_dies_in_its_turn_stops_nobody_for_long(
 def test_a_turn_is_not_taken_while_the_owner_writes() -> None:
     """A lock that says so beside an open segment is of a turn that is over: it is asked anew."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await proxied(cluster)
         await writer.write(record(1))
         held = await held_log(cluster)
@@ -249,7 +249,7 @@ def test_a_turn_is_not_taken_while_the_owner_writes() -> None:
 def test_a_writer_that_is_sealed_closed_or_aborted_while_an_append_waits() -> None:
     """The append is told of the seal, and needs no turn of who is gone."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for ending in ("aclose", "abort", "mark_end_of_stream"):
             writer = await proxied(cluster, f"proxy-{ending}")
             await writer.write(record(writer.last_txid + 1))
@@ -276,7 +276,7 @@ def test_a_writer_that_is_sealed_closed_or_aborted_while_an_append_waits() -> No
 def test_a_direct_writer_gives_no_turn() -> None:
     """Its transaction ids are its own: an append waits for its lock, as ever."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             driver = await cluster.open("driver")
@@ -292,7 +292,7 @@ def test_a_direct_writer_gives_no_turn() -> None:
 def test_a_mode_says_who_opens_writers() -> None:
     """Appends are for all; a mode that is changed holds for the next writer."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await log.update_settings(mode="proxied")
         with pytest.raises(LogModeError, match="written through proxies"):
             await log.open_writer()

@@ -27,8 +27,7 @@ from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.reading.scan_driver import scan_range
-from dlcore.log.typed.arrow import columns_of
-from dlcore.log.typed.schema import LogSchema
+from dlcore.log.typed.arrow import columns_of, schema_of
 from tests.dlcore.ops.upkeep.test_merger import merger_of
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, record
@@ -36,8 +35,8 @@ from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, recor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 TRIPS = pa.schema([("id", pa.int32()), ("fare", pa.float64()), ("tags", pa.list_(pa.string()))])
 WIDER = pa.schema(
@@ -52,7 +51,7 @@ SMALL = LogConfig(quorum=QuorumConfig(), lock_timeout_s=0, entry_bytes=200)
 
 
 def on_trips(
-    body: Callable[[MemoryCluster, Namespace, DistributedLogManager], Awaitable[None]],
+    body: Callable[[MemoryCluster, DirectNamespace, DirectLog], Awaitable[None]],
     config: LogConfig = SMALL,
 ) -> None:
     """Run `body` with a cluster and the typed log "trips"."""
@@ -72,7 +71,7 @@ def trips(ids: range, schema: pa.Schema = TRIPS) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-async def table_of(log: DistributedLogManager, *columns: str) -> pa.Table:
+async def table_of(log: DirectLog, *columns: str) -> pa.Table:
     """Return all of a log."""
     return await (await log.read(columns=columns or None)).to_arrow()
 
@@ -80,9 +79,7 @@ async def table_of(log: DistributedLogManager, *columns: str) -> pa.Table:
 def test_what_is_written_is_read() -> None:
     """By batches of a writer, of a reader, and by ranges, with what is known of each row."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         assert await log.get_schema() == TRIPS
         async with await log.open_writer() as writer:
             last = await writer.write_batch(trips(range(20)))
@@ -126,9 +123,7 @@ def test_what_is_written_is_read() -> None:
 def test_one_row_that_looks_like_a_record_of_bytes() -> None:
     """Its Arrow message is the same, which is read without Arrow where it is a record."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         await namespace.create_log("words", schema=pa.schema([("word", pa.binary())]))
         words = await namespace.open_log("words")
         async with await words.open_writer() as writer:
@@ -146,9 +141,7 @@ def test_one_row_that_looks_like_a_record_of_bytes() -> None:
 def test_typed_logs_are_truncated() -> None:
     """By transaction id too, for which an entry is looked into."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             batch = trips(range(40)).append_column("_txid", pa.array(range(40)))
             await writer.write_batch(batch)
@@ -164,9 +157,7 @@ def test_typed_logs_are_truncated() -> None:
 def test_columns_and_rows_that_are_wanted() -> None:
     """Others are left out; what makes no sense is refused before anything is read."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(trips(range(20)))
         some = await log.read(columns=["tags", "id"], where=pc.field("fare") >= 8)
@@ -206,7 +197,7 @@ def test_rows_that_lie_anywhere_are_filtered_without_a_warning(
     """Entries do, in what arrives; Arrow would warn of buffers that it has to take as they are."""
     columns = pa.schema([("id", pa.int64()), ("fare", pa.decimal128(8, 2))])
     rows = pa.table({"id": [1, 2, 3], "fare": [Decimal(n) for n in range(3)]}).cast(columns)
-    view = RangeView("trips", LogSchema.first(columns_of(columns)), where=pc.field("id") > 1)
+    view = RangeView("trips", schema_of(columns_of(columns)), where=pc.field("id") > 1)
     place = EntryPlace(1, 0, 0, 0, 0)
     message = rows.to_batches()[0].serialize().to_pybytes()
     for gap in range(16):
@@ -223,9 +214,7 @@ def test_rows_that_lie_anywhere_are_filtered_without_a_warning(
 def test_bytes_and_columns_do_not_mix() -> None:
     """Each refusal says what to use instead."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             with pytest.raises(SchemaMismatchError, match="takes no records of bytes: write_batch"):
                 writer.write(record(1))
@@ -264,9 +253,7 @@ def test_bytes_and_columns_do_not_mix() -> None:
 def test_rows_get_their_transaction_ids_when_they_are_written() -> None:
     """Not when they are submitted: others write while the schema is read again."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await log.update_schema(WIDER)
             submitting = asyncio.create_task(writer.submit_batch(trips(range(1), WIDER)))
@@ -284,9 +271,7 @@ def test_rows_get_their_transaction_ids_when_they_are_written() -> None:
 def test_a_schema_changes_under_writers_and_readers() -> None:
     """Older records show nulls and wider types; who is at work learns of it by what it meets."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_reader() as reader, await log.open_writer() as writer:
             await writer.write_batch(trips(range(3)))
             await writer.commit()
@@ -323,9 +308,7 @@ def test_a_schema_changes_under_writers_and_readers() -> None:
 def test_changes_of_a_schema_at_once() -> None:
     """Each is made from the one before: none is lost."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         def with_column(n: int) -> pa.Schema:
             return pa.schema([(f"c{n}", pa.int8())])
 
@@ -342,9 +325,7 @@ def test_changes_of_a_schema_at_once() -> None:
 def test_staged_rows_and_scans(seed: int, compression: str) -> None:
     """Appends of many logs, typed and not, with and without transaction ids, then merged."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         rng = random.Random(seed)
         await namespace.create_log("plain")
         written = 0
@@ -389,9 +370,7 @@ def test_staged_rows_and_scans(seed: int, compression: str) -> None:
 def test_what_does_not_mix_in_one_append() -> None:
     """Rows with transaction ids of their own and rows without, as in a log of bytes."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await namespace.begin_append("job", 1) as append:
             await append.write_batch("trips", trips(range(1)))
             with pytest.raises(ConfigurationError, match="mixes batches with and without"):
@@ -405,9 +384,7 @@ def test_what_does_not_mix_in_one_append() -> None:
 def test_a_typed_log_is_copied() -> None:
     """With its transaction ids, to a log whose schema holds what its own does, and to no other."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(
                 trips(range(30)).append_column("_txid", pa.array(range(5, 35)))
@@ -428,9 +405,7 @@ def test_a_typed_log_is_copied() -> None:
 def test_a_typed_log_is_deleted_and_renamed() -> None:
     """Its schema goes along, or goes away."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         await namespace.rename_log("trips", "rides")
         rides = await namespace.open_log("rides")
         async with await rides.open_writer() as writer:
@@ -455,9 +430,7 @@ def test_a_typed_log_is_deleted_and_renamed() -> None:
 def test_snapshots_have_the_schema_as_it_is_now() -> None:
     """It changes without the log's head, also of a log that is known and watched."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write_batch(trips(range(1)))
         for _ in range(4):
@@ -481,9 +454,7 @@ def test_snapshots_have_the_schema_as_it_is_now() -> None:
 def test_small_rows_after_a_wide_schema_make_an_entry_of_their_own() -> None:
     """An entry has one version of the schema."""
 
-    async def body(
-        cluster: MemoryCluster, namespace: Namespace, log: DistributedLogManager
-    ) -> None:
+    async def body(cluster: MemoryCluster, namespace: DirectNamespace, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             first = writer.write_batch(trips(range(1)))
             await log.update_schema(WIDER)

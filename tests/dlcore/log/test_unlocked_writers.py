@@ -18,11 +18,11 @@ from dlcore.base.ids import DLSN
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.writing.writer import DirectWriter
 
 
-async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogManager:
+async def other(cluster: MemoryCluster, **changes: object) -> DirectLog:
     """Open the log as another client."""
     name = f"b{len(cluster.namespaces)}"
     namespace = await cluster.open(name, config=replace(CONFIG, **changes))  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogMana
 def test_two_writers_without_a_lock(loss: str) -> None:
     """Exactly one goes on; no record is lost or doubled."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         first_log = await other(cluster, lock_enabled=loss == "removed")
         second_log = await other(cluster, lock_enabled=loss == "removed")
         first = await first_log.open_writer()
@@ -60,7 +60,7 @@ def test_two_writers_without_a_lock(loss: str) -> None:
 def test_two_idle_writers_without_a_lock() -> None:
     """Both think the log is theirs and start a segment at once: one of them wins it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writers = [await (await other(cluster, lock_enabled=False)).open_writer() for _ in range(2)]
         futures = [w.write(record(1, b"%d" % i)) for i, w in enumerate(writers)]
         acked = {
@@ -87,7 +87,7 @@ def test_two_idle_writers_without_a_lock() -> None:
 def test_truncation_by_an_idle_writer_without_a_lock(end: str) -> None:
     """It saw the other's open segment when it truncated: that does not make it its own."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             for txid in range(3):
                 await writer.write(record(txid))
@@ -117,7 +117,7 @@ def test_truncation_by_an_idle_writer_without_a_lock(end: str) -> None:
 def test_truncation_tells_a_writer_that_it_was_replaced() -> None:
     """Its ledger was recovered by another one: it cannot go on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         first, second = [await other(cluster, lock_enabled=False) for _ in range(2)]
         replaced = await first.open_writer()
         await replaced.write(record(1))
@@ -134,7 +134,7 @@ def test_truncation_tells_a_writer_that_it_was_replaced() -> None:
     on_log(body)
 
 
-async def _write_again(writer: AsyncLogWriter, payload: bytes) -> bool:
+async def _write_again(writer: DirectWriter, payload: bytes) -> bool:
     try:
         await writer.write(record(2, payload))
     except DLError:
@@ -145,7 +145,7 @@ async def _write_again(writer: AsyncLogWriter, payload: bytes) -> bool:
 def test_a_cancelled_writer_stays_cancelled_although_it_had_failed() -> None:
     """Who retries on errors of the cluster must not take its own cancellation for one."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         first_log = await other(cluster, lock_enabled=False)
         second_log = await other(cluster, lock_enabled=False)
         fenced = asyncio.Event()

@@ -21,23 +21,23 @@ from tests.fixtures.staged_records import stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 SINCE = "a since 2023-11-14T22:13:20Z"
 
 
-async def write(namespace: Namespace) -> Any:
+async def write(namespace: DirectNamespace) -> Any:
     """Open a writer."""
     return await (await namespace.open_log("clicks")).open_writer()
 
 
-async def read(namespace: Namespace) -> Any:
+async def read(namespace: DirectNamespace) -> Any:
     """Open a reader for a subscriber."""
     return await (await namespace.open_log("clicks")).open_reader(subscriber="s")
 
 
-async def append(namespace: Namespace) -> Any:
+async def append(namespace: DirectNamespace) -> Any:
     """Commit an append."""
     extent = await stage(namespace, "appended")
     staged = await namespace.begin_append("job", 1)
@@ -55,8 +55,8 @@ async def append(namespace: Namespace) -> Any:
     ids=["writer", "subscriber", "append"],
 )
 def test_who_waits_is_told_for_whom(
-    hold: Callable[[Namespace], Coroutine[Any, Any, Any]],
-    wait: Callable[[Namespace], Coroutine[Any, Any, Any]],
+    hold: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
+    wait: Callable[[DirectNamespace], Coroutine[Any, Any, Any]],
     told: str,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -65,7 +65,7 @@ def test_who_waits_is_told_for_whom(
     caplog.set_level(logging.WARNING)  # whatever other tests have set
     monkeypatch.setattr(commit, "LOOKS_EVERY_S", 0.05)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         patient = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
         hasty = await cluster.open("c", config=replace(CONFIG, lock_timeout_s=0.25))
         async with AsyncExitStack() as opened:
@@ -89,7 +89,7 @@ def test_who_waits_is_told_for_whom(
 def test_a_second_writer_of_one_client_is_told_that_it_is_this_one() -> None:
     """As in a notebook whose first one was never closed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer():
             with pytest.raises(OwnershipAcquireFailedError, match=f"{SINCE}, this client itself$"):
                 await log.open_writer()

@@ -32,14 +32,14 @@ from dlcore.sync.portal import Portal
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import VersionedHead
     from dlcore.metadata.port import Versioned
 
 
-async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogManager:
+async def other(cluster: MemoryCluster, **changes: object) -> DirectLog:
     """Open the log as another client."""
     name = f"b{len(cluster.namespaces)}"
     namespace = await cluster.open(name, config=replace(CONFIG, **changes))  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ async def other(cluster: MemoryCluster, **changes: object) -> DistributedLogMana
 def test_positions_come_in_order_and_records_are_read_back() -> None:
     """Futures complete in order; what is read is what was written, with dense sequence ids."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         done: list[int] = []
         async with await log.open_writer() as writer:
             futures = [writer.write(record(i // 3, b"%d" % i)) for i in range(50)]
@@ -72,7 +72,7 @@ def test_positions_come_in_order_and_records_are_read_back() -> None:
 def test_batches_and_records_mix() -> None:
     """A batch answers with the position of its last row."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             first = writer.write(record(1))
             batch = pa.record_batch({"txid": list(range(2, 5002)), "value": [b"y" * 50] * 5000})
@@ -92,7 +92,7 @@ def test_batches_and_records_mix() -> None:
 def test_refused_records_leave_the_writer_usable() -> None:
     """Too long, or out of order; nothing of them is written."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             writer.write(record(7))
             with pytest.raises(LogRecordTooLongError):
@@ -116,7 +116,7 @@ def test_refused_records_leave_the_writer_usable() -> None:
 def test_a_buffer_may_be_used_again_at_once() -> None:
     """The record is what was in it when it was written."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             buffer = bytearray(4)
             for letter in b"abc":
@@ -131,7 +131,7 @@ def test_a_buffer_may_be_used_again_at_once_in_blocking_code() -> None:
     """There the record waits in the caller's thread."""
     portal, cluster = Portal(), MemoryCluster()
 
-    async def open_namespace() -> Namespace:
+    async def open_namespace() -> DirectNamespace:
         await cluster.start()
         return await cluster.open("a")
 
@@ -154,7 +154,7 @@ def test_a_buffer_may_be_used_again_at_once_in_blocking_code() -> None:
 def test_a_bulk_stops_at_its_first_refusal() -> None:
     """What came before is written, what comes after is cancelled."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             futures = writer.write_bulk([record(1), record(2), record(0), record(3)])
             await writer.flush()
@@ -171,7 +171,7 @@ def test_a_bulk_stops_at_its_first_refusal() -> None:
 def test_rolling_by_size_and_by_age() -> None:
     """Whichever comes first; the reader goes over every roll."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]
         reader = await log.open_reader()
         small = await cluster.open("a2", config=replace(CONFIG, segment_bytes_max=2000))
@@ -199,7 +199,7 @@ def test_rolling_by_size_and_by_age() -> None:
 def test_timestamps_never_decrease() -> None:
     """A clock that goes back does not show, within a segment or from one to the next."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         clock = cluster.clocks["a"]
         for step_ms in (0, 5, -1000):
             async with await log.open_writer() as writer:
@@ -216,7 +216,7 @@ def test_timestamps_never_decrease() -> None:
 def test_the_seal() -> None:
     """Nothing follows it: not from this writer, not from the next."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         written = writer.write(record(1))
         await writer.mark_end_of_stream()
@@ -237,7 +237,7 @@ def test_the_seal() -> None:
 def test_a_seal_keeps_what_another_completed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who recovers the log just before its writer seals it finds the same end: no record goes."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         context = (await other(cluster))._context
         writer = await log.open_writer()
         last = await writer.write(record(1))
@@ -263,7 +263,7 @@ def test_a_seal_keeps_what_another_completed_meanwhile(monkeypatch: pytest.Monke
 def test_sealing_an_empty_log() -> None:
     """Readers that wait learn that there is nothing to wait for."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_reader() as reader:
             waiting = asyncio.create_task(reader.read_next())
             async with await log.open_writer() as writer:
@@ -277,7 +277,7 @@ def test_sealing_an_empty_log() -> None:
 def test_a_second_writer_is_refused_while_the_first_owns_the_log() -> None:
     """The error names the owner; afterwards the log is free."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         rival = await other(cluster)
         with pytest.raises(OwnershipAcquireFailedError, match="owned by a") as caught:
@@ -298,7 +298,7 @@ def test_a_second_writer_is_refused_while_the_first_owns_the_log() -> None:
 def test_a_second_writer_waits_for_the_first() -> None:
     """Up to the lock time-out."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         rival = await other(cluster, lock_timeout_s=30)
         waiting = asyncio.create_task(rival.open_writer())
@@ -314,7 +314,7 @@ def test_a_second_writer_waits_for_the_first() -> None:
 def test_a_crashed_writer_is_recovered() -> None:
     """Its acknowledged records stay, and its late ones are refused."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         crashed = await log.open_writer()
         await crashed.write(record(1, b"kept"))
         await crashed.abort()
@@ -333,7 +333,7 @@ def test_a_crashed_writer_is_recovered() -> None:
 def test_an_empty_segment_of_a_crashed_writer_vanishes() -> None:
     """With its ledger; the number is used again."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for bookie in cluster.bookies:
             bookie.is_read_only = False
         crashed = await log.open_writer()
@@ -361,7 +361,7 @@ def test_an_empty_segment_of_a_crashed_writer_vanishes() -> None:
 def test_acks_are_held_back_until_a_lost_lock_is_regained() -> None:
     """The records were durable all the time; after the expiry the writer goes on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         await writer.write(record(1))
         cluster.stores["a"].expire()
@@ -379,7 +379,7 @@ def test_acks_are_held_back_until_a_lost_lock_is_regained() -> None:
 def test_a_writer_that_lost_its_lock_to_another_fails() -> None:
     """While it was away another one took over: nothing of it is acknowledged any more."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         await writer.write(record(1, b"before"))
         store = cluster.stores["a"]
@@ -405,7 +405,7 @@ def test_a_writer_that_lost_its_lock_to_another_fails() -> None:
 def test_nothing_is_acknowledged_while_the_lock_is_lost() -> None:
     """The bookies have the record, but the writer does not know whether the log is its own."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         await writer.write(record(1))
         store = cluster.stores["a"]
@@ -432,7 +432,7 @@ def test_nothing_is_acknowledged_while_the_lock_is_lost() -> None:
 def test_a_lost_reply_is_classified(step: str, *, applied: bool) -> None:
     """Applied or not, the change is made once, and the writer goes on."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         store = cluster.stores["a"]
         manager = await cluster.namespaces[0].open_log(
             "clicks", config=replace(CONFIG, segment_bytes_max=1)
@@ -461,7 +461,7 @@ def test_a_lost_reply_is_classified(step: str, *, applied: bool) -> None:
 def test_a_failed_writer_tells_what_became_of_each_record() -> None:
     """In flight: the failure itself.  Never sent: cancelled.  Later ones: refused."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         await writer.write(record(1))
         async with await (await other(cluster, lock_enabled=False)).open_writer() as second:
@@ -487,7 +487,7 @@ def test_a_failed_writer_tells_what_became_of_each_record() -> None:
 def test_pending_records_are_bounded(limit: dict[str, int]) -> None:
     """Beyond a limit a write is refused; whoever waits for capacity never gets there."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         log = await other(cluster, **limit)
         async with await log.open_writer() as writer:
             for _ in range(20):
@@ -505,7 +505,7 @@ def test_pending_records_are_bounded(limit: dict[str, int]) -> None:
 def test_commit_makes_the_last_record_visible() -> None:
     """Without another one following; and so does durability alone, a moment later."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             assert await writer.commit() is None  # the log holds no record
             writer.write(record(1))
@@ -526,7 +526,7 @@ def test_commit_makes_the_last_record_visible() -> None:
 def test_commit_without_a_write_returns_the_last_position_of_the_log() -> None:
     """Of what an earlier writer wrote, unless all of it was truncated meanwhile."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             writer.write_bulk([record(1), record(2)])
             last = await writer.commit()
@@ -542,7 +542,7 @@ def test_commit_without_a_write_returns_the_last_position_of_the_log() -> None:
 def test_a_sealed_log_has_no_writer() -> None:
     """Opening one fails at once, also when the seal came while it waited for the lock."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         other = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=30))
         waiting_log = await other.open_log("clicks")
         async with await log.open_writer() as writer:
@@ -565,7 +565,7 @@ def test_giving_up_without_a_metadata_store(monkeypatch: pytest.MonkeyPatch) -> 
     """One round of attempts to remove the lock, not one for each; then the session's end does."""
     monkeypatch.setattr(store_module, "_RETRY_DELAYS_S", (0.0,) * 5)
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         writer = await log.open_writer()
         await writer.write(record(1))
         store = cluster.stores["a"]

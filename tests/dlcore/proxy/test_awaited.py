@@ -26,7 +26,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.log.reading.reader import DirectReader
 
 TXID, TIME, SEQUENCE = RecordField.TXID, RecordField.TIMESTAMP_MS, RecordField.SEQUENCE_ID
 
@@ -114,7 +114,7 @@ def test_all_who_wait_for_records_to_come_share_one_follower(
         opened = []
         open_reader = ReaderOpener.open_reader
 
-        async def counted(self: ReaderOpener, *start: Any, **options: Any) -> AsyncLogReader:
+        async def counted(self: ReaderOpener, *start: Any, **options: Any) -> DirectReader:
             opened.append(options)
             return await open_reader(self, *start, **options)
 

@@ -19,8 +19,8 @@ from tests.fixtures.served_proxies import Client, Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from dlcore.backends.flight.writing import FlightWriter
     from dlcore.proxy.membership import Membership
-    from dlcore.remote.writing import RemoteWriter
 
 SOON: dict[str, Any] = {"rebalance_after_s": 0.2, "rebalance_pause_s": 0.02}
 LATE: dict[str, Any] = {"rebalance_after_s": 1000.0}
@@ -107,7 +107,7 @@ async def kept_when_even(client: Client) -> list[str]:
     return kept
 
 
-async def write(writers: list[RemoteWriter], number: int) -> None:
+async def write(writers: list[FlightWriter], number: int) -> None:
     """Write one record to each log."""
     await asyncio.gather(*(each.write(numbered(number, 1)[0]) for each in writers))
 

@@ -39,7 +39,7 @@ class Log:
         """Return what is left."""
         return self.first
 
-    async def take_rows(self, *, timeout_s: float) -> list[EntryRows]:
+    async def take_entries(self, *, timeout_s: float) -> list[EntryRows]:
         """Return the next portion."""
         assert timeout_s > 0
         return self.portions.pop(0)
@@ -122,10 +122,10 @@ def test_who_has_taken_nothing_is_read_one_entry_while_memory_is_short(
             self.portions = list(portions[start.entry_id])
             return self
 
-        async def take_rows(self, *, timeout_s: float) -> list[EntryRows]:
+        async def take_entries(self, *, timeout_s: float) -> list[EntryRows]:
             if not self.portions:
                 raise EndOfStreamError("the segment ended before")
-            return await super().take_rows(timeout_s=timeout_s)
+            return await super().take_entries(timeout_s=timeout_s)
 
     portions.update({0: [[entry(0, 1)]], 1: [[entry(1, 1)], [entry(2, 1)]]})
     assert delivered(Parts([]), DLSN(1, 3, 0)) == [b"0:0", b"1:0", b"2:0"]

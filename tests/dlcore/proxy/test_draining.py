@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.writing import owner
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
@@ -65,11 +65,11 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
 
     It is not written, and what another stream has sent is acknowledged all the same.
     """
-    add_entry, verify = MemoryBookieClient.add_entry, AsyncLogWriter.verify
+    add_entry, verify = MemoryBookieClient.add_entry, DirectWriter.verify
     asks, may_ask, is_written = asyncio.Event(), asyncio.Event(), asyncio.Event()
     has_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-    async def late(writer: AsyncLogWriter) -> None:
+    async def late(writer: DirectWriter) -> None:
         asks.set()
         await may_ask.wait()
         try:
@@ -91,7 +91,7 @@ def test_an_append_on_a_condition_does_not_lose_a_log_that_is_let_go_of(
         stream = await client.opened("clicks")
         await stream.send(b"a")
         await stream.acked(1)
-        monkeypatch.setattr(AsyncLogWriter, "verify", late)
+        monkeypatch.setattr(DirectWriter, "verify", late)
         conditional, _ = await client.opened_with("clicks", expected=None)
         await conditional.send(b"b")
         await conditional.call.done_writing()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from dlcore.backends.flight.streams import first_message
 from dlcore.flight.put import StagingTarget
 from dlcore.proxy.service import FLIGHT
-from dlcore.remote.streams import first_message
 from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, with_proxies
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ class GrowingLog:
         assert dlsn == BEGIN
         return self
 
-    async def take_rows(self) -> list[EntryRows]:
+    async def take_entries(self) -> list[EntryRows]:
         """Wait for entries."""
         await self.more.wait()
         self.more.clear()

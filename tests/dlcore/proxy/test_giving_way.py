@@ -20,7 +20,7 @@ from tests.fixtures.memory_namespace import CONFIG, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.remote.writing import RemoteWriter
+    from dlcore.backends.flight.writing import FlightWriter
 
 PATIENT = replace(CONFIG, lock_timeout_s=30.0)
 TIMES = 3
@@ -29,7 +29,7 @@ TIMES = 3
 class Producer:
     """Writes through the proxies without a pause."""
 
-    def __init__(self, writer: RemoteWriter) -> None:
+    def __init__(self, writer: FlightWriter) -> None:
         self.writer = writer
         self.done = 0
         self.is_ending = False

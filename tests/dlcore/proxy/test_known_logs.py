@@ -28,13 +28,13 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.recording_store import RecordingStore
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 VALUES = ["value"]
 
 
-def path_of(namespace: Namespace) -> ReadPath:
+def path_of(namespace: DirectNamespace) -> ReadPath:
     """Return the read half of a proxy that owns nothing."""
     context = namespace.log_context
     membership = Membership(context.store, context.paths, "grpc://here:1")
@@ -66,7 +66,7 @@ def _framed(part: pb.FlightData) -> bytes:
     return b"\xff\xff\xff\xff" + len(header).to_bytes(4, "little") + header + part.data_body
 
 
-async def write(log: DistributedLogManager, *txids: int) -> None:
+async def write(log: DirectLog, *txids: int) -> None:
     """Write a segment."""
     async with await log.open_writer() as writer:
         for txid in txids:
@@ -76,7 +76,7 @@ async def write(log: DistributedLogManager, *txids: int) -> None:
 def test_a_part_of_a_log_that_has_not_changed_costs_one_question() -> None:
     """Whether it has changed; where its entries are was read for those who asked before."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         for number in range(5):
             await write(log, 2 * number, 2 * number + 1)
         namespace = await cluster.open("proxy", wrap=RecordingStore)
@@ -100,7 +100,7 @@ def test_a_part_of_a_log_that_has_not_changed_costs_one_question() -> None:
 def test_what_changed_before_a_part_is_asked_for_is_known() -> None:
     """Records that are new are there, and those that are truncated refused."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 0, 1)
         reads = path_of(await cluster.open("proxy"))
         for last in range(2, 8):
@@ -119,7 +119,7 @@ def test_what_changed_before_a_part_is_asked_for_is_known() -> None:
 def test_a_log_is_found_by_its_id() -> None:
     """Under whatever name; another one that has its name is not taken for it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         namespace = await cluster.open("proxy")
         reads, log_id = path_of(namespace), log.log_id
@@ -145,7 +145,7 @@ def test_a_log_is_found_by_its_id() -> None:
 def test_a_planned_part_is_of_the_log_that_it_was_planned_for() -> None:
     """Of another one that has its name by then nothing is read."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         reads = path_of(await cluster.open("proxy"))
         descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=["clicks"])
@@ -177,7 +177,7 @@ def test_a_name_that_leads_to_no_log_is_told(
 ) -> None:
     """It is looked at twice, for it may be about to change, and no more."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         namespace = await cluster.open("proxy", wrap=RecordingStore)
         store = cast("RecordingStore", namespace.log_context.store)
         reads = path_of(namespace)
@@ -201,7 +201,7 @@ def test_a_name_that_leads_to_no_log_is_told(
 def test_a_log_is_read_though_that_which_has_its_name_now_is_damaged() -> None:
     """Also by who has followed it since before it was renamed."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         reads, late = [path_of(await cluster.open(name)) for name in ("proxy", "late")]
         assert await got(reads, log="clicks", log_id=log.log_id) == [b"1"]
@@ -223,7 +223,7 @@ def test_a_log_is_read_though_that_which_has_its_name_now_is_damaged() -> None:
 def test_a_damaged_ledger_keeps_nobody_from_another() -> None:
     """Though all that is asked for in one turn is read at once."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         owner = cluster.namespaces[0]
         await owner.create_log("bad")
@@ -249,7 +249,7 @@ def test_a_damaged_ledger_keeps_nobody_from_another() -> None:
 def test_where_entries_were_moved_is_learned_once() -> None:
     """Who reads them again asks no bookie that has lost them."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         await write(log, 1)
         reads = path_of(await cluster.open("proxy"))
         assert await got(reads, log="clicks") == [b"1"]
@@ -276,7 +276,7 @@ def test_where_entries_were_moved_is_learned_once() -> None:
 def test_a_log_that_is_let_go_of_while_it_is_asked_for() -> None:
     """By another call of the same turn, which found that its bookies do not answer."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await writer.write(record(1))
             namespace = await cluster.open("b")

@@ -12,7 +12,7 @@ import pytest
 
 from dlcore.base.errors import LogElsewhereError
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.log.writing.writer import AsyncLogWriter
+from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.service import FLIGHT
 from dlcore.proxy.writing import forwarding
 from dlcore.proxy.writing.owner import LogOwner
@@ -108,14 +108,14 @@ def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
 def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on the same log, and whatever he sends."""
     goes_on = asyncio.Event()
-    append = AsyncLogWriter._append
+    append = DirectWriter._append
 
-    async def slow(writer: AsyncLogWriter) -> None:
+    async def slow(writer: DirectWriter) -> None:
         if writer.log_name == "still":
             await goes_on.wait()
         await append(writer)
 
-    monkeypatch.setattr(AsyncLogWriter, "_append", slow)
+    monkeypatch.setattr(DirectWriter, "_append", slow)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(principal_pending_bytes_max=1000)

@@ -26,8 +26,8 @@ from tests.fixtures.memory_namespace import ManualClock, MemoryCluster, on_log, 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.writing.writer import DirectWriter
 
 LAST = DLSN(1, 7, 0)
 
@@ -85,7 +85,7 @@ def with_log(scenario: Callable[[OwnedLog, Writer], Awaitable[None]]) -> None:
 
     async def body() -> None:
         writer = Writer()
-        owned = OwnedLog(cast("AsyncLogWriter", writer), ManualClock("proxy"), Producers())
+        owned = OwnedLog(cast("DirectWriter", writer), ManualClock("proxy"), Producers())
         await scenario(owned, writer)
 
     run(body())
@@ -218,7 +218,7 @@ def test_two_incarnations_are_told_apart_wherever_they_begin() -> None:
 
     async def body() -> None:
         clocks = ManualClock("here"), ManualClock("there")
-        logs = [OwnedLog(cast("AsyncLogWriter", Writer()), each, Producers()) for each in clocks]
+        logs = [OwnedLog(cast("DirectWriter", Writer()), each, Producers()) for each in clocks]
         (one, _), (other, _) = [await each.begin("meter") for each in logs]
         assert one.epoch == other.epoch
         with pytest.raises(ProducerFencedError):
@@ -281,7 +281,7 @@ async def owned(cluster: MemoryCluster, name: str, **config: Any) -> OwnedLog:
 def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_left: bool) -> None:
     """What the next owner took is no gap, and whoever began there is not fenced."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         stale = await owned(cluster, "stale", segment_age_max_s=1)
         claim, _ = await stale.begin("meter")
         await (await stale.accept(rows(b"0"), Mark(claim, 0))).future
@@ -313,7 +313,7 @@ def test_who_has_lost_the_log_judges_nothing(judged: str, is_idle: bool, has_lef
 def test_who_has_lost_the_log_begins_no_incarnation() -> None:
     """A producer would be told that what it wrote through the next owner is not in the log."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         stale = await owned(cluster, "stale")
         claim, _ = await stale.begin("meter")
         await (await stale.accept(rows(b"0"), Mark(claim, 0))).future

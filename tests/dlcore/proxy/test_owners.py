@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.api.manager import DistributedLogManager
+from dlcore.backends.direct.log import DirectLog
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import DLError, LogRenamedError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.tickets import Ticket
@@ -19,14 +20,13 @@ from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.writing.owner import LogOwner
-from dlcore.remote import open_namespace
 from tests.fixtures.aio import run, until
 from tests.fixtures.memory_namespace import TIME_LIMIT_S, memory_cluster, record
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from tests.fixtures.served_proxies import Client
 
 
@@ -94,7 +94,9 @@ def test_who_cannot_reach_the_one_that_should_own_a_log_is_served_here() -> None
     with_proxies()(scenario)
 
 
-async def member_at(location: str, served: Proxies) -> tuple[Membership, Namespace, list[str]]:
+async def member_at(
+    location: str, served: Proxies
+) -> tuple[Membership, DirectNamespace, list[str]]:
     """Let somebody be live at a location; return two logs that should be owned there."""
     other = await served.cluster.open(location)
     member = Membership(other.log_context.store, other.log_context.paths, location)
@@ -237,7 +239,7 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The name may be another log's by then, whose records it would get."""
-    open_writer = DistributedLogManager.open_writer
+    open_writer = DirectLog.open_writer
     is_renamed = False
 
     async def scenario(served: Proxies) -> None:
@@ -245,7 +247,7 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
         server: Any = served.servers[0]
         namespace = server.reads._namespace
 
-        async def late(self: DistributedLogManager, **more: Any) -> Any:
+        async def late(self: DirectLog, **more: Any) -> Any:
             nonlocal is_renamed
             if not is_renamed:
                 is_renamed = True
@@ -253,7 +255,7 @@ def test_a_log_that_is_renamed_while_it_is_acquired_is_not_written_by_its_old_na
                 await namespace.create_log("a")
             return await open_writer(self, **more)
 
-        monkeypatch.setattr(DistributedLogManager, "open_writer", late)
+        monkeypatch.setattr(DirectLog, "open_writer", late)
         async with await open_namespace(server.location, patience_s=TIME_LIMIT_S) as remote:
             with pytest.raises(LogRenamedError):
                 await (await remote.open_log("a")).open_writer()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import NotEnoughBookiesError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import calls
-from dlcore.log.staging.writer import StagingWriter
+from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.proxy.writing import staging
-from dlcore.remote import open_namespace
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import PAYLOADS, Client, Proxies, data_of, with_proxies
@@ -94,17 +94,17 @@ def test_streams_of_one_identity_share_ledgers() -> None:
 
 def test_writers_that_wait_for_long_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though no stream comes any more; one that comes has a ledger of its own."""
-    closed: list[StagingWriter] = []
-    aclose = StagingWriter.aclose
+    closed: list[DirectStagingWriter] = []
+    aclose = DirectStagingWriter.aclose
 
-    async def noted(self: StagingWriter, **options: bool) -> None:
+    async def noted(self: DirectStagingWriter, **options: bool) -> None:
         await aclose(self, **options)
         closed.append(self)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start()
         monkeypatch.setattr(staging, "KEPT_S", 0.01)
-        monkeypatch.setattr(StagingWriter, "aclose", noted)
+        monkeypatch.setattr(DirectStagingWriter, "aclose", noted)
         for count in (1, 2):
             await staged(client, "query", b"%d" % count)
             await until(lambda count=count: len(closed) == count)  # type: ignore[misc]
@@ -117,7 +117,7 @@ def test_what_streams_of_lower_rounds_staged_in_vain_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each stream fills a ledger here; of those that nobody committed one round's are left."""
-    monkeypatch.setattr(StagingWriter, "_is_due_for_another", lambda *_: True)
+    monkeypatch.setattr(DirectStagingWriter, "_is_due_for_another", lambda *_: True)
 
     async def scenario(served: Proxies) -> None:
         await served.start()
@@ -235,8 +235,8 @@ def test_a_shared_writer_that_cannot_go_on_is_given_up(monkeypatch: pytest.Monke
         client = await served.start()
         await staged(client, "query", b"1")
         with monkeypatch.context() as patched:
-            patched.setattr(StagingWriter, "discard", fail)
-            patched.setattr(StagingWriter, "aclose", fail)
+            patched.setattr(DirectStagingWriter, "discard", fail)
+            patched.setattr(DirectStagingWriter, "aclose", fail)
             code, _, _ = await refused(await opened(client, "query", shared=True), "none")
             assert code == "NOT_FOUND"
         assert len(ledgers(served.cluster)) == 1

@@ -7,7 +7,8 @@ import asyncio
 import grpc
 import pytest
 
-from dlcore.remote import endpoint, open_namespace
+from dlcore.backends.flight import endpoint
+from dlcore.backends.flight.namespace import open_namespace
 from tests.dlcore.remote.test_writing import numbered, payloads, remote
 from tests.fixtures.aio import until
 from tests.fixtures.ports import free_ports

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import ProxyUnavailableError
 from dlcore.base.records import LogRecord
-from dlcore.remote import open_namespace
 from tests.dlcore.remote.test_writing import payloads, remote
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

@@ -13,23 +13,23 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import TransactionTooLargeError
 from dlcore.flight import appends
 from dlcore.metadata import port
-from dlcore.remote import open_namespace
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.staged_records import batch
 
 if TYPE_CHECKING:
+    from dlcore.backends.flight.namespace import FlightNamespace
     from dlcore.log.reading.scan import StagedExtent
-    from dlcore.remote import RemoteNamespace
 
 LOGS = [f"a/log/whose/name/has/some/length/{number:04}" for number in range(100)]
 MESSAGE_BYTES = 128 * 1024
 
 
-async def staged(remote: RemoteNamespace, times: int) -> list[StagedExtent]:
+async def staged(remote: FlightNamespace, times: int) -> list[StagedExtent]:
     """Return extents of all logs, each so many times, as if of entries that follow each other."""
     writer = await remote.open_staging_writer(identity="job")
     for log in LOGS:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     ConfigurationError,
@@ -18,8 +19,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
-from dlcore.remote import open_namespace
-from dlcore.remote.sync import open_namespace as open_blocking
+from dlcore.sync import open_namespace as open_blocking
 from tests.dlcore.proxy.test_actions import refused
 from tests.dlcore.remote.test_writing import numbered
 from tests.fixtures.served_proxies import Proxies, with_proxies

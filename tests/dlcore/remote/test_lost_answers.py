@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from dlcore.api.manager import DistributedLogManager
+from dlcore.backends.direct.log import DirectLog
+from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.backends.flight.namespace import open_namespace
+from dlcore.backends.flight.planning import act
 from dlcore.base.errors import (
     AlreadyClosedError,
     EndOfStreamError,
@@ -24,16 +27,13 @@ from dlcore.base.records import LogRecord
 from dlcore.flight.actions import DELETE, RENAME, SEAL
 from dlcore.flight.requests import ChangeRequest, RenameRequest
 from dlcore.proxy.actions import Actions
-from dlcore.remote import open_namespace
-from dlcore.remote.endpoint import Endpoint
-from dlcore.remote.planning import act
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from dlcore.flight.actions import Action
-    from dlcore.log.writing.writer import AsyncLogWriter
+    from dlcore.log.writing.writer import DirectWriter
 
 
 @contextmanager
@@ -111,10 +111,10 @@ def test_an_attempt_that_has_not_ended_is_no_stranger(action: Action[Any, Any]) 
 
 def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one who began to write between that the log was let go of, and that it was locked."""
-    rename = DistributedLogManager.rename
-    writers: list[AsyncLogWriter] = []
+    rename = DirectLog.rename
+    writers: list[DirectWriter] = []
 
-    async def begin_to_write(log: DistributedLogManager, name: str) -> None:
+    async def begin_to_write(log: DirectLog, name: str) -> None:
         if not writers:
             writers.append(await log.open_writer())
             with pytest.raises(OwnershipAcquireFailedError):
@@ -126,7 +126,7 @@ def test_who_is_refused_for_a_writer_here_tries_again(monkeypatch: pytest.Monkey
         await served.start()
         async with await open_namespace(served.servers[0].location) as namespace:
             await namespace.create_log("clicks")
-            monkeypatch.setattr(DistributedLogManager, "rename", begin_to_write)
+            monkeypatch.setattr(DirectLog, "rename", begin_to_write)
             await namespace.rename_log("clicks", "older")
             assert await namespace.get_logs() == ["older"]
 

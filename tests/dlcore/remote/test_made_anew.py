@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import LogNotFoundError, LogRenamedError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.proxy.writing.owned_log import OwnedLog
-from dlcore.remote import open_namespace
 from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -83,7 +83,7 @@ def test_a_range_is_of_one_log() -> None:
         assert (await found.to_arrow()).num_rows == 5
         await make_anew(served)
         await told(found.to_arrow())
-        await told((await log.read(DLSN(1, 2, 0))).to_arrow())
+        await told(log.read(DLSN(1, 2, 0)))
 
     with_proxies("clicks")(scenario)
 

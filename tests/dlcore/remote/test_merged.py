@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import ConfigurationError, LogNotFoundError, SchemaMismatchError
 from dlcore.base.records import LogRecord
-from dlcore.remote import open_namespace
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 NAMES = ("x", "y", "z")

@@ -7,9 +7,9 @@ import asyncio
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import LogRecordTooLongError, WriteError
 from dlcore.base.records import LogRecord
-from dlcore.remote import open_namespace
 from tests.dlcore.proxy.test_put import records
 from tests.dlcore.remote.test_writing import payloads, remote
 from tests.fixtures.served_proxies import Proxies, with_proxies

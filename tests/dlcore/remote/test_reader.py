@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight import planning
+from dlcore.backends.flight.log import FlightLog
+from dlcore.backends.flight.reader import FlightReader, FlightRows
 from dlcore.base.errors import (
     AlreadyClosedError,
     AlreadyTruncatedError,
@@ -22,8 +25,6 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
-from dlcore.remote import RemoteLog, planning
-from dlcore.remote.reader import RemoteReader, RemoteRows
 from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.aio import cancel_after, until_async
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -31,12 +32,12 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.log.reading.reader import AsyncLogReader
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.log.reading.reader import DirectReader
 
-    Log: TypeAlias = DistributedLogManager | RemoteLog
-    Reader: TypeAlias = AsyncLogReader | RemoteReader
-    Body: TypeAlias = Callable[[Log, DistributedLogManager], Awaitable[None]]
+    Log: TypeAlias = DirectLog | FlightLog
+    Reader: TypeAlias = DirectReader | FlightReader
+    Body: TypeAlias = Callable[[Log, DirectLog], Awaitable[None]]
 
 
 @pytest.fixture(params=["core", "remote"])
@@ -54,7 +55,7 @@ def on_both(request: pytest.FixtureRequest) -> Callable[[Body], None]:
     return run
 
 
-async def write(log: DistributedLogManager, first: int, count: int) -> None:
+async def write(log: DirectLog, first: int, count: int) -> None:
     """Write records whose transaction ids are their numbers, some to an entry, and commit them."""
     async with await log.open_writer() as writer:
         for number in range(first, first + count, 3):
@@ -70,7 +71,7 @@ async def txids(reader: Reader, count: int) -> list[int]:
 def test_one_by_one_and_in_bulk(on_both: Callable[[Body], None]) -> None:
     """Up to the end, in any portions; the position is that of the next record."""
 
-    async def body(log: Log, direct: DistributedLogManager) -> None:
+    async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, 10)
         async with await log.open_reader() as reader:
             assert (reader.log_name, reader.position) == ("clicks", DLSN.INITIAL)
@@ -105,7 +106,7 @@ def test_one_by_one_and_in_bulk(on_both: Callable[[Body], None]) -> None:
 def test_who_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -> None:
     """Also where he stood in the middle of what came together."""
 
-    async def body(log: Log, direct: DistributedLogManager) -> None:
+    async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, 10)
         async with await log.open_reader(txid=1) as reader:
             async with aclosing(reader.records()) as records:
@@ -122,7 +123,7 @@ def test_who_leaves_a_loop_reads_on_behind_it(on_both: Callable[[Body], None]) -
 def test_seeking(on_both: Callable[[Body], None]) -> None:
     """Forward and back, by whatever tells a position; who seeks drops what was here."""
 
-    async def body(log: Log, direct: DistributedLogManager) -> None:
+    async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, 10)
         async with await log.open_reader(dlsn=DLSN(1, 1, 1)) as reader:
             assert await txids(reader, 2) == [4, 5]
@@ -154,7 +155,7 @@ def test_seeking(on_both: Callable[[Body], None]) -> None:
 def test_waiting(on_both: Callable[[Body], None]) -> None:
     """For a record, or for so long; who gave up loses nothing."""
 
-    async def body(log: Log, direct: DistributedLogManager) -> None:
+    async def body(log: Log, direct: DirectLog) -> None:
         async with await log.open_reader() as reader:
             assert await reader.read_bulk(3, timeout_s=0.05) == []
             waiting = asyncio.create_task(reader.read_next())
@@ -190,7 +191,7 @@ def test_waiting(on_both: Callable[[Body], None]) -> None:
 def test_a_sealed_log_has_an_end(count: int, on_both: Callable[[Body], None]) -> None:
     """Which is an error for those who ask for the next record, and the end of a loop."""
 
-    async def body(log: Log, direct: DistributedLogManager) -> None:
+    async def body(log: Log, direct: DirectLog) -> None:
         await write(direct, 0, count)
         async with await log.open_reader() as caught_up, await log.open_reader() as following:
             assert len(await txids(caught_up, 10)) == count
@@ -230,7 +231,7 @@ def test_a_reader_that_failed_goes_on_where_it_was() -> None:
             await served.start(port=int(served.servers[0].address.rpartition(":")[2]))
             log._calls.patience_s = 60.0
             assert await txids(reader, 100) == list(range(5, 10))
-        none = RemoteLog(log._calls, LogKey(name="none", log_id="1"))
+        none = FlightLog(log._calls, LogKey(name="none", log_id="1"))
         with pytest.raises(LogNotFoundError):
             await none.open_reader()
 
@@ -258,7 +259,7 @@ def test_what_a_proxy_never_sends_is_not_the_end_of_the_log(
 def test_rows_without_positions() -> None:
     """Whose columns were not asked for: they are taken together."""
     batch = pa.record_batch({"txid": [1, 2]})
-    rows = RemoteRows(batch, DLSN(1, 0, 0), DLSN(1, 1, 0))
+    rows = FlightRows(batch, DLSN(1, 0, 0), DLSN(1, 1, 0), is_typed=False)
     assert (rows.rows_left, rows.position) == (2, DLSN(1, 0, 0))
     with pytest.raises(ConfigurationError, match="read batches"):
         rows.records()
@@ -284,7 +285,7 @@ def test_a_typed_log_has_batches_only() -> None:
             batch = await reader.read_batch()
             assert batch is not None
             assert batch.column("km").to_pylist() == [1, 2]
-            assert (reader.schema, reader.is_typed) == (batch.schema, True)
+            assert (batch.schema.names[0], reader.is_typed) == ("_dlsn", True)
 
     with_proxies("clicks")(scenario)
 

@@ -15,7 +15,7 @@ from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.remote import RemoteLog
+    from dlcore.backends.flight.log import FlightLog
 
 PROXIES, LOGS_EACH = 3, 2
 APPEND_S_MAX = 1.0
@@ -28,7 +28,7 @@ class Appending:
     done: int = 0
     longest_s: float = 0.0
 
-    async def run(self, log: RemoteLog, ending: asyncio.Event) -> None:
+    async def run(self, log: FlightLog, ending: asyncio.Event) -> None:
         """Do so until the end, and note what took longest."""
         clock = asyncio.get_running_loop().time
         async with await log.open_writer() as writer:

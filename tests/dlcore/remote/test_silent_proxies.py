@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from dlcore.backends.flight import endpoint
+from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import ProxyUnavailableError
 from dlcore.flight import actions
 from dlcore.proxy.service import FLIGHT
-from dlcore.remote import endpoint, open_namespace
-from dlcore.remote.endpoint import Endpoint
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from dlcore.remote import RemoteNamespace
+    from dlcore.backends.flight.namespace import FlightNamespace
 
 METHODS: dict[str, Any] = {
     "DoAction": grpc.unary_stream_rpc_method_handler,
@@ -51,24 +52,24 @@ async def silent_proxy() -> AsyncIterator[str]:
         await server.stop(0)
 
 
-async def opened(namespace: RemoteNamespace) -> object:
+async def opened(namespace: FlightNamespace) -> object:
     """Ask what the log holds."""
     return await namespace.open_log("clicks")
 
 
-async def changed(namespace: RemoteNamespace) -> object:
+async def changed(namespace: FlightNamespace) -> object:
     """Change a log."""
     return await (await namespace._find("clicks")).truncate(txid=0)
 
 
-async def listed(namespace: RemoteNamespace) -> object:
+async def listed(namespace: FlightNamespace) -> object:
     """List the logs."""
     return await namespace.get_logs()
 
 
 @pytest.mark.parametrize("asks", [opened, changed, listed])
 def test_one_that_never_answers_is_left(
-    asks: Callable[[RemoteNamespace], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+    asks: Callable[[FlightNamespace], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the connection, and gives signs of life: only a deadline tells.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.remote import open_namespace, planning
+from dlcore.backends.flight import planning
+from dlcore.backends.flight.namespace import open_namespace
 from tests.dlcore.remote.test_writing import numbered
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight import staging, streams
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import LogRecordTooLongError, WriteError
-from dlcore.log.staging.writer import StagingWriter
-from dlcore.remote import open_namespace, staging, streams
+from dlcore.log.staging.writer import DirectStagingWriter
 from tests.dlcore.remote.test_writing import payloads
 from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.staged_records import batch
@@ -18,9 +19,9 @@ from tests.fixtures.staged_records import batch
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from dlcore.backends.flight.namespace import FlightNamespace
+    from dlcore.backends.flight.staging import FlightStagingWriter
     from dlcore.log.reading.scan import StagedExtent
-    from dlcore.remote import RemoteNamespace
-    from dlcore.remote.staging import RemoteStagingWriter
 
 LIMIT = 100_000
 
@@ -51,7 +52,7 @@ class Held:
         self.may_go.set()
 
 
-def staged_by(scenario: Callable[[Proxies, RemoteNamespace], Awaitable[None]]) -> None:
+def staged_by(scenario: Callable[[Proxies, FlightNamespace], Awaitable[None]]) -> None:
     """Run a scenario with a proxy."""
 
     async def served_to(served: Proxies) -> None:
@@ -62,12 +63,12 @@ def staged_by(scenario: Callable[[Proxies, RemoteNamespace], Awaitable[None]]) -
     with_proxies("clicks")(served_to)
 
 
-async def committed(namespace: RemoteNamespace, extents: list[StagedExtent]) -> None:
+async def committed(namespace: FlightNamespace, extents: list[StagedExtent]) -> None:
     """Commit what was staged."""
     assert (await (await namespace.begin_append("job", 1)).commit(extents)).committed
 
 
-async def written(namespace: RemoteNamespace, *texts: str) -> RemoteStagingWriter:
+async def written(namespace: FlightNamespace, *texts: str) -> FlightStagingWriter:
     """Return a writer with a message for each text."""
     writer = await namespace.open_staging_writer(identity="job")
     for text in texts:
@@ -81,11 +82,11 @@ def test_who_gives_up_and_stages_again_stages_all(
 ) -> None:
     """As after Ctrl-C, or a time limit of one's own."""
 
-    async def scenario(served: Proxies, namespace: RemoteNamespace) -> None:
+    async def scenario(served: Proxies, namespace: FlightNamespace) -> None:
         writer = await written(namespace, "a", "b", "c")
         if is_sent:
-            held = Held(StagingWriter.stage, 1)
-            monkeypatch.setattr(StagingWriter, "stage", lambda self: held(self))
+            held = Held(DirectStagingWriter.stage, 1)
+            monkeypatch.setattr(DirectStagingWriter, "stage", lambda self: held(self))
         else:
             held = Held(streams.write, 3)  # the first message says what is to be staged
             monkeypatch.setattr(staging, "write", held)
@@ -99,7 +100,7 @@ def test_who_gives_up_and_stages_again_stages_all(
 def test_what_is_too_large_is_told_until_it_is_discarded() -> None:
     """What came before it is not staged without it."""
 
-    async def scenario(served: Proxies, namespace: RemoteNamespace) -> None:
+    async def scenario(served: Proxies, namespace: FlightNamespace) -> None:
         writer = await written(namespace, "a")
         await writer.write_batch("clicks", pa.record_batch({"value": [bytes(LIMIT)]}))
         for _ in range(2):
@@ -117,7 +118,7 @@ def test_what_is_not_kept_is_lost_with_its_stream(monkeypatch: pytest.MonkeyPatc
     """And that is told, where a write of much was given up halfway."""
     monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 0)
 
-    async def scenario(served: Proxies, namespace: RemoteNamespace) -> None:
+    async def scenario(served: Proxies, namespace: FlightNamespace) -> None:
         writer = await written(namespace, "a", "b")
         held = Held(streams.write, 1)
         monkeypatch.setattr(staging, "write", held)

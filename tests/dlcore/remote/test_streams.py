@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.config import RECORD_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     AlreadyTruncatedError,
@@ -22,15 +23,14 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.records import LogRecord
-from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.remote import open_namespace
-from dlcore.remote.sync import open_namespace as open_blocking
+from dlcore.log.writing.writer import DirectWriter
+from dlcore.sync import open_namespace as open_blocking
 from tests.dlcore.remote.test_writing import remote
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.ids import DLSN
-    from dlcore.remote.endpoint import Endpoint
 
 
 def test_what_is_written_is_read() -> None:
@@ -121,7 +121,7 @@ def test_what_is_no_stream() -> None:
         async with await open_namespace(served.servers[0].location) as namespace:
             await namespace.create_log("typed", schema=pa.schema({"km": pa.int32()}))
             typed = await namespace.open_log("typed")
-            with pytest.raises(SchemaMismatchError, match="expected a log of bytes"):
+            with pytest.raises(SchemaMismatchError, match="a log of typed columns"):
                 await typed.open_stream_reader()
             with pytest.raises(SchemaMismatchError):
                 await typed.open_stream_writer()
@@ -134,9 +134,9 @@ def test_a_writer_that_cannot_be_opened_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, *, heals: bool
 ) -> None:
     """As where the log is lost to its owner; where it is let go of, it is asked again."""
-    commit, failures = AsyncLogWriter.commit, 3 if heals else 1000
+    commit, failures = DirectWriter.commit, 3 if heals else 1000
 
-    async def failing(writer: AsyncLogWriter) -> DLSN | None:
+    async def failing(writer: DirectWriter) -> DLSN | None:
         nonlocal failures
         failures -= 1
         if failures >= 0:
@@ -146,7 +146,7 @@ def test_a_writer_that_cannot_be_opened_leaves_nothing(
     async def scenario(served: Proxies) -> None:
         await served.start()
         log = await remote(served, patience_s=60.0 if heals else 0.3)
-        monkeypatch.setattr(AsyncLogWriter, "commit", failing)
+        monkeypatch.setattr(DirectWriter, "commit", failing)
         if heals:
             async with await log.open_stream_writer() as writer:
                 assert await writer.write(b"abc") == 3
@@ -174,16 +174,18 @@ def test_streams_are_files() -> None:
                 assert [int(line.removeprefix("line ")) for line in lines] == list(range(100))
             writer = log.open_stream_writer()
             writer.write(b"end")
-            assert repr(writer).startswith(f"<AppendOnlyStreamWriter at {writer.tell()} of <Remote")
+            assert repr(writer).startswith(
+                f"<AppendOnlyStreamWriter at {writer.tell()} of <LogWriter"
+            )
             writer.mark_end_of_stream()
             writer.close()
             with log.open_stream_reader(writer.tell() - 3) as stream:
                 assert (stream.readall(), stream.has_ended) == (b"end", True)
                 assert repr(stream) == f"<AppendOnlyStreamReader 'clicks' at {writer.tell()}>"
             with namespace.open_staging_writer(identity="me") as staging:
-                assert repr(staging) == "<RemoteStagingWriter identity='me'>"
+                assert repr(staging) == "<StagingWriter identity='me'>"
             with namespace.begin_append("me", 1) as append:
-                assert repr(append) == "<RemoteStagedAppend 'me' v1>"
+                assert repr(append) == "<FlightStagedAppend 'me' v1>"
             with namespace.open_merged_reader(["clicks"], txid=writer.tell()) as reader:
                 assert [record.payload for _, record in reader] == [b"end"]
 
@@ -203,7 +205,7 @@ def test_a_file_that_cannot_be_sealed_tells_why(monkeypatch: pytest.MonkeyPatch)
             assert await reader.read() == b"abc"
 
     def write(endpoint: str) -> None:
-        monkeypatch.setattr("dlcore.remote.writing.seal", refuse)
+        monkeypatch.setattr("dlcore.backends.flight.writing.seal", refuse)
         with open_blocking(endpoint) as namespace:
             stream = namespace.open_log("clicks").open_stream_writer()
             stream.write(b"abc")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from dlcore.backends.flight.subscriptions import show
 from dlcore.base import backoff
 from dlcore.base.errors import (
     AlreadyTruncatedError,
@@ -24,8 +25,7 @@ from dlcore.log.metadata.values import LogKey, Mark
 from dlcore.log.reading.holding import Seen
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.proxy.actions import Actions
-from dlcore.remote.subscriptions import show
-from dlcore.remote.sync import open_namespace as open_blocking
+from dlcore.sync import open_namespace as open_blocking
 from tests.dlcore.proxy.test_actions import refused
 from tests.dlcore.remote.test_lost_answers import losing_the_answer
 from tests.dlcore.remote.test_writing import remote
@@ -35,13 +35,13 @@ from tests.fixtures.memory_namespace import MemoryCluster, on_log, record
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from dlcore.api.manager import DistributedLogManager
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.flight.log import FlightLog
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
-    from dlcore.remote import RemoteLog
 
 
-async def both(served: Proxies, count: int = 5) -> tuple[DistributedLogManager, RemoteLog]:
+async def both(served: Proxies, count: int = 5) -> tuple[DirectLog, FlightLog]:
     """Return the log of the core, with records of an entry each, and the one over proxies."""
     direct = await served.cluster.namespaces[0].open_log("clicks")
     async with await direct.open_writer() as writer:
@@ -151,7 +151,7 @@ def test_a_reader_of_the_core_is_waited_for(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as the proxy's configuration says; the client tells who that is, after a while."""
-    caplog.set_level(logging.WARNING, logger="dlcore.remote")
+    caplog.set_level(logging.WARNING, logger="dlcore.backends")
     monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
 
     async def scenario(served: Proxies) -> None:
@@ -172,7 +172,7 @@ def test_a_reader_of_the_core_is_waited_for(
         assert only.endswith("; waiting for as long as the proxy does")
 
     def told() -> list[str]:
-        return [each.message for each in caplog.records if each.name.startswith("dlcore.remote")]
+        return [each.message for each in caplog.records if each.name.startswith("dlcore.backends")]
 
     with_proxies("clicks")(scenario)
 
@@ -270,7 +270,7 @@ def test_a_commit_whose_end_is_not_known_is_no_end() -> None:
 def test_what_comes_late_changes_nothing() -> None:
     """A request that was given up, and is carried out after those that followed it."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         key = LogKey(name="clicks", log_id=log.log_id)
         hold = SubscriptionHold(log._context, key, "s")
 
@@ -306,7 +306,7 @@ def test_what_comes_late_changes_nothing() -> None:
 def test_lost_replies_of_the_metadata_store(at: int, *, applied: bool) -> None:
     """Whichever request of a move it is, the position is stored once."""
 
-    async def body(cluster: MemoryCluster, log: DistributedLogManager) -> None:
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         wrapped: list[InterruptedStore] = []
 
         def wrap(store: MemoryStore) -> MetadataStore:

@@ -13,10 +13,11 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from dlcore.backends.flight import tls_reasons
+from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import ConfigurationError, ProxyUnavailableError
 from dlcore.base.tls import TlsFiles
 from dlcore.proxy.rendezvous import preferred_owner
-from dlcore.remote import open_namespace, tls_reasons
 from tests.dlcore.proxy.test_forwarding import put
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.aio import until
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dlcore.remote import RemoteNamespace
+    from dlcore.backends.flight.namespace import FlightNamespace
 
 
 class Files:
@@ -63,7 +64,7 @@ def serving(files: TlsFiles) -> dict[str, str]:
 @asynccontextmanager
 async def opened(
     endpoint: str, tls: TlsFiles | None, **more: Any
-) -> AsyncIterator[RemoteNamespace]:
+) -> AsyncIterator[FlightNamespace]:
     """Open the logs at an endpoint."""
     async with await open_namespace(endpoint, tls=tls, **more) as namespace:
         yield namespace

@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dlcore.base.config import LogConfig
+    from dlcore.log.writing.writer import DirectWriter
 
 NOT_READY = LogNotReadyError("log 'clicks' is rolling and takes no record at the moment")
 
@@ -253,12 +254,17 @@ def test_a_record_is_taken_as_it_was_when_it_was_written(log: Refusing) -> None:
     assert log.txids() == [1, 2]
 
 
+def direct(writer: LogWriter) -> DirectWriter:
+    """Return the async writer, over bookies."""
+    return cast("DirectWriter", writer._writer)
+
+
 def test_a_writer_that_fails_in_the_background_takes_no_more(log: Refusing) -> None:
     """It had accepted the record; the next write raises, and each after it."""
     writer = log.open(replace(CONFIG, flush_interval_s=0.001))
     writer.write(LogRecord(1, b"x"))
     wait_until(lambda: log.txids() == [1], timeout_s=30)
-    writer._portal.post(lambda: writer._writer._fail(LedgerFencedError("another writer")))
+    writer._portal.post(lambda: direct(writer)._fail(LedgerFencedError("another writer")))
     writer._portal.call(asyncio.sleep(0))
     writer.write(LogRecord(2, b"x"))
     wait_until(lambda: writer._has_failed, timeout_s=30)

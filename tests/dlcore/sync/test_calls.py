@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.remote.sync_calls import RemoteLogCalls, RemoteNamespaceCalls
 from dlcore.sync.log_calls import LogCalls
 from dlcore.sync.namespace_calls import NamespaceCalls
 from dlcore.sync.staging_calls import StagedAppendCalls, StagingWriterCalls
@@ -15,10 +14,7 @@ from dlcore.sync.staging_calls import StagedAppendCalls, StagingWriterCalls
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-KINDS = (
-    LogCalls, NamespaceCalls, RemoteLogCalls, RemoteNamespaceCalls, StagedAppendCalls,
-    StagingWriterCalls,
-)  # fmt: skip
+KINDS = (LogCalls, NamespaceCalls, StagedAppendCalls, StagingWriterCalls)
 CALLS = [
     (kind, name)
     for kind in KINDS
@@ -87,7 +83,7 @@ def test_a_call_passes_all_on(kind: type[Any], name: str) -> None:
     twin = Twin(name, signature)
     calls = object.__new__(kind)
     calls._portal = Calls()
-    for attribute in ("_manager", "_namespace", "_log", "_writer", "_append"):
+    for attribute in ("_manager", "_namespace", "_writer", "_append"):
         setattr(calls, attribute, twin)
     assert repr(calls) == repr(twin)
     given: dict[str, Any] = {}

@@ -11,64 +11,47 @@ from typing import Any
 
 import pytest
 
-import dlcore.remote.sync as remote_sync
-import dlcore.sync as direct_sync
-from dlcore.api.manager import DistributedLogManager
+from dlcore import sync
+from dlcore.api.log import DistributedLogManager
 from dlcore.api.namespace import Namespace
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.merged import AsyncMergedReader
-from dlcore.log.reading.reader import AsyncLogReader
-from dlcore.log.staging.append import StagedAppend
-from dlcore.log.staging.writer import StagingWriter
+from dlcore.log.reading.rows_reader import AsyncLogReader
+from dlcore.log.staging.faces import StagedAppend, StagingWriter
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
-from dlcore.log.writing.writer import AsyncLogWriter
-from dlcore.remote.log import RemoteLog, RemoteRange
-from dlcore.remote.namespace import RemoteNamespace
-from dlcore.remote.reader import RemoteReader
-from dlcore.remote.staging import RemoteStagedAppend, RemoteStagingWriter
-from dlcore.remote.writing import RemoteWriter
+from dlcore.log.writing.records_writer import AsyncLogWriter
 
 TWINS: list[tuple[type[Any], type[Any]]] = [
-    (direct_sync.Namespace, Namespace),
-    (direct_sync.DistributedLogManager, DistributedLogManager),
-    (direct_sync.LogReader, AsyncLogReader),
-    (direct_sync.LogWriter, AsyncLogWriter),
-    (direct_sync.LogRange, LogRange),
-    (direct_sync.LogWatch, LogWatch),
-    (direct_sync.MergedReader, AsyncMergedReader),
-    (direct_sync.StagedAppend, StagedAppend),
-    (direct_sync.StagingWriter, StagingWriter),
-    (direct_sync.AppendOnlyStreamReader, AsyncAppendOnlyStreamReader),
-    (direct_sync.AppendOnlyStreamWriter, AsyncAppendOnlyStreamWriter),
-    (remote_sync.RemoteNamespace, RemoteNamespace),
-    (remote_sync.RemoteLog, RemoteLog),
-    (remote_sync.RemoteReader, RemoteReader),
-    (remote_sync.RemoteWriter, RemoteWriter),
-    (remote_sync.RemoteRange, RemoteRange),
-    (direct_sync.StagedAppend, RemoteStagedAppend),
-    (direct_sync.StagingWriter, RemoteStagingWriter),
+    (sync.Namespace, Namespace),
+    (sync.DistributedLogManager, DistributedLogManager),
+    (sync.LogReader, AsyncLogReader),
+    (sync.LogWriter, AsyncLogWriter),
+    (sync.LogRange, LogRange),
+    (sync.LogWatch, LogWatch),
+    (sync.MergedReader, AsyncMergedReader),
+    (sync.StagedAppend, StagedAppend),
+    (sync.StagingWriter, StagingWriter),
+    (sync.AppendOnlyStreamReader, AsyncAppendOnlyStreamReader),
+    (sync.AppendOnlyStreamWriter, AsyncAppendOnlyStreamWriter),
 ]
 OF_ONE_FACE = {
     # Closed by `close` and `aclose`; a thread writes a table itself, a task waits for room.
     *("close", "aclose", "write_table", "submit_table", "submit_batch", "wait_for_capacity"),
-    # What the blocking twins are made of: rows and records gathered in bulk, writers at exit.
-    *("gather", "gathered", "gather_rows", "take_gathered", "take_rows", "is_typed"),
-    *("finish", "abandon", "lost", "report_unwritten", "unwritten", "config", "has_capacity"),
-    *("fitted", "write_fitted", "verify", "begin_stream", "begin"),
-    *("messages", "open", "open_part", "start_at_first", "last_dlsn", "find_last"),
-    # What proxies, workers and the command are made of.
-    *("clean_staging", "list_staged", "followers", "last_version", "ledgers", "log_context"),
-    *("ports", "staging_owner", "tidied", "find_place", "get_stream_end", "tell_when_wanted"),
+    # The blocking twins are made of these: rows and records gathered in bulk, writers at exit.
+    *("gather", "gathered", "gather_rows", "take_gathered", "take_rows", "finish", "config"),
+    *("fitted", "write_fitted", "describe_unwritten", "is_typed", "last_dlsn", "begin_stream"),
+    # For the command and for maintenance, which are async.
+    *("clean_staging", "list_staged", "last_version", "find_place", "get_stream_end"),
     # A watch is iterated by `async for`, or listened to by a thread; its names need the loop.
     *("listen", "get_names", "names"),
     # A file of Python.
     *("readable", "seekable", "writable", "read", "readall"),
     # Attributes of an async instance, which a class does not show.
-    *("AsyncLogReader.log_name", "RemoteReader.log_name", "RemoteReader.schema"),
-    *("RemoteWriter.log_name", "RemoteWriter.producer", "LogRange.extent"),
-    # What the blocking range reads by.
-    "LogRange.open_reader",
+    *("AsyncLogReader.log_name", "LogRange.extent"),
+    # The blocking range reads by it; async objects are made and left by them.
+    *("LogRange.open_reader", "LogWatch.abandon", "AsyncMergedReader.open"),
+    *("AsyncAppendOnlyStreamReader.open", "AsyncAppendOnlyStreamReader.start_at_first"),
 }
 """Names that one of two twins has, and why; those of one class behind its name."""
 ARGUMENTS_OF_ONE_FACE = {
@@ -78,12 +61,6 @@ ARGUMENTS_OF_ONE_FACE = {
     ("read_bulk", "until_caught_up"),
     ("read_batch", "until_caught_up"),
     ("read_batch", "timeout_s"),
-    # For proxies, which ask again where an answer was lost, and know who wrote a record.
-    ("begin_append", "token"),
-    ("create_log", "log_id"),
-    ("open_writer", "producers"),
-    # A blocking writer gathers records for so long; an async one sends them at once.
-    ("open_writer", "flush_interval_s"),
 }
 
 

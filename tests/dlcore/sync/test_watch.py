@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.errors import AlreadyClosedError, MetadataError
 from dlcore.log.metadata.names import LogChange, LogChangeKind
 from dlcore.log.metadata.watching import _BUCKETS_AT_ONCE
@@ -25,7 +25,7 @@ from tests.fixtures.zookeeper import expire_session
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.metadata.watching import LogWatch
     from dlcore.metadata.port import Versioned
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
@@ -34,7 +34,7 @@ CREATED, DELETED, RENAMED = LogChangeKind
 
 
 def on_namespaces(
-    body: Callable[[MemoryCluster, Namespace, Namespace], Awaitable[None]],
+    body: Callable[[MemoryCluster, DirectNamespace, DirectNamespace], Awaitable[None]],
 ) -> None:
     """Run `body` with a cluster, the namespace that watches, and another that changes it."""
 
@@ -82,7 +82,9 @@ def fail_once(cluster: MemoryCluster) -> None:
 def test_logs_are_told_of_as_they_come_and_go() -> None:
     """Those that there are come first; a prefix is looked through."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         for name in ("x/a", "y/a"):
             await other.create_log(name)
         async with namespace.watch_logs("/x/") as watch:
@@ -107,7 +109,9 @@ def test_logs_are_told_of_as_they_come_and_go() -> None:
 def test_what_changed_without_a_connection_is_told_afterwards() -> None:
     """Also when the session ended meanwhile: creations, deletions, renames, and both at once."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         rng, told = random.Random(1), Told()
         store = cluster.stores["a"]
         names = [f"log-{i}" for i in range(6)]
@@ -135,7 +139,9 @@ def test_what_changed_without_a_connection_is_told_afterwards() -> None:
 def test_an_answer_that_fails_loses_nothing() -> None:
     """The error is told, and the next call tells the changes."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         await other.create_log("clicks")
         fail_once(cluster)
         async with namespace.watch_logs() as watch:
@@ -149,7 +155,9 @@ def test_an_answer_that_fails_loses_nothing() -> None:
 def test_a_change_during_a_look_is_told_by_the_next() -> None:
     """One that comes after the names were listed, in the bucket that is looked at."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         late = next(n for n in map(str, range(10**6)) if bucket_of(n) == bucket_of("clicks"))
         await other.create_log("clicks")
         store = cluster.stores["a"]
@@ -172,7 +180,9 @@ def test_a_change_during_a_look_is_told_by_the_next() -> None:
 def test_a_look_that_is_longer_than_the_time_goes_on() -> None:
     """However often the time is up: each look is made once, and what it finds is taken later."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         await other.create_log("clicks")
         store, answered = cluster.stores["a"], asyncio.Event()
         get_many, asked = store.get_many, 0
@@ -197,7 +207,9 @@ def test_a_look_that_is_longer_than_the_time_goes_on() -> None:
 def test_a_watch_is_closed_in_the_middle_of_a_look() -> None:
     """Whoever waits for it is told."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         async def never(paths: Sequence[str]) -> list[Versioned | None]:
             await asyncio.Event().wait()
             raise AssertionError
@@ -217,7 +229,9 @@ def test_a_watch_is_closed_in_the_middle_of_a_look() -> None:
 def test_a_listener_is_called_until_the_watch_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     """Its errors and those of the metadata store are logged, and it goes on."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         heard: list[str] = []
         fail_once(cluster)
 
@@ -244,7 +258,9 @@ def test_a_listener_is_called_until_the_watch_is_closed(caplog: pytest.LogCaptur
 def test_a_watch_that_is_closed_ends() -> None:
     """A loop over it ends; with its namespace it fails, for nobody closed the watch."""
 
-    async def body(cluster: MemoryCluster, namespace: Namespace, other: Namespace) -> None:
+    async def body(
+        cluster: MemoryCluster, namespace: DirectNamespace, other: DirectNamespace
+    ) -> None:
         one, two = namespace.watch_logs(), namespace.watch_logs()
 
         async def collect(watch: LogWatch) -> list[LogChange]:

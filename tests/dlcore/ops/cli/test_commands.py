@@ -15,7 +15,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from dlcore.api.namespace import open_namespace as open_async_namespace
+from dlcore.backends.direct.namespace import open_namespace as open_async_namespace
 from dlcore.base.config import LogConfig
 from dlcore.base.ids import BookieId
 from dlcore.base.records import LogRecord

@@ -13,8 +13,7 @@ import pytest
 
 from dlcore.base.ids import DLSN
 from dlcore.ops.cli.app import run
-from dlcore.remote.sync import open_namespace as open_remote
-from dlcore.sync import open_namespace
+from dlcore.sync import open_namespace, open_namespace as open_remote
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import log_name_for, proxy_process
 

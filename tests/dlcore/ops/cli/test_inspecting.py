@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore import sync
-from dlcore.api.namespace import open_namespace
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.base import backoff
 from dlcore.log.writing import lock
 from dlcore.metadata.port import ANY_VERSION

@@ -14,10 +14,10 @@ import pytest
 HELP = "import dlcore.ops.cli.app"
 LAZY = f"{HELP}; dlcore.ops.cli.app.load_lazily(); import "
 CLIENT = f"{LAZY} dlcore.metadata.zookeeper, dlcore.transport.client"
-CLUSTER = f"{CLIENT}, dlcore.api.namespace"
+CLUSTER = f"{CLIENT}, dlcore.backends.direct.namespace"
 WRITE = f"{CLIENT}, dlcore.sync, dlcore.log.writing.opening"
-ENDPOINT = f"{LAZY} dlcore.remote.namespace"
-ENDPOINT_WRITE = f"{LAZY} dlcore.remote.sync, dlcore.remote.writing"
+ENDPOINT = f"{LAZY} dlcore.backends.flight.namespace"
+ENDPOINT_WRITE = f"{LAZY} dlcore.sync, dlcore.backends.flight.writing"
 CONTROL = "dlcore.transport.control"
 AUTORECOVERY = f"{CLUSTER}, dlcore.ops.autorecovery.service, dlcore.ops.upkeep.worker, {CONTROL}"
 PROXY = f"{CLUSTER}, dlcore.proxy.server"
@@ -29,7 +29,7 @@ GRPC = ("google", "grpc")
 ARRAYS = ("crc32c.crc32c", "crc32c._crc32c", "numpy._core", "pyarrow.lib")
 HEAVY = ("bookie", "uvloop", *FRAMES, *GRPC, *ARRAYS)
 WRITERS = ("dlcore.log.writing.append", "dlcore.log.staging", "tomllib")
-CLIENTS = ("dlcore.api.namespace", "dlcore.sync", "kazoo", "numpy", "pyarrow")
+CLIENTS = ("dlcore.backends.direct.namespace", "dlcore.sync", "kazoo", "numpy", "pyarrow")
 
 
 def modules_after(statement: str) -> list[str]:
@@ -51,11 +51,15 @@ def modules_after(statement: str) -> list[str]:
         (HELP, HEAVY + CLIENTS, 92),
         (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 230),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 202),
-        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 201),
-        (ENDPOINT_WRITE, ("bookie", "dlcore.api.namespace", "kazoo", *FRAMES, *ARRAYS), 222),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 304),
-        (PROXY, ("bookie", "dlcore.remote", *FRAMES), 441),
-        (BOOKIE, ("dlcore.ops.cli", "dlcore.api.namespace", "pyarrow", *FRAMES), 313),
+        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 206),
+        (
+            ENDPOINT_WRITE,
+            ("bookie", "dlcore.backends.direct.namespace", "kazoo", *FRAMES, *ARRAYS),
+            222,
+        ),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 309),
+        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 445),
+        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 313),
     ],
     ids=[
         "help",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 
-from dlcore.api.scanning import ScanClients, scan
+from dlcore.backends.scanning import ScanClients, scan
 from dlcore.base.config import LedgerClientConfig, LogConfig, QuorumConfig
 from dlcore.base.errors import DLError, LogNotFoundError
 from dlcore.base.ids import DLSN
@@ -37,12 +37,12 @@ from tests.fixtures.memory_namespace import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from dlcore.api.manager import DistributedLogManager
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
     from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.reading.scan import LogSnapshot
-    from dlcore.log.staging.writer import StagingWriter
+    from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
 
@@ -62,15 +62,15 @@ class Scene:
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self.cluster = cluster
-        self.namespace: Namespace
-        self.log: DistributedLogManager
-        self.merging: Namespace
+        self.namespace: DirectNamespace
+        self.log: DirectLog
+        self.merging: DirectNamespace
         self.store: InterruptedStore
         self.merging_name = ""
         self.merger: LogMerger
         self._processes = 0
         self._version = 0
-        self._writers: list[tuple[ManualClock, StagingWriter]] = []
+        self._writers: list[tuple[ManualClock, DirectStagingWriter]] = []
 
     async def start(self, *, appends: int = 30) -> None:
         """Append many small extents, by two processes, with transaction ids assigned and own."""
@@ -135,7 +135,7 @@ class Scene:
         return [len(segment.extents) for segment in await self.log.get_log_segments()]
 
 
-def merger_of(namespace: Namespace) -> LogMerger:
+def merger_of(namespace: DirectNamespace) -> LogMerger:
     """Return a merger for a process."""
     return LogMerger(namespace._context, namespace._owner, policy=POLICY, bytes_per_s=1e9)
 
@@ -258,7 +258,7 @@ def test_ledgers_that_lost_extents_to_a_merge_go_after_a_grace() -> None:
 class MemoryClients(ScanClients):
     """Reads by a plan without a metadata store, and asks a namespace when that fails."""
 
-    def __init__(self, cluster: MemoryCluster, namespace: Namespace) -> None:
+    def __init__(self, cluster: MemoryCluster, namespace: DirectNamespace) -> None:
         super().__init__()
         self._cluster = cluster
         self._namespace = namespace
@@ -274,7 +274,7 @@ class MemoryClients(ScanClients):
             rng=random.Random(0),
         )
 
-    async def fresh_namespace(self, uri: str) -> Namespace:
+    async def fresh_namespace(self, uri: str) -> DirectNamespace:
         """Return the one of the test."""
         return self._namespace
 

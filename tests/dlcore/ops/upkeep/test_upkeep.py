@@ -28,7 +28,7 @@ from tests.dlcore.ops.upkeep.test_merger import (
 from tests.fixtures.memory_namespace import read_all
 
 if TYPE_CHECKING:
-    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.namespace import DirectNamespace
 
 UPKEEP = UpkeepConfig(
     upkeep_interval_s=0.01,
@@ -41,7 +41,7 @@ UPKEEP = UpkeepConfig(
 )
 
 
-def worker(namespace: Namespace) -> LogUpkeep:
+def worker(namespace: DirectNamespace) -> LogUpkeep:
     """Return a worker of a process."""
     return LogUpkeep.of(namespace, UPKEEP)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import msgspec
 
+from dlcore.backends.flight.endpoint import Retries, error_of, is_cancelled
 from dlcore.base.errors import (
     ConditionFailedError,
     ConfigurationError,
@@ -23,13 +24,12 @@ from dlcore.flight.calls import BROKEN
 from dlcore.flight.replies import PutReply
 from dlcore.flight.sending import framed
 from dlcore.flight.statuses import EXPECTED_KEY, LAST_KEY, LOCATION_KEY, RETRY_KEY
-from dlcore.remote.endpoint import Retries, error_of, is_cancelled
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.flight.put import PutTarget, StagingTarget
-    from dlcore.remote.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 

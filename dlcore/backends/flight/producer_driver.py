@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
+from dlcore.backends.flight.streams import Attempts, EndedError, first_message, read, write
 from dlcore.base.background import BackgroundTasks, refuse
 from dlcore.base.errors import DLError, UnexpectedError
 from dlcore.flight.producer_client import (
@@ -26,15 +27,14 @@ from dlcore.flight.producer_client import (
     StreamEnded,
 )
 from dlcore.flight.put import PutTarget
-from dlcore.remote.streams import Attempts, EndedError, first_message, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.ids import DLSN
     from dlcore.flight.producer_client import ProducerClient
     from dlcore.log.metadata.values import LogKey
-    from dlcore.remote.endpoint import Endpoint
 
 Position: TypeAlias = "asyncio.Future[DLSN | None]"
 

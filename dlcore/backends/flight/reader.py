@@ -13,41 +13,37 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from dlcore.base.errors import AlreadyClosedError, ConfigurationError, EndOfStreamError
-from dlcore.base.html_tables import ShownFields
+from dlcore.backends.flight.endpoint import Retries
+from dlcore.backends.flight.planning import asked_by, place_of, received
+from dlcore.base.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    EndOfStreamError,
+    LedgerReadError,
+)
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.base.records import NotLessThan, RecordField
+from dlcore.base.records import EntryPlace, LogRecordWithDLSN, NotLessThan, RecordField
 from dlcore.flight.replies import LogInfo
 from dlcore.flight.tickets import Place, Ticket
-from dlcore.log.entries.batches import numbers_of
+from dlcore.log.entries.batches import numbers_of, read_schema, typed_read_fields
 from dlcore.log.reading.rows import Rows
-from dlcore.log.reading.rows_reader import ReadStart, RowsReader
-from dlcore.remote.planning import asked_by, place_of, received
+from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
+from dlcore.log.reading.taking import no_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from dlcore.backends.flight.endpoint import Endpoint
+    from dlcore.backends.flight.planning import Received
+    from dlcore.backends.flight.subscriptions import FlightHold
     from dlcore.log.metadata.values import LogKey
-    from dlcore.remote.endpoint import Endpoint
-    from dlcore.remote.planning import Received
-    from dlcore.remote.subscriptions import RemoteHold
 
 _DLSN_COLUMNS = ("dlsn", "_dlsn")
 _RECORD_COLUMNS = {"dlsn", "txid", "sequence_id", "timestamp", "value"}
 
 
-class RemoteRecord(ShownFields, msgspec.Struct, frozen=True, gc=False):
-    """A record as read: its position, its number in the log (from 0, no gaps), and its time."""
-
-    dlsn: DLSN
-    txid: int
-    sequence_id: int
-    timestamp_ms: int
-    payload: bytes
-
-
-def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
+def records_of(batch: pa.RecordBatch) -> list[LogRecordWithDLSN]:
     """Return the rows of a byte log as records.
 
     Raises:
@@ -58,33 +54,36 @@ def records_of(batch: pa.RecordBatch) -> list[RemoteRecord]:
         raise ConfigurationError(
             f"records need the columns {needed} of a log of bytes, there are {found}: read batches"
         )
-    dlsns = zip(*(part.to_pylist() for part in batch.column("dlsn").flatten()), strict=True)
     times = numbers_of(batch.column("timestamp")) // 1000
-    return [
-        RemoteRecord(DLSN(*dlsn), *row)
-        for dlsn, *row in zip(
-            dlsns,
-            batch.column("txid").to_pylist(),
-            batch.column("sequence_id").to_pylist(),
-            times.tolist(),
-            batch.column("value").to_pylist(),
-            strict=True,
-        )
-    ]
+    records: list[LogRecordWithDLSN] = []
+    place: EntryPlace | None = None
+    for lssn, entry_id, slot_id, txid, sequence_id, timestamp_ms, payload in zip(
+        *(part.to_pylist() for part in batch.column("dlsn").flatten()),
+        batch.column("txid").to_pylist(),
+        batch.column("sequence_id").to_pylist(),
+        times.tolist(),
+        batch.column("value").to_pylist(),
+        strict=True,
+    ):
+        if place is None or place.entry_id != entry_id or place.lssn != lssn:
+            first = sequence_id - slot_id
+            place = EntryPlace(lssn, entry_id, first, None, timestamp_ms)
+        records.append(LogRecordWithDLSN(txid, payload, slot_id, place))
+    return records
 
 
-class RemoteRows(Rows[RemoteRecord]):
+class FlightRows(Rows):
     """The rest of the rows of a message; `end` is the position behind all of them.
 
     The position of a row is known if the reader requested the column of positions.  Otherwise the
     rows count as one unit at `start`, which is taken as a whole.
     """
 
-    __slots__ = ("_batch", "_end", "_start")
+    __slots__ = ("_batch", "_end", "_is_typed", "_start")
 
-    def __init__(self, batch: pa.RecordBatch, start: DLSN, end: DLSN) -> None:
+    def __init__(self, batch: pa.RecordBatch, start: DLSN, end: DLSN, *, is_typed: bool) -> None:
         super().__init__(int(batch.num_rows), 0, size_bytes=int(batch.nbytes))
-        self._batch, self._start, self._end = batch, start, end
+        self._batch, self._start, self._end, self._is_typed = batch, start, end, is_typed
 
     @property
     def position(self) -> DLSN:
@@ -97,7 +96,9 @@ class RemoteRows(Rows[RemoteRecord]):
             return self._start
         return DLSN(*self._batch.column(names[0])[self._row_count - left].as_py().values())
 
-    def _make_records(self, first_row: int) -> list[RemoteRecord]:
+    def _make_records(self, first_row: int) -> list[LogRecordWithDLSN]:
+        if self._is_typed:
+            raise no_records()
         return records_of(self._batch.slice(first_row))
 
     def take_batch(self, log: str) -> pa.RecordBatch:
@@ -148,14 +149,12 @@ class _Feed:
             await self._messages.aclose()
 
 
-class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
-    """Reads one log in order, each record once; use `RemoteLog.open_reader`.
+class FlightReader(AsyncLogReader):
+    """Reads one log through proxies; use `FlightLog.open_reader`.
 
-    `async for record in reader` yields every readable record, and ends there; `records` and
-    `batches` can also follow the log.  A batch has the rows of one message of the proxy.
-
-    A method that waits for proxies raises ProxyUnavailableError if none answered for as long as the
-    namespace waits; it may be called again.
+    A batch has the rows of one message of the proxy.  With an `end` the log ends there for this
+    reader.  The records before it were readable when it was found; a proxy that does not know this
+    yet is asked again.
     """
 
     def __init__(
@@ -163,26 +162,28 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         calls: Endpoint,
         log: LogKey,
         columns: Sequence[str] | None,
-        hold: RemoteHold | None = None,
+        hold: FlightHold | None = None,
+        *,
+        end: DLSN | None = None,
     ) -> None:
         super().__init__(DLSN.INITIAL)
         self._hold = hold
+        self._end = end
+        self._late = Retries(calls.patience_s)
         self._calls = calls
         self._columns = None if columns is None else list(columns)
         self._place: Place | None = None  # start of the next stream
         self._feed: _Feed | None = None
         self._has_ended = self._closed = self._is_typed = False
         self._log, self.log_name = log, log.name
-        self.schema: pa.Schema | None = None
-        """The columns; None before the first answer."""
 
     def __repr__(self) -> str:
         state = "CLOSED" if self._closed else "OPEN"
-        return f"<RemoteReader {self.log_name!r} at {self.position} {state}>"
+        return f"<AsyncLogReader {self.log_name!r} at {self.position} {state}>"
 
     async def _move(self, start: ReadStart) -> None:
         await self._require_usable()
-        place = _place_of(start)
+        place = place_of_start(start)
         found = await self._look(place)
         await self._leave()
         self._drop_rows()
@@ -198,8 +199,10 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         """Return facts about the log from `start` on, and set whether the log is typed."""
         asked = asked_by(Ticket(log=self._log.name, log_id=self._log.log_id, start=start))
         info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
-        names = pa.ipc.read_schema(pa.py_buffer(info.schema)).names
-        self._is_typed = not set(names) >= _RECORD_COLUMNS
+        rows = pa.ipc.read_schema(pa.py_buffer(info.schema))
+        self._is_typed = not rows.equals(read_schema())
+        if self._columns is None and self._is_typed:  # those of a direct reader's batches
+            self._columns = [*(field.name for field in typed_read_fields()), *rows.names]
         return msgspec.json.decode(info.app_metadata, type=LogInfo)
 
     @property
@@ -211,7 +214,7 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
         if self._closed:
             raise AlreadyClosedError(f"the reader of log {self.log_name!r} is closed")
 
-    async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> RemoteRows | None:
+    async def _add(self, *, non_blocking: bool, until_caught_up: bool) -> FlightRows | None:
         while True:
             await self._require_usable()
             if self._has_ended:
@@ -226,14 +229,27 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
                 raise
             if message is None:
                 await self._leave()
+                if self._end is not None:
+                    await self._end_part(self._end)
+                    continue
                 self._has_ended = feed.follows or await self._is_sealed_here()
                 if until_caught_up and not self._has_ended:
                     return None
             elif (rows := self._take_up(message)) is not None:
                 return rows
 
+    async def _end_part(self, end: DLSN) -> None:
+        """End at the end of the part; wait if proxies return fewer records than were readable."""
+        self._has_ended = self._position >= end
+        if not self._has_ended:
+            error = LedgerReadError(
+                f"log {self.log_name!r}: records up to {end} were readable when the read was "
+                f"planned, but proxies returned none after {self._position}"
+            )
+            await asyncio.sleep(self._late.failed(error, None, again=True))
+
     async def _fed(self, *, follow: bool, any_will_do: bool) -> _Feed:
-        feed = self._feed
+        feed, follow = self._feed, follow and self._end is None
         if feed is None or not (any_will_do or feed.follows == follow):
             await self._leave()
             await self._require_usable()  # the reader may have been closed during the wait
@@ -248,14 +264,15 @@ class RemoteReader(RowsReader[RemoteRows, RemoteRecord]):
             start=self._place,
             follow=follow,
             columns=self._columns,
+            end=None if self._end is None else Place(dlsn=str(self._end)),
         )
 
-    def _take_up(self, message: Received) -> RemoteRows | None:
+    def _take_up(self, message: Received) -> FlightRows | None:
         """Add the rows of a message, if it has any, and return them."""
-        self.schema = message.schema
         if message.batch is None or not message.batch.num_rows:
             return None
-        rows = RemoteRows(message.batch, self._position, message.end)
+        self._late.succeeded()
+        rows = FlightRows(message.batch, self._position, message.end, is_typed=self._is_typed)
         self._rows.append(rows)  # before the position, see there
         self._position, self._place = message.end, Place(dlsn=str(message.end))
         return rows
@@ -282,7 +299,8 @@ def _leave_to_the_next(task: asyncio.Task[Any]) -> None:
         task.exception()  # else asyncio would log it if no later call takes it
 
 
-def _place_of(start: ReadStart) -> Place | None:
+def place_of_start(start: ReadStart) -> Place | None:
+    """Return the place in a ticket where a reader starts; None: at the first record."""
     if start.dlsn is not None and start.dlsn > DLSN.INITIAL:
         return place_of(start.dlsn)
     if start.txid is not None:

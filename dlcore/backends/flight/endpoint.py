@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from dlcore.backends.flight.tls_reasons import tls_reason
 from dlcore.base import errors
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.backoff import Backoff, Wait
@@ -26,7 +27,6 @@ from dlcore.flight.actions import ANSWER_S
 from dlcore.flight.calls import CLIENT_OPTIONS, METHOD
 from dlcore.flight.put import UNREACHABLE_MAX
 from dlcore.flight.statuses import LOCATION_KEY, RETRY_KEY
-from dlcore.remote.tls_reasons import tls_reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

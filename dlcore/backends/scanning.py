@@ -1,38 +1,33 @@
-"""Scans of planned ranges in any process: entries are read from bookies directly.
+"""Scans of planned ranges in any process: from bookies directly, or through proxies.
 
-The metadata store is read only after a failed read, to find the current place of entries.
+For a direct namespace the metadata store is read only after a failed read, to find the current
+place of entries.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlcore.api.namespace import Namespace, open_namespace
+from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
+from dlcore.backends.direct.scanning import scan_part
+from dlcore.backends.opening import is_endpoint
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import (
-    AlreadyTruncatedError,
-    BookieError,
     BookieUnavailableError,
-    DLError,
-    LedgerNotFoundError,
-    LedgerReadError,
-    LogNotFoundError,
 )
 from dlcore.ledger.client import LedgerClient
-from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.scan_driver import scan_range
-from dlcore.log.reading.snapshot import LogFollower
 
 if TYPE_CHECKING:
+    from dlcore.backends.flight.namespace import FlightNamespace
     from dlcore.base.ids import BookieId
     from dlcore.base.tls import TlsFiles
+    from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import ScanBatch, ScanRange
 
 _Closer = Callable[[], Coroutine[Any, Any, None]]
@@ -48,7 +43,8 @@ class ScanClients:
         self._tls = tls
         self._addresses: dict[BookieId, str] = {}
         self._clients: dict[str, LedgerClient] = {}
-        self._namespaces: dict[str, Namespace] = {}
+        self._namespaces: dict[str, DirectNamespace] = {}
+        self._endpoints: dict[str, FlightNamespace] = {}
         self._opening = asyncio.Lock()
         self._closers: list[_Closer] = []
 
@@ -83,20 +79,30 @@ class ScanClients:
             )
         return address
 
-    async def fresh_namespace(self, uri: str) -> Namespace:
-        """Return the namespace at `uri`, to read the current metadata."""
+    async def fresh_context(self, uri: str) -> LogContext:
+        """Return the adapters of the namespace at `uri`, to read the current metadata."""
         async with self._opening:  # many scans may fail at once
             namespace = self._namespaces.get(uri)
             if namespace is None:
                 namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
                 self._namespaces[uri] = namespace
                 self._closers.append(namespace.aclose)
-            return namespace
+            return namespace.log_context
+
+    async def proxies(self, endpoint: str) -> FlightNamespace:
+        """Return the namespace of the proxies at an endpoint."""
+        namespace = self._endpoints.get(endpoint)
+        if namespace is None:
+            from dlcore.backends.flight.namespace import open_namespace as open_proxies
+
+            namespace = self._endpoints[endpoint] = await open_proxies(endpoint, tls=self._tls)
+            self._closers.append(namespace.aclose)
+        return namespace
 
     async def aclose(self) -> None:
         """Close every connection."""
         closers, self._closers = self._closers, []
-        self._clients, self._namespaces = {}, {}
+        self._clients, self._namespaces, self._endpoints = {}, {}, {}
         async with AsyncExitStack() as steps:  # even if one of them fails
             for closer in reversed(closers):
                 steps.push_async_callback(closer)
@@ -114,8 +120,9 @@ async def scan(
 
     Args:
         scans: ranges of a snapshot.
-        uri: the namespace; it is opened only after a failed read, to find the current ensembles and
-            addresses.  Without it such a failure is final.
+        uri: proxies that read the ranges, ``grpc://…``; or the namespace of the bookies.  That one
+            is opened only after a failed read, to find the current ensembles and addresses, and
+            without it such a failure is final.
         config: configuration of the client of bookies.
         clients: connections to use, which stay open; by default new ones, closed at the end.
         tls: certificates for new connections; None: no encryption.
@@ -129,7 +136,11 @@ async def scan(
     clients = clients or ScanClients(config, tls=tls)
     try:
         for part in scans:
-            async with aclosing(_scan_one(part, uri, clients)) as batches:
+            if uri is not None and is_endpoint(uri):
+                scanning = (await clients.proxies(uri)).scan(part)
+            else:
+                scanning = _scan_bookies(part, uri, clients)
+            async with aclosing(scanning) as batches:
                 async for batch in batches:
                     yield batch
     finally:
@@ -137,43 +148,10 @@ async def scan(
             await clients.aclose()
 
 
-async def _scan_one(
+def _scan_bookies(
     part: ScanRange, uri: str | None, clients: ScanClients
 ) -> AsyncGenerator[ScanBatch, None]:
     ledgers = clients.client_of(part.cluster_id, part.addresses)
-    planned: ScanRange | None = None  # the new plan after a failure
-    while True:
-        rest = planned or part
-        last_entry_id: int | None = None
-        try:
-            async with aclosing(scan_range(rest, ledgers)) as batches:
-                async for batch in batches:
-                    yield batch
-                    last_entry_id = batch.entry_id
-        except (LedgerNotFoundError, LedgerReadError, BookieError) as error:
-            left = rest if last_entry_id is None else rest.after_entry(last_entry_id)
-            if left is None:
-                return
-            if uri is None:
-                raise
-            namespace = await clients.fresh_namespace(uri)
-            again = await _plan_again(left, namespace, error)
-            if planned is not None and again.extents == left.extents:
-                raise  # a read with the current metadata has failed already
-            planned, ledgers = again, namespace.ledgers
-        else:
-            return
-
-
-async def _plan_again(part: ScanRange, namespace: Namespace, error: DLError) -> ScanRange:
-    """Plan a range again with the current metadata: other bookies, or the ledger of a merge."""
-    log = LogKey(name=part.log, log_id=part.log_id)  # it may have another name now
-    with contextlib.suppress(LogNotFoundError):
-        snapshot = await LogFollower(namespace.log_context, log).take()
-        scans = snapshot.scans(part.start, part.end)
-        if len(scans) == 1 and scans[0].start == part.start:
-            return replace(scans[0], columns=part.columns)
-    raise AlreadyTruncatedError(
-        f"log {part.log!r}: records of the range {part.start} to {part.end} were truncated "
-        f"or deleted while it was read: {error}"
-    ) from error
+    if uri is None:
+        return scan_part(part, ledgers, None)
+    return scan_part(part, ledgers, partial(clients.fresh_context, uri))

@@ -17,7 +17,16 @@ import grpc
 import msgspec
 import pyarrow as pa
 from msgspec import structs
+from typing_extensions import override
 
+from dlcore.backends.flight.planning import act, arrow_of
+from dlcore.backends.flight.streams import (
+    Attempts,
+    EndedError,
+    ended,
+    first_message,
+    write,
+)
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
@@ -28,22 +37,21 @@ from dlcore.flight.put import ROWS_MAX, PutMessage, Staged, StagingTarget
 from dlcore.flight.replies import StagingReply
 from dlcore.flight.sending import framed
 from dlcore.log.reading.scan import CommitResult, StagedExtent
-from dlcore.remote.planning import act, arrow_of
-from dlcore.remote.streams import Attempts, EndedError, ended, first_message, write
+from dlcore.log.staging.faces import StagedAppend, StagingWriter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
-    from dlcore.remote.endpoint import Endpoint
 
 KEPT_BYTES_MAX = 8 * 1024 * 1024
 """Most bytes that are kept.  Up to this size records wait in memory for `stage`, and are sent again
 if the proxy is lost; beyond it they are sent at once and not kept."""
 
 
-class RemoteStagingWriter:
-    """Stages records through proxies; the counterpart of `dlcore.log.staging.writer`."""
+class FlightStagingWriter(StagingWriter):
+    """Stages records through proxies."""
 
     def __init__(self, calls: Endpoint, identity: str, *, shared: bool, patience_s: float) -> None:
         self._calls = calls
@@ -52,7 +60,7 @@ class RemoteStagingWriter:
         self._forget()
 
     def __repr__(self) -> str:
-        return f"<RemoteStagingWriter identity={self._target.staging!r}>"
+        return f"<StagingWriter identity={self._target.staging!r}>"
 
     def _forget(self) -> None:
         self._call: Any = None
@@ -64,17 +72,13 @@ class RemoteStagingWriter:
         self._is_all_kept = True
         self._attempts = Attempts(self._calls, self._target.staging, self._patience_s)
 
+    @override
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
-        """Write rows for several logs; all have the same columns until they are staged.
-
-        If a proxy refuses them, this call or a later one raises the error.
-        Raises: as `StagingWriter.write_batch`; and ProxyUnavailableError.
-        """
         for log, batch in parts:
             await self.write_batch(log, batch)
 
+    @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Write rows for a log.  Raises: as `write_batches`."""
         schema = batch.schema.remove_metadata()
         if self._schema is None:
             self._schema = schema
@@ -165,15 +169,12 @@ class RemoteStagingWriter:
         if answer is not None:
             await asyncio.gather(answer, return_exceptions=True)
 
+    @override
     async def begin_round(self, number: int) -> None:
-        """Use a round number for later writes, as `StagingWriter.begin_round` does."""
         self._target = structs.replace(self._target, round=number)
 
+    @override
     async def stage(self) -> list[StagedExtent]:
-        """Wait until all written records are durable; return their extents, log by log.
-
-        Raises: as `write_batches`; WriteError: the proxy is lost, with records that were not kept.
-        """
         if self._schema is None:
             return []
         async with self._whole():
@@ -201,13 +202,13 @@ class RemoteStagingWriter:
             f"the stream that staged {self._kept_bytes >> 20} MiB or more was lost: {end.error}"
         )
 
+    @override
     async def discard(self) -> None:
-        """Forget all records that were written since the last `stage`."""
         await self._end_call()
         self._forget()
 
+    @override
     async def aclose(self, *, delete: bool = False) -> None:  # proxies delete by themselves
-        """Close the writer; staged records stay until they are committed or dropped."""
         await self.discard()
 
 
@@ -243,7 +244,7 @@ async def _hear(call: Any) -> list[StagedExtent]:
     return staged
 
 
-class RemoteStagedAppend:
+class FlightStagedAppend(StagedAppend):
     """One atomic append to any number of logs; the counterpart of `StagedAppend` of `dlcore`.
 
     After a failure the request is retried with the same token, until a proxy reports its result.
@@ -253,7 +254,7 @@ class RemoteStagedAppend:
         self._calls = calls
         self._request = request
         shared = request.shared
-        self._writer = RemoteStagingWriter(
+        self._writer = FlightStagingWriter(
             calls,
             request.identity if shared is None else shared.identity,
             shared=shared is not None,
@@ -262,7 +263,7 @@ class RemoteStagedAppend:
         self._staged: list[StagedExtent] = []
 
     def __repr__(self) -> str:
-        return f"<RemoteStagedAppend {self._request.identity!r} v{self._request.version}>"
+        return f"<StagedAppend {self._request.identity!r} v{self._request.version}>"
 
     @classmethod
     def begin(
@@ -276,7 +277,7 @@ class RemoteStagedAppend:
         lock_timeout_s: float | None,
         strict: bool,
         patience_s: float,
-    ) -> RemoteStagedAppend:
+    ) -> FlightStagedAppend:
         """Begin an append."""
         request = AppendRequest(
             identity=identity,
@@ -289,25 +290,19 @@ class RemoteStagedAppend:
         )
         return cls(calls, request, patience_s=patience_s)
 
+    @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
-        """Stage rows for a log; `commit` without extents commits all of them.
-
-        Raises: as `RemoteStagingWriter.write_batch`.
-        """
         await self._writer.write_batch(log, batch)
 
+    @override
     async def stage(self) -> list[StagedExtent]:
-        """Make all written records durable; return their extents.  Raises: as the writer's."""
         self._staged += await self._writer.stage()
         return list(self._staged)
 
+    @override
     async def commit(
         self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
     ) -> CommitResult:
-        """Append `extents` to their logs: all or nothing, once.  The result has no positions.
-
-        Raises: as `StagedAppend.commit`; ProxyUnavailableError: the result is unknown.
-        """
         if extents is None:
             extents = await self.stage()
         asked = msgspec.structs.replace(
@@ -322,12 +317,12 @@ class RemoteStagedAppend:
         is_done = answer.already_committed
         return CommitResult(committed=not is_done, already_committed=is_done)
 
+    @override
     async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
-        """Drop the staged records.  Raises: MetadataError, ProxyUnavailableError."""
         await self.aclose()
         asked = self._request.with_extents(extents or self._staged)
         await act(self._calls, actions.ABORT_APPEND, asked)
 
+    @override
     async def aclose(self) -> None:
-        """Forget the records that were written and not staged."""
         await self._writer.aclose()

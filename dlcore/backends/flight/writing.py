@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
+from dlcore.backends.flight.planning import get_info, seal
+from dlcore.backends.flight.producer_driver import Position, ProducerDriver
 from dlcore.base.background import outcome_of
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
@@ -32,19 +36,20 @@ from dlcore.flight.producer_client import (
 )
 from dlcore.log.entries.stamp import GENERATED_PREFIX
 from dlcore.log.writing.left_open import left_open
-from dlcore.log.writing.records_writer import RecordsWriter
+from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.log.writing.transmit import checked_payload, parts_of
-from dlcore.remote.planning import get_info, seal
-from dlcore.remote.producer_driver import Position, ProducerDriver
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
+    from dlcore.backends.flight.endpoint import Endpoint
+    from dlcore.base.config import LogConfig
     from dlcore.base.records import LogRecord
     from dlcore.log.metadata.values import LogKey
-    from dlcore.remote.endpoint import Endpoint
 
-__all__ = ["RemoteWriter", "append_if", "counted"]
+__all__ = ["FlightWriter", "append_if", "counted"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,23 +60,18 @@ def _new_name() -> str:
     return f"{GENERATED_PREFIX}{SystemClock().new_token()}"
 
 
-class RemoteWriter(RecordsWriter[DLSN | None]):
-    """Appends to one log through the proxies of an endpoint.  Use `RemoteLog.open_writer`.
-
-    Any number of writers may be open to a log; their records share its order.  Positions follow the
-    order of the calls.  Any coroutine of one loop may call the methods that return futures.  The
-    result of a future is the record's position, or None if the record is in the log at an unknown
-    position.
-
-    The log forgets a producer that writes nothing for long.  A writer with a generated name then
-    goes on under a new one; a writer with a given name ends with a ProducerFencedError.  Both end
-    with it if a record that was sent is still unacknowledged; it may be in the log or not.
-    """
+class FlightWriter(AsyncLogWriter):
+    """Appends to one log through proxies.  Use `FlightLog.open_writer`."""
 
     def __init__(
-        self, calls: Endpoint, log: LogKey, producer: str | None, patience_s: float
+        self,
+        calls: Endpoint,
+        log: LogKey,
+        producer: str | None,
+        patience_s: float,
+        config: LogConfig,
     ) -> None:
-        self._log, self.log_name = log, log.name
+        self._log, self._config = log, config
         name = _new_name() if producer is None else producer
         self._machine: ProducerClient[Position] = ProducerClient(
             log.name, name, is_named=producer is not None
@@ -86,7 +86,7 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         left_open.add(self)
 
     def __repr__(self) -> str:
-        return f"<RemoteWriter {self.log_name!r} {self._machine!r}>"
+        return f"<AsyncLogWriter {self.log_name!r} {self._machine!r}>"
 
     async def open(self) -> None:
         """Wait until a proxy accepts the writer.
@@ -100,19 +100,44 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             raise
 
     @property
+    @override
     def producer(self) -> str:
-        """The name under which the writer numbers its records."""
         return self._machine.name
 
     @property
+    @override
     def last_dlsn(self) -> DLSN | None:
-        """The highest known position of a durable record."""
         return self._machine.last_dlsn
 
     @property
+    @override
     def next_sequence(self) -> int:
-        """The sequence number of the producer's next record in this log, from 0."""
         return self._machine.next_sequence
+
+    @property
+    @override
+    def log_name(self) -> str:
+        return self._log.name
+
+    @property
+    @override
+    def log_id(self) -> str:
+        return self._log.log_id
+
+    @property
+    @override
+    def config(self) -> LogConfig:
+        return self._config
+
+    @property
+    @override
+    def last_txid(self) -> int:
+        return self._last_txid
+
+    @override
+    def describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
+        count = self.lost + sum(int(each.num_rows) for each in waiting)
+        return counted(count) if count else None
 
     @property
     def lost(self) -> int:
@@ -121,15 +146,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
 
     # Accepting
 
+    @override
     def write(self, record: LogRecord) -> asyncio.Future[DLSN | None]:
-        """Accept a record; return the future of its position.
-
-        Raises (nothing is written, the writer stays usable):
-            TransactionIdOutOfOrderError: the transaction id is lower than one written before.
-            LogRecordTooLongError: the record exceeds RECORD_SIZE_BYTES_MAX.
-            OverCapacityError: too many bytes are pending; `wait_for_capacity` first.
-        Raises (nothing more can be written): WriteError, AlreadyClosedError.
-        """
         self._require_open()
         txid, payload = parts_of(record)
         payload = checked_payload(txid, payload, last_txid=self._last_txid)
@@ -138,15 +156,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._last_txid = txid
         return future
 
+    @override
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN | None]:
-        """Accept the rows of a batch; return the future of its last position.
-
-        The batch has the columns of the typed log, or `value` for a byte log.  A column `_txid` or
-        `txid` gives transaction ids; without it they are the time.  If the columns do not fit the
-        log, a proxy refuses them, and the writer ends with an error.
-
-        Raises: ConfigurationError: the batch has no rows; else as `write`.
-        """
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
         self._require_open()
@@ -154,11 +165,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         self._driver.handle(WriteBatch(batch, future))
         return future
 
+    @override
     async def wait_for_capacity(self) -> None:
-        """Wait until at most a quarter of the limit is pending, or the writer failed.
-
-        Raises nothing.
-        """
         progress = self._driver.progress
         while not self._machine.has_room and self._machine.error is None:
             progress.clear()
@@ -177,12 +185,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
 
     # Waiting
 
+    @override
     async def flush(self) -> DLSN | None:
-        """Wait until all accepted records are durable; return the last known position, if any.
-
-        Raises: WriteError, AlreadyClosedError; ProducerFencedError, ProxyUnavailableError or
-            another error that ended the writer.
-        """
         self._require_open()
         barrier: Position = self._loop.create_future()
         self._driver.handle(Flush(barrier))
@@ -193,11 +197,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             raise
         return self.last_dlsn
 
+    @override
     async def commit(self) -> DLSN | None:
-        """Flush, and wait until a reader that is opened now returns all these records.
-
-        Returns: as `flush`.  Raises: as `flush`; LogNotFoundError.
-        """
         last = await self.flush()
         end = last
         while last is not None and end is not None and end <= last:
@@ -205,14 +206,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
             await asyncio.sleep(_VISIBLE_LOOKS_EVERY_S if end <= last else 0)
         return last
 
+    @override
     async def mark_end_of_stream(self) -> None:
-        """Flush, close the writer, and seal the log: no record can follow.
-
-        If only sealing fails, all accepted records are durable, and the writer is closed.  Another
-        call then seals the log, unless the failed attempt has sealed it after all.
-
-        Raises: as `flush`; and as `RemoteLog.mark_end_of_stream`.
-        """
         # After a failed attempt a sealed log is no error: the attempt may have sealed it.
         again = self._is_sealing and not self.lost
         if not again:
@@ -222,11 +217,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         await seal(self._calls, self._log, again=again)
         self._is_sealing = False
 
+    @override
     async def aclose(self) -> None:
-        """Flush and close; harmless if the writer is closed already.
-
-        Raises: as `flush`; acknowledged records are durable.
-        """
         if self._machine.is_closing:
             return
         try:
@@ -239,8 +231,8 @@ class RemoteWriter(RecordsWriter[DLSN | None]):
         finally:
             await self.abort()
 
+    @override
     async def abort(self) -> None:
-        """End at once: unacknowledged records may be in the log or not."""
         left_open.discard(self)
         self._task.cancel()
         # First, because the call may be cancelled: no other code would fail the futures.

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.backends.flight.planning import act
 from dlcore.base.backoff import Wait
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import OwnershipAcquireFailedError, SubscriptionMovedError
@@ -23,11 +24,10 @@ from dlcore.flight.requests import (
     SeenPosition,
     SubscriptionsRequest,
 )
-from dlcore.remote.planning import act
 
 if TYPE_CHECKING:
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.log.metadata.values import LogKey, Mark
-    from dlcore.remote.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ async def forget(calls: Endpoint, log: LogKey, subscriber: str) -> bool:
     return True
 
 
-class RemoteHold:
+class FlightHold:
     """A subscription of a log, from `take` until somebody else takes it."""
 
     def __init__(self, calls: Endpoint, log: LogKey, subscriber: str) -> None:

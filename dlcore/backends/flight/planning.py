@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from dlcore.backends.flight.endpoint import Retries
 from dlcore.base.errors import EndOfStreamError, LedgerReadError
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
@@ -33,16 +34,15 @@ from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of
 from dlcore.log.reading.scan import ScanBatch
-from dlcore.remote.endpoint import Retries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.records import NotLessThan
     from dlcore.flight.actions import Action
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot, ScanRange
-    from dlcore.remote.endpoint import Endpoint
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_MAX_MS = 253_402_300_799_999
@@ -131,11 +131,11 @@ async def seal(calls: Endpoint, log: LogKey, *, again: bool = False) -> None:
     The proxy recognizes a retried request by the log's id, and answers it as the first one.
     """
     if not again and (await get_info(calls, log.name, log.log_id)).sealed:
-        raise EndOfStreamError(f"log {log.name!r} is sealed")
+        raise EndOfStreamError(f"log {log.name!r} is sealed: no record can follow")
     await act(calls, actions.SEAL, ChangeRequest(log=log.name, log_id=log.log_id))
 
 
-class RemoteSnapshots:
+class FlightSnapshots:
     """Takes snapshots; for a log with a kept snapshot it requests only the newer segments."""
 
     def __init__(self, calls: Endpoint) -> None:

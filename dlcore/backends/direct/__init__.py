@@ -1,0 +1,1 @@
+"""Logs over a metadata store and bookies."""

@@ -1,0 +1,490 @@
+"""The namespace over a metadata store and bookies, and the composition root: it connects adapters.
+
+`open_namespace` loads kazoo when it is called, so that importing dlcore does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from dlcore.api.namespace import Namespace
+from dlcore.backends.direct.log import DirectLog
+from dlcore.backends.direct.ports import NamespacePorts
+from dlcore.backends.direct.scanning import scan_part
+from dlcore.base.clock import Clock, SystemClock
+from dlcore.base.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
+from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
+from dlcore.base.ids import DLSN, name_prefix, validate_log_id, validate_log_name
+from dlcore.base.statistics import NamespaceStatistics
+from dlcore.ledger.client import LedgerClient
+from dlcore.ledger.metadata.registry import BookieRegistry
+from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
+from dlcore.log.context import Lifetime, LogContext
+from dlcore.log.forgetting import forget_log
+from dlcore.log.metadata.commit_records import last_version, list_commits, sweep_commits
+from dlcore.log.metadata.ledger_cache import LedgerCache
+from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
+from dlcore.log.metadata.owner import StagingOwner
+from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
+from dlcore.log.metadata.store import LogStore
+from dlcore.log.metadata.values import LogMetadata
+from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.reading.rows_reader import AsyncLogReader
+from dlcore.log.reading.schemas import find_schemas
+from dlcore.log.reading.snapshot import find_places
+from dlcore.log.reading.snapshots import LogFollowers
+from dlcore.log.tidying import Tidier
+from dlcore.log.typed.arrow import first_schema
+from dlcore.log.writing.records_writer import AsyncLogWriter
+from dlcore.metadata.paths import NamespacePaths, parse_uri
+from dlcore.metadata.port import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+    import pyarrow as pa
+
+    from dlcore.base.records import NotLessThan, RecordPlace
+    from dlcore.base.tls import TlsFiles
+    from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.ledger.port import BookieClient
+    from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
+    from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.log.staging.append import DirectStagedAppend
+    from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+
+class DirectNamespace(Namespace):
+    """A collection of logs over one metadata store and its bookies; used on one event loop.
+
+    `open_namespace` creates it with the real adapters; tests pass in others.  It closes its ports.
+    """
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        store: MetadataStore,
+        bookies: BookieClient,
+        paths: NamespacePaths,
+        cluster_id: str,
+        clock: Clock,
+        rng: random.Random,
+        config: LogConfig,
+        client_config: LedgerClientConfig,
+        client_id: str,
+        registry: BookieRegistry | None = None,
+    ) -> None:
+        self._uri = uri
+        self._store = store
+        self._bookies = bookies
+        self._registry = registry or BookieRegistry(store, paths)
+        ledger_store = LedgerStore(store, paths)
+        self._ledgers = LedgerClient(
+            ledger_store=ledger_store,
+            registry=self._registry,
+            bookies=bookies,
+            config=client_config,
+            clock=clock,
+            rng=rng,
+        )
+        self._context = LogContext(
+            store=store,
+            paths=paths,
+            logs=LogStore(store, paths),
+            ledger_store=ledger_store,
+            ledger_cache=LedgerCache(ledger_store),
+            ledgers=self._ledgers,
+            tidier=Tidier(),
+            registry=self._registry,
+            clock=clock,
+            rng=rng,
+            config=config,
+            client_id=client_id,
+            cluster_id=cluster_id,
+            lifetime=Lifetime(uri),
+        )
+        self._ports = NamespacePorts(
+            store=store,
+            paths=paths,
+            ledger_store=ledger_store,
+            registry=self._registry,
+            bookies=bookies,
+            ledgers=self._ledgers,
+            client_config=client_config,
+            clock=clock,
+            rng=rng,
+        )
+        self._owner = StagingOwner(self._context)
+        self._followers = LogFollowers(self._context)
+        self._sessions_lost = 0
+        store.on_session(self._session_changed)
+
+    @property
+    @override
+    def uri(self) -> str:
+        return self._uri
+
+    @property
+    def ledgers(self) -> LedgerClient:
+        """The ledger client that its logs use."""
+        return self._ledgers
+
+    @property
+    def ports(self) -> NamespacePorts:
+        """The ports of the namespace, for auto-recovery and maintenance; it closes them."""
+        return self._ports
+
+    @property
+    def log_context(self) -> LogContext:
+        """The adapters of its logs, for maintenance; it closes them."""
+        return self._context
+
+    @property
+    def followers(self) -> LogFollowers:
+        """The logs with kept snapshots; the namespace closes them."""
+        self._require_open()
+        return self._followers
+
+    @property
+    def staging_owner(self) -> StagingOwner:
+        """The node that shows that this process lives, for those that stage and merge."""
+        return self._owner
+
+    @override
+    async def create_log(
+        self,
+        name: str,
+        *,
+        config: LogConfig | None = None,
+        settings: LogSettings | None = None,
+        schema: Any = None,
+        log_id: str | None = None,
+    ) -> None:
+        self._require_open()
+        name = validate_log_name(name)
+        metadata = LogMetadata(
+            name=name,
+            log_id=self._context.clock.new_token() if log_id is None else validate_log_id(log_id),
+            created_ms=self._context.clock.now_ms(),
+            quorum=(config or self._context.config).quorum,
+            typed=schema is not None,
+        )
+        await self._context.logs.create(metadata, settings or LogSettings(), first_schema(schema))
+        await self._registry.warn_of_few(f"log {name!r}", metadata.quorum)
+
+    @override
+    async def delete_log(self, name: str, *, damaged: bool = False) -> None:
+        if damaged:
+            self._require_open()
+            await forget_log(self._context, name)
+            return
+        await (await self.open_log(name)).delete()
+
+    @override
+    async def rename_log(self, name: str, new_name: str) -> None:
+        new_name = validate_log_name(new_name)
+        manager = await self.open_log(name)
+        await manager.rename(new_name)
+
+    @override
+    async def log_exists(self, name: str) -> bool:
+        self._require_open()
+        return await self._context.logs.exists(validate_log_name(name))
+
+    @override
+    async def get_logs(self, prefix: str | None = None) -> list[str]:
+        return sorted([name async for page in self.list_logs(prefix) for name in page])
+
+    @override
+    def list_logs(
+        self, prefix: str | None = None, *, after: str | None = None, page_size: int = PAGE_SIZE
+    ) -> AsyncIterator[list[str]]:
+        self._require_open()
+        return list_pages(
+            self._store,
+            self._context.paths,
+            name_prefix(prefix),
+            after=None if after is None else validate_log_name(after),
+            page_size=page_size,
+        )
+
+    @override
+    def watch_logs(self, prefix: str | None = None) -> LogWatch:
+        self._require_open()
+        return LogWatch(self._context, name_prefix(prefix))
+
+    @override
+    async def open_log(
+        self, name: str, *, config: LogConfig | None = None, create_if_missing: bool = False
+    ) -> DirectLog:
+        self._require_open()
+        try:
+            log = await self._context.logs.find(name)
+        except LogNotFoundError:
+            if not create_if_missing:
+                raise
+            with contextlib.suppress(LogExistsError):  # another client was faster
+                await self.create_log(name, config=config)
+            log = await self._context.logs.find(name)
+        return DirectLog(self._context, log, config or self._context.config)
+
+    @override
+    async def get_snapshots(
+        self, names: Sequence[str], *, fresh: bool = False
+    ) -> dict[str, LogSnapshot | None]:
+        return await self.followers.take(names, fresh=fresh)
+
+    @override
+    async def survey_logs(self, names: Sequence[str]) -> dict[str, LogSnapshot | DLError]:
+        found = await self.followers.survey(names, fresh=True)
+        return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+    @override
+    async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
+        self._require_open()
+        return await find_schemas(self._context.logs, names)
+
+    @override
+    async def find_places(
+        self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
+    ) -> list[RecordPlace]:
+        self._require_open()
+        return await find_places(self._context, wanted)
+
+    @override
+    def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
+        async def current() -> LogContext:
+            return self._context
+
+        self._require_open()
+        return scan_part(part, self._ledgers, current)
+
+    @override
+    async def begin_append(
+        self,
+        identity: str,
+        version: int,
+        *,
+        shared: SharedStaging | None = None,
+        run: AppendRun | None = None,
+        lock_timeout_s: float | None = None,
+        keep_record: bool = True,
+        strict: bool = False,
+        after: int | None = None,
+        token: str | None = None,
+    ) -> DirectStagedAppend:
+        # Loaded here, because most commands of `dlog` append nothing.
+        from dlcore.log.staging.append import DirectStagedAppend
+
+        self._require_open()
+        return DirectStagedAppend(
+            self._context,
+            self._owner,
+            identity,
+            version,
+            shared=shared,
+            run=run,
+            lock_timeout_s=(
+                self._context.config.lock_timeout_s if lock_timeout_s is None else lock_timeout_s
+            ),
+            config=self._context.config,
+            keep_record=keep_record,
+            strict=strict,
+            after=after,
+            token=token,
+        )
+
+    @override
+    async def open_staging_writer(
+        self, *, identity: str, shared: bool = False
+    ) -> DirectStagingWriter:
+        from dlcore.log.staging.append import check_identity
+        from dlcore.log.staging.writer import DirectStagingWriter
+
+        self._require_open()
+        check_identity(identity)
+        return DirectStagingWriter(self._context, self._owner, identity, self._context.config)
+
+    @override
+    async def list_staged(self) -> list[StagedStatus]:
+        self._require_open()
+        return await list_all_staged(self._context)
+
+    @override
+    async def clean_staging(
+        self, *, leftovers_age_s: float, commits_age_s: float
+    ) -> tuple[int, int]:
+        self._require_open()
+        now_ms = self._context.clock.now_ms()
+        ledgers = await settle_abandoned(
+            self._context, created_before_ms=now_ms - int(leftovers_age_s * 1000)
+        )
+        records = await sweep_commits(self._context, before_ms=now_ms - int(commits_age_s * 1000))
+        return ledgers, records
+
+    async def tidied(self) -> None:
+        """Wait until the background work after the answers so far is done.  Raises nothing."""
+        await self._context.tidier.settled()
+
+    @override
+    def get_statistics(self) -> NamespaceStatistics:
+        self._require_open()
+        context, written = self._context, self._ledgers.write_statistics
+        kinds = Counter(_public_name(each) for each in context.open_objects)
+        return NamespaceStatistics(
+            entries_written=written.entries,
+            bytes_written=written.size_bytes,
+            entries_read=context.reads.entries,
+            bytes_read=context.reads.size_bytes,
+            sessions_lost=self._sessions_lost,
+            is_connected=self._store.session_state is SessionState.CONNECTED,
+            open_ledgers=written.open_ledgers,
+            pending_bytes=written.pending_bytes,
+            open_objects=dict(kinds),
+            followed_logs=len(self._followers),
+        )
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED:
+            self._sessions_lost += 1
+
+    @override
+    async def get_bookies(self) -> list[BookieRegistration]:
+        self._require_open()
+        return await self._registry.get_bookies()
+
+    @override
+    async def get_ledger(self, ledger_id: int) -> LedgerMetadata:
+        self._require_open()
+        return (await self._context.ledger_store.read(ledger_id)).metadata
+
+    @override
+    async def list_ledgers(self, *, first: int = 0, count: int = 1000) -> ReadLedgers:
+        self._require_open()
+        return await self._context.ledger_store.read_from(first, count)
+
+    @override
+    async def last_version(self, identity: str) -> int:
+        return await last_version(self._context, identity)
+
+    @override
+    async def list_commits(self) -> list[CommitStatus]:
+        self._require_open()
+        return await list_commits(self._context)
+
+    def _require_open(self) -> None:
+        self._context.lifetime.require_open()
+
+    @override
+    async def aclose(self) -> None:
+        if self._context.lifetime.has_ended:
+            return
+        self._context.lifetime.has_ended = True
+        async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
+            steps.push_async_callback(self._store.aclose)
+            steps.push_async_callback(self._bookies.aclose)
+            steps.push_async_callback(self._registry.aclose)
+            steps.push_async_callback(self._ledgers.aclose)
+            steps.push_async_callback(self._owner.aclose)
+            steps.callback(self._followers.close)
+            steps.push_async_callback(self._context.tidier.aclose)
+            await self._abandon_open_objects()
+
+    async def _abandon_open_objects(self) -> None:
+        """Abandon all at once, because each takes a while without a metadata store."""
+        results = await asyncio.gather(
+            *(each.abandon("its namespace was closed") for each in self._context.open_objects),
+            return_exceptions=True,
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        for error in errors[1:]:
+            logger.warning("closing %s: %s: %s", self._uri, type(error).__name__, error)
+        if errors:
+            raise errors[0]
+
+
+def _public_name(opened: object) -> str:
+    """Return the name of the class that users know, which may be a base."""
+    known = (base for base in (AsyncLogReader, AsyncLogWriter) if isinstance(opened, base))
+    return next(known, type(opened)).__name__
+
+
+async def open_namespace(
+    uri: str,
+    *,
+    config: LogConfig | None = None,
+    client_config: LedgerClientConfig | None = None,
+    create: bool = False,
+    client_id: str | None = None,
+    tls: TlsFiles | None = None,
+    session_timeout_s: float = SESSION_TIMEOUT_S,
+    connect_timeout_s: float = SESSION_TIMEOUT_S,
+) -> DirectNamespace:
+    """Open the namespace at `uri`, ``distributedlog://zk1:2181,zk2:2181/path``.
+
+    Args:
+        uri: the servers of the metadata store, and the namespace's root path in it.
+        config: configuration of logs, unless `open_log` gets another one.
+        client_config: configuration of the client of bookies.
+        create: create the namespace if it does not exist.
+        client_id: this client's name in its locks; by default host and process.
+        tls: certificates for connections to bookies; None: no encryption.
+        session_timeout_s: after this long without contact this client loses its locks.
+        connect_timeout_s: how long to wait for the first connection to the metadata store.
+
+    Raises:
+        InvalidNamespaceUriError: the URI does not parse.
+        MetadataConnectionError: no answer from the metadata store.
+        ConfigurationError: there is no namespace at that path.
+    """
+    from dlcore.metadata.binding import ensure_namespace, read_binding
+    from dlcore.metadata.zookeeper import ZooKeeperStore
+    from dlcore.transport.client import WireBookieClient
+
+    parsed, clock = parse_uri(uri), SystemClock()
+    paths, client_config = NamespacePaths(parsed.root), client_config or LedgerClientConfig()
+    store = await ZooKeeperStore.connect(
+        parsed.servers, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s
+    )
+    try:
+        opening = ensure_namespace(store, paths, clock) if create else read_binding(store, paths)
+        binding = await opening
+    except BaseException:
+        await store.aclose()
+        raise
+    registry = BookieRegistry(store, paths)
+    bookies = WireBookieClient(
+        registry.resolve,
+        cluster_id=binding.cluster_id,
+        config=client_config,
+        resolve_control=registry.resolve_control,
+        tls=tls,
+    )
+    return DirectNamespace(
+        uri=str(parsed),
+        store=store,
+        bookies=bookies,
+        paths=paths,
+        cluster_id=binding.cluster_id,
+        clock=clock,
+        rng=random.Random(clock.new_token()),
+        config=config or LogConfig(),
+        client_config=client_config,
+        client_id=client_id or f"{socket.gethostname()}:{os.getpid()}",
+        registry=registry,
+    )

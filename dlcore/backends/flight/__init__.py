@@ -1,0 +1,1 @@
+"""Logs over proxies; it needs no bookies and no ZooKeeper."""

@@ -1,0 +1,381 @@
+"""One log over proxies."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+from typing_extensions import override
+
+from dlcore.api.log import DistributedLogManager
+from dlcore.backends.flight import planning, subscriptions
+from dlcore.backends.flight.reader import FlightReader, place_of_start
+from dlcore.backends.flight.subscriptions import FlightHold
+from dlcore.backends.flight.writing import FlightWriter, append_if
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LogConfig
+from dlcore.base.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    LogEmptyError,
+    LogNotFoundError,
+    SchemaMismatchError,
+    UnsupportedError,
+)
+from dlcore.base.ids import DLSN, validate_log_name
+from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight import actions
+from dlcore.flight.producer_client import MESSAGE_BYTES
+from dlcore.flight.replies import LogInfo
+from dlcore.flight.requests import (
+    ChangeRequest,
+    RenameRequest,
+    SchemaRequest,
+    SettingsRequest,
+    StreamRequest,
+    TruncateRequest,
+)
+from dlcore.flight.tickets import Place, Ticket
+from dlcore.log.entries.batches import batch_of, read_schema
+from dlcore.log.entries.old_names import warn_of_old_names
+from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.log_range import LogRange
+from dlcore.log.reading.ranges import RangeExtent, RangeView, timestamp_ms_of
+from dlcore.log.reading.rows_reader import ReadStart
+from dlcore.log.reading.status import LogStatus
+from dlcore.log.typed.arrow import columns_of, schema_from, schema_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow.compute as pc
+
+    from dlcore.backends.flight.endpoint import Endpoint
+    from dlcore.base.config import LogSettings
+    from dlcore.base.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.log.reading.ranges import Bound
+    from dlcore.log.reading.scan import LogSnapshot
+
+_STREAM_PRODUCER = "dlog-byte-stream"
+"""The producer of all writers of bytes: a new incarnation fences the earlier writer."""
+_CLIENT_FIELDS = ("buffer_bytes", "flush_interval_s")
+"""The fields of `LogConfig` that the client itself uses, in a blocking writer."""
+
+
+def client_config(config: LogConfig | None) -> LogConfig:
+    """Return the configuration of a client of proxies.
+
+    Raises: UnsupportedError: a field is set that only the writers of the proxies have.
+    """
+    if config is None:
+        return LogConfig(buffer_bytes=MESSAGE_BYTES)
+    default = LogConfig()
+    for name in (each.name for each in fields(LogConfig) if each.name not in _CLIENT_FIELDS):
+        value = getattr(config, name)
+        if value != getattr(default, name):
+            raise UnsupportedError(
+                f"{name}={value!r}: proxies have a configuration of their own; a client of proxies "
+                f"sets {' and '.join(_CLIENT_FIELDS)}"
+            )
+    return config
+
+
+class FlightLog(DistributedLogManager):
+    """One log; use `FlightNamespace.open_log`."""
+
+    def __init__(self, endpoint: Endpoint, log: LogKey, config: LogConfig | None = None) -> None:
+        self._endpoint = endpoint
+        self._log = log
+        self._config = client_config(config)
+        self._closed = False
+
+    @property
+    def _calls(self) -> Endpoint:
+        if self._closed:
+            raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
+        return self._endpoint
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._log.name
+
+    @property
+    @override
+    def log_id(self) -> str:
+        return self._log.log_id
+
+    async def get_info(self) -> LogInfo:
+        """Return facts about the log now.  Raises: LogNotFoundError, ProxyUnavailableError."""
+        return await planning.get_info(self._calls, self.name, self.log_id)
+
+    async def _look(self, ticket: Ticket) -> tuple[LogInfo, pa.Schema | None]:
+        """Return facts about a range, and the columns of a typed log."""
+        asked = planning.asked_by(ticket)
+        info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
+        columns = _own_columns(pa.ipc.read_schema(pa.py_buffer(info.schema)))
+        return msgspec.json.decode(info.app_metadata, type=LogInfo), columns
+
+    @override
+    async def get_schema(self) -> pa.Schema | None:
+        asked = planning.asked_by(Ticket(log=self.name, log_id=self.log_id))
+        answer = await self._calls.ask("GetSchema", asked, pb.SchemaResult)
+        return _own_columns(pa.ipc.read_schema(pa.py_buffer(answer.schema)))
+
+    @override
+    async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
+        if not merge:
+            self._unsupported("update_schema(merge=False)")
+        columns = schema_of(columns_of(schema_from(schema)))
+        request = SchemaRequest(self.name, columns.serialize().to_pybytes())
+        await planning.act(self._calls, actions.MERGE_SCHEMA, request)
+        merged = await self.get_schema()
+        assert merged is not None, "a proxy merges columns of typed logs only"
+        return merged
+
+    @override
+    async def get_snapshot(self) -> LogSnapshot:
+        found = (await planning.FlightSnapshots(self._calls).take([self.name]))[self.name]
+        if found is None or found.log_id != self.log_id:
+            raise LogNotFoundError(
+                f"log {self.name!r} with the id {self.log_id} is gone, or has another name"
+            )
+        return found
+
+    @override
+    async def _places(
+        self, snapshot: LogSnapshot, *wanted: DLSN | NotLessThan
+    ) -> list[RecordPlace]:
+        return await planning.find_places(self._calls, [(snapshot, each) for each in wanted])
+
+    @override
+    async def get_last_txid(self) -> int:
+        segments = (await self.get_snapshot()).segments
+        ends = [segment.extents[-1].last_txid for segment in segments if segment.extents]
+        if not ends:
+            raise LogEmptyError(f"log {self.name!r} holds no record")
+        return ends[-1]
+
+    @override
+    async def get_last_dlsn(self) -> DLSN:
+        return self._position((await self.get_info()).last)
+
+    def _position(self, text: str | None) -> DLSN:
+        if text is None:
+            raise LogEmptyError(f"log {self.name!r} holds no record")
+        return DLSN.parse(text)
+
+    @override
+    async def is_end_of_stream_marked(self) -> bool:
+        return (await self.get_info()).sealed
+
+    @override
+    async def status(self) -> LogStatus:
+        snapshot, info = await self.get_snapshot(), await self.get_info()
+        extents = [each for segment in snapshot.segments for each in segment.extents]
+        return LogStatus(
+            name=self.name,
+            log_id=self.log_id,
+            first=None if info.first is None else DLSN.parse(info.first),
+            last=None if info.last is None else DLSN.parse(info.last),
+            last_txid=extents[-1].last_txid if extents and info.records else None,
+            record_count=info.records,
+            size_bytes=info.size_bytes,
+            segment_count=len(snapshot.segments),
+            sealed=info.sealed,
+            last_timestamp_ms=extents[-1].last_timestamp_ms if extents else 0,
+            now_ms=SystemClock().now_ms(),
+        )
+
+    @override
+    async def truncate(
+        self,
+        dlsn: DLSN | None = None,
+        *,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> bool:
+        first = None if dlsn is None else str(dlsn)
+        request = TruncateRequest(
+            log=self.name, log_id=self.log_id, dlsn=first, txid=txid, timestamp_ms=timestamp_ms
+        )
+        return (await planning.act(self._calls, actions.TRUNCATE, request)).truncated
+
+    @override
+    async def get_settings(self) -> LogSettings:
+        return await self.update_settings()
+
+    @override
+    async def update_settings(self, /, **changes: object) -> LogSettings:
+        request = SettingsRequest(log=self.name, log_id=self.log_id, changes=changes)
+        return (await planning.act(self._calls, actions.SETTINGS, request)).settings
+
+    @override
+    async def delete(self) -> None:
+        request = ChangeRequest(log=self.name, log_id=self.log_id)
+        await planning.act(self._calls, actions.DELETE, request)
+
+    @override
+    async def rename(self, name: str) -> None:
+        name = validate_log_name(name)
+        request = RenameRequest(log=self.name, log_id=self.log_id, new_name=name)
+        await planning.act(self._calls, actions.RENAME, request)
+        self._log = LogKey(name=name, log_id=self.log_id)
+
+    @override
+    async def mark_end_of_stream(self) -> None:
+        await planning.seal(self._calls, self._log)
+
+    @override
+    async def read(
+        self,
+        start: Bound | None = None,
+        end: Bound | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: pc.Expression | None = None,
+    ) -> LogRange:
+        first = None if start == DLSN.INITIAL else _place_of(start)
+        asked = Ticket(log=self.name, log_id=self.log_id, start=first, end=_place_of(end))
+        info, own = await self._look(asked)
+        last = DLSN.parse(info.end)
+        extent = RangeExtent(
+            log=self.name,
+            start=last if info.first is None else DLSN.parse(info.first),
+            end=last,
+            record_count_estimate=info.records,
+            size_bytes_estimate=info.size_bytes,
+        )
+        view = RangeView(self.name, own, columns, where, narrows=True)
+        warn_of_old_names(view.old_names)
+        return LogRange(extent, partial(self._open_part, extent, view), view)
+
+    async def _open_part(self, extent: RangeExtent, view: RangeView) -> FlightReader:
+        reader = FlightReader(self._calls, self._log, view.columns_read, end=extent.end)
+        await reader.seek(dlsn=extent.start)
+        return reader
+
+    @override
+    async def open_writer(
+        self, *, producer: str | None = None, ledger_metadata: Mapping[str, str] | None = None
+    ) -> FlightWriter:
+        if ledger_metadata is not None:
+            self._unsupported("open_writer(ledger_metadata=…)")
+        writer = FlightWriter(
+            self._calls, self._log, producer, self._calls.patience_s, self._config
+        )
+        await writer.open()
+        return writer
+
+    @override
+    async def append(
+        self, records: Sequence[LogRecord] | pa.RecordBatch, *, expected: DLSN | None
+    ) -> DLSN | None:
+        if not isinstance(records, pa.RecordBatch):
+            txids, payloads = [each.txid for each in records], [each.payload for each in records]
+            records = batch_of(txids, payloads)
+        if not records.num_rows:
+            raise ConfigurationError("an append has no records: expected one at least")
+        return await append_if(self._calls, self._log, records, expected, self._calls.patience_s)
+
+    @override
+    async def open_reader(
+        self,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+        subscriber: str | None = None,
+        columns: Sequence[str] | None = None,
+        skip_broken_entries: bool = False,
+        ignore_truncation: bool = False,
+    ) -> FlightReader:
+        if skip_broken_entries or ignore_truncation:
+            self._unsupported("open_reader(skip_broken_entries=…, ignore_truncation=…)")
+        start, hold = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms), None
+        if subscriber is not None:
+            hold = FlightHold(self._calls, self._log, subscriber)
+            await hold.take(waits=True)
+            dlsn = hold.position if start == ReadStart() else dlsn
+        reader = FlightReader(self._calls, self._log, columns, hold)
+        await reader.seek(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        return reader
+
+    @override
+    async def get_subscriptions(self) -> dict[str, DLSN]:
+        found = await subscriptions.show(self._calls, self._log)
+        return {subscriber: DLSN.parse(seen.dlsn) for subscriber, seen in found.items()}
+
+    @override
+    async def move_subscription(
+        self,
+        subscriber: str,
+        *,
+        dlsn: DLSN | None = None,
+        txid: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> DLSN:
+        start = ReadStart(dlsn=dlsn, txid=txid, timestamp_ms=timestamp_ms)
+        position = start.dlsn or DLSN.INITIAL
+        if start.txid is not None or start.timestamp_ms is not None:
+            asked = Ticket(log=self.name, log_id=self.log_id, start=place_of_start(start))
+            info, _ = await self._look(asked)  # refuses a transaction id that was truncated
+            position = DLSN.parse(info.first or info.end)
+        await FlightHold(self._calls, self._log, subscriber).take(position, waits=False)
+        return position
+
+    @override
+    async def delete_subscription(self, subscriber: str) -> bool:
+        return await subscriptions.forget(self._calls, self._log, subscriber)
+
+    @override
+    async def begin_stream(self) -> tuple[FlightWriter, int]:
+        # The writer first: it fences the earlier one, whose bytes would move the end otherwise.
+        writer = await self.open_writer(producer=_STREAM_PRODUCER)
+        try:
+            return writer, (await self.get_stream_end(flush=True))[0]
+        except BaseException:
+            await writer.abort()
+            raise
+
+    @override
+    async def _open_bytes_reader(self) -> FlightReader:
+        reader = FlightReader(self._calls, self._log, ["dlsn", "txid", "value"])
+        await reader.seek()
+        if reader.is_typed:
+            await reader.aclose()
+            raise SchemaMismatchError(
+                f"log {self.name!r} was created with a schema, which makes it a log of typed "
+                "columns for good"
+            )
+        return reader
+
+    @override
+    async def get_stream_end(self, *, flush: bool = False) -> tuple[int, bool]:
+        request = StreamRequest(log=self.name, log_id=self.log_id, flush=flush)
+        answer = await planning.act(self._calls, actions.STREAM_END, request)
+        return answer.position, answer.sealed
+
+    @override
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+def _own_columns(rows: pa.Schema) -> pa.Schema | None:
+    """Return the columns of a typed log, of the columns of a log's rows; None for a byte log."""
+    return None if rows.equals(read_schema()) else rows
+
+
+def _place_of(bound: Bound | None) -> Place | None:
+    if bound is None:
+        return None
+    if isinstance(bound, DLSN):
+        return Place(dlsn=str(bound))
+    if isinstance(bound, datetime):
+        timestamp_ms_of(bound)  # raises if it has no time zone
+        return Place(time=bound)
+    return Place(txid=bound)

@@ -1,0 +1,151 @@
+"""Staged writes and atomic appends: one class each for their users, whatever takes the records."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from dlcore.base.closing import AsyncClosing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import pyarrow as pa
+
+    from dlcore.log.reading.scan import CommitResult, StagedExtent
+
+
+class StagingWriter(AsyncClosing):
+    """Writes durable records for any number of logs, which enter them when an append commits.
+
+    Each `stage` ends the extents.  A log that is renamed meanwhile still gets its records, by its
+    id, for a minute; then its old name leads nowhere, or to another log.  Use
+    `Namespace.open_staging_writer`.
+
+    Over proxies each method may also raise ProxyUnavailableError.  Records that were sent and not
+    staged are sent again after the loss of a proxy, unless they were more than 8 MiB.
+    """
+
+    @abstractmethod
+    async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
+        """Write rows for several logs like `write_batch`.
+
+        If one part is refused, the parts before it are written: stage or discard them.  Too many
+        logs are refused before any part is written.  Raises: as `write_batch`.
+        """
+
+    @abstractmethod
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Write rows for `log`: value (binary), and txid (int64) if they have their own.
+
+        For a typed log: columns of its schema, and `_txid` if the rows have their own.
+
+        The records of one log in one stage either all have transaction ids, or none has; then they
+        get one when the append commits.
+
+        Raises:
+            LogNotFoundError: there is no such log.
+            TransactionTooLargeError: more logs than one append takes, since the last `stage`.
+            TransactionIdOutOfOrderError, LogRecordTooLongError, ConfigurationError: the batch is
+                refused as a whole, and the writer stays usable.
+            WriteError: the ledger failed; records that were not staged are lost.
+        """
+
+    @abstractmethod
+    async def begin_round(self, number: int) -> None:
+        """Begin a round of appends for the records written next; rounds have rising numbers.
+
+        All appends of lower rounds are decided or given up: no log takes more from the ledgers that
+        were filled for them, and these are settled.  Raises: MetadataError.
+        """
+
+    @abstractmethod
+    async def stage(self) -> list[StagedExtent]:
+        """Wait until all records since the last call are durable; return their extents, log by log.
+
+        Raises:
+            WriteError: the ledger failed, or the proxy is lost; records that were not staged are
+                lost.
+        """
+
+    @abstractmethod
+    async def discard(self) -> None:
+        """Forget the records since the last `stage`; entries already sent stay unused.
+
+        Raises: as `write_batch`.
+        """
+
+    @abstractmethod
+    async def aclose(self, *, delete: bool = False) -> None:
+        """Close the ledgers; staged entries stay until they are committed or settled.
+
+        With `delete` the ledgers are dropped at once, except those with entries in a log.  Proxies
+        do this by themselves.
+
+        Raises: MetadataError: the remaining ledgers are settled like those of a dead process.
+        """
+
+
+class StagedAppend(AsyncClosing):
+    """One atomic append, named by an identity, a version, and its place among the run's appends.
+
+    The versions of one identity go up.  If an append of a version was committed before, it is not
+    committed again, and the result of `commit` says so.  Use `Namespace.begin_append`.
+    """
+
+    @abstractmethod
+    async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
+        """Stage rows for a log; `commit` without extents appends all of them.
+
+        Raises: as `StagingWriter.write_batch`.
+        """
+
+    @abstractmethod
+    async def stage(self) -> list[StagedExtent]:
+        """Make all rows written here durable, and return their extents, the default of `commit`.
+
+        Raises: as `StagingWriter.stage`.
+        """
+
+    @abstractmethod
+    async def commit(
+        self, extents: Sequence[StagedExtent] | None = None, *, replaces: Collection[str] = ()
+    ) -> CommitResult:
+        """Append `extents`, in the given order per log: all or nothing, once.
+
+        Through proxies the result has no positions, and the request is retried until a proxy
+        reports the result.
+
+        Args:
+            extents: the extents to append; None: those of this append's own writers.
+            replaces: the names of logs whose earlier records are all truncated in the same
+                transaction; those of them without an extent are empty afterwards.
+
+        Raises:
+            AppendAbortedError: it was aborted, or staged data or one of the logs is gone.
+            TransactionTooLargeError: more logs or extents than one transaction takes.
+            DuplicateAppendError: appends of this version overlapped, and it is unknown which of
+                them are committed.
+            AppendSupersededError: a later run of the appender appends this version.
+            AppendMismatchError: a strict append is older than the last one committed, or its
+                version was committed to other logs.
+            OwnershipAcquireFailedError: a writer owned one of the logs during `lock_timeout_s`.
+            EndOfStreamError: one of the logs is sealed.
+            LogNotFoundError: there is no log of a name in `replaces`.
+            TransactionIdOutOfOrderError: the extents' own transaction ids do not follow the log's.
+            MetadataConnectionError, ProxyUnavailableError: it is unknown whether it was committed;
+                call again to find out.
+        """
+
+    @abstractmethod
+    async def abort(self, extents: Sequence[StagedExtent] | None = None) -> None:
+        """Give the append up: it can never commit.
+
+        It drops the ledgers of this append's writers, and those ledgers of `extents` whose process
+        is gone or has closed its writer; a live writer drops its own.  It settles shared ledgers
+        only if an earlier round found them abandoned.  Raises: MetadataError.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the writer; staged records that were not committed are dropped."""
