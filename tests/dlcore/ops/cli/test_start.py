@@ -49,17 +49,17 @@ def modules_after(statement: str) -> list[str]:
     # and writes, 0.4 to 0.6 s for servers, which load what their first client would wait for.
     [
         (HELP, HEAVY + CLIENTS, 92),
-        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 230),
+        (CLUSTER, (*HEAVY, *WRITERS, "dlcore.sync"), 236),
         (WRITE, ("bookie", "dlcore.log.staging", *FRAMES, *GRPC, *ARRAYS), 202),
-        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 206),
+        (ENDPOINT, ("bookie", "uvloop", *WRITERS, *CLIENTS[:3], *FRAMES, *ARRAYS), 210),
         (
             ENDPOINT_WRITE,
             ("bookie", "dlcore.backends.direct.namespace", "kazoo", *FRAMES, *ARRAYS),
             222,
         ),
-        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 309),
-        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 445),
-        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 313),
+        (AUTORECOVERY, ("bookie", "uvloop", *FRAMES, *ARRAYS), 316),
+        (PROXY, ("bookie", "dlcore.backends.flight", *FRAMES), 456),
+        (BOOKIE, ("dlcore.ops.cli", "dlcore.backends.direct.namespace", "pyarrow", *FRAMES), 318),
     ],
     ids=[
         "help",
