@@ -72,10 +72,11 @@ class CreateRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SchemaRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """New columns of a typed log, as an Arrow message."""
+    """New columns of a typed log, as an Arrow message; `log_id` refuses another log of the name."""
 
     log: str
     schema: bytes
+    log_id: str | None = None
 
 
 class TruncateRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -158,7 +158,7 @@ class Actions:
         return NoAnswer()
 
     async def _merge_schema(self, request: SchemaRequest) -> NoAnswer:
-        log = await self._namespace.open_log(request.log)
+        log = await self._find(request)
         await log.update_schema(parse_schema(request.schema), merge=True)
         return NoAnswer()
 
@@ -193,7 +193,9 @@ class Actions:
                 raise
         return NoAnswer()
 
-    async def _find(self, request: SettingsRequest | TruncateRequest | StreamRequest) -> DirectLog:
+    async def _find(
+        self, request: SchemaRequest | SettingsRequest | TruncateRequest | StreamRequest
+    ) -> DirectLog:
         """Open a log by its id if the request has one, even if the log was renamed since."""
         context = self._namespace.log_context
         found = await context.logs.find(validate_log_name(request.log), request.log_id)

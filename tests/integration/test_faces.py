@@ -50,6 +50,8 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("update_settings", (), {"unknown": 1}),
     ("update_settings", (), {"entry_bytes": 4096}),
     ("get_schema", (), {}),
+    ("update_schema", (COLUMNS.append(pa.field("km", pa.int64())),), {"merge": True}),
+    ("update_schema", (pa.schema({"id": pa.string()}),), {"merge": True}),
     ("get_snapshot", (), {}),
     ("move_subscription", ("s",), {"txid": 12}),
     ("move_subscription", ("s",), {"txid": 12, "timestamp_ms": 1}),

@@ -131,7 +131,7 @@ class FlightLog(DistributedLogManager):
         if not merge:
             self._unsupported("update_schema(merge=False)")
         columns = schema_of(columns_of(schema_from(schema)))
-        request = SchemaRequest(self.name, columns.serialize().to_pybytes())
+        request = SchemaRequest(self.name, columns.serialize().to_pybytes(), self.log_id)
         await planning.act(self._calls, actions.MERGE_SCHEMA, request)
         merged = await self.get_schema()
         assert merged is not None, "a proxy merges columns of typed logs only"
@@ -256,7 +256,7 @@ class FlightLog(DistributedLogManager):
 
     async def _open_part(self, extent: RangeExtent, view: RangeView) -> FlightReader:
         reader = FlightReader(self._calls, self._log, view.columns_read, end=extent.end)
-        await reader.seek(dlsn=extent.start)
+        reader.begin(extent.start, is_typed=view.is_typed)
         return reader
 
     @override

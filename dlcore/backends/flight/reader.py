@@ -195,6 +195,11 @@ class FlightReader(AsyncLogReader):
             self._position = start.dlsn or DLSN.parse(found.end)
         self._place = place
 
+    def begin(self, position: DLSN, *, is_typed: bool) -> None:
+        """Start at a position that was looked up already."""
+        self._position, self._place = position, Place(dlsn=str(position))
+        self._is_typed = is_typed
+
     async def _look(self, start: Place | None) -> LogInfo:
         """Return facts about the log from `start` on, and set whether the log is typed."""
         asked = asked_by(Ticket(log=self._log.name, log_id=self._log.log_id, start=start))

@@ -109,7 +109,7 @@ class RangeView:
         if isinstance(columns, str):
             raise ConfigurationError(f"columns={columns!r}: expected a list, like [{columns!r}]")
         names = list(default if columns is None else columns)
-        is_typed = own is not None
+        self.is_typed = is_typed = own is not None
         available = pa.schema([*self._read, *([pa.field(_LOG, pa.string())] if is_typed else [])])
         known = available if is_typed else _with_old_columns(available)
         for name in names:

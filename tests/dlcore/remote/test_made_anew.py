@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from dlcore.backends.flight.namespace import open_namespace
@@ -208,3 +209,22 @@ def test_what_is_renamed_is_read_on() -> None:
         await reader.aclose()
 
     with_proxies("clicks")(scenario)
+
+
+def test_columns_are_added_to_no_other_log() -> None:
+    """A client adds them to the log that it opened, and to none that has its name now."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start()
+        columns = pa.schema({"km": pa.int64()})
+        async with await open_namespace(served.servers[0].location) as namespace:
+            await namespace.create_log("trips", schema=columns)
+            log = await namespace.open_log("trips")
+            more = columns.append(pa.field("to", pa.string()))
+            assert (await log.update_schema(more, merge=True)) == more
+            await namespace.delete_log("trips")
+            await namespace.create_log("trips", schema=columns)
+            await told(log.update_schema(more, merge=True))
+            assert (await namespace.get_schemas(["trips"]))["trips"] == columns
+
+    with_proxies()(scenario)
