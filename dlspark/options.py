@@ -92,11 +92,6 @@ class Address:
     """A namespace, or an endpoint of proxies."""
     tls: TlsFiles | None = None
 
-    @property
-    def is_endpoint(self) -> bool:
-        """Whether the address is an endpoint of proxies."""
-        return self.uri.startswith("grpc")
-
     def __str__(self) -> str:
         return self.uri
 

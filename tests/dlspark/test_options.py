@@ -465,8 +465,7 @@ def test_an_endpoint_takes_the_place_of_the_uri() -> None:
     """For reads of records and for writes; tables about the system say what works instead."""
     endpoint = {"endpoint": " grpc://a:1,b:2 ", "log": "clicks"}
     address = ReadOptions.parse(endpoint, Mode.STREAM).address
-    assert (address, address.is_endpoint) == (Address(uri="grpc://a:1,b:2"), True)
-    assert not parse().address.is_endpoint
+    assert address == Address(uri="grpc://a:1,b:2")
     secure = {"endpoint": "grpc+tls://a:1", "tlsCa": "ca.pem", "log": "clicks"}
     assert ReadOptions.parse(secure, Mode.BATCH).address.tls == TlsFiles(ca="ca.pem")
     for wrong, told in (

@@ -63,7 +63,7 @@ class Sinks:
     @property
     def is_remote(self) -> bool:
         """Whether workers and drivers know proxies alone."""
-        return self.address.is_endpoint
+        return self.address.uri.startswith("grpc")
 
     @property
     def has_other_logs(self) -> bool:
