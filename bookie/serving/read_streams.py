@@ -20,8 +20,6 @@ class ReadStream(Protocol):
     request_id: int
     chunk_bytes: int
     """Wanted size of a message."""
-    is_queued: bool
-    """Whether the next message is being made."""
     has_news: bool
     """Whether there may be a new message."""
 
@@ -45,7 +43,6 @@ class RangeStream:
     def __init__(self, reads: Reads, request: ReadEntries, *, chunk_bytes: int) -> None:
         self.request_id = request.request_id
         self.chunk_bytes = chunk_bytes
-        self.is_queued = False
         self.has_news = True
         self._reads = reads
         self._request = request
@@ -83,7 +80,6 @@ class FollowStream:
     ) -> None:
         self.request_id = request.request_id
         self.chunk_bytes = chunk_bytes
-        self.is_queued = False
         self.has_news = True
         self._reads = reads
         self._ledger_id = request.ledger_id

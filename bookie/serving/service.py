@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
+from bookie.serving.session import Bounds
 from bookie.serving.shared import Shared
 from dlcore.base.config import MIB
 from dlcore.base.kept_memory import give_back_what_is_free
@@ -76,12 +77,14 @@ class BookieService(Shared[Connection]):
         super().__init__(
             bookie=bookie,
             cluster_id=cluster_id,
-            connection_bytes_max=connection_bytes_max,
+            bounds=Bounds(
+                connection_bytes_max=connection_bytes_max,
+                chunk_bytes_max=chunk_bytes_max,
+                silence_s=silence_s,
+                handshake_s=handshake_s,
+            ),
             read_budget=ReadBudget(read_bytes_max, on_wait=self._relieve_later),
             receive_budget=ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later),
-            chunk_bytes_max=chunk_bytes_max,
-            silence_s=silence_s,
-            handshake_s=handshake_s,
         )
         self._relief: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
@@ -102,7 +105,7 @@ class BookieService(Shared[Connection]):
             host,
             port,
             ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.handshake_s,
+            ssl_handshake_timeout=None if tls is None else self.bounds.handshake_s,
         )
 
     def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
@@ -130,18 +133,12 @@ class BookieService(Shared[Connection]):
             self._calm = asyncio.get_running_loop().call_later(_CALM_S, self._give_back)
             return
         for connection in list(self.connections):
-            if reads_wait and connection.stalled_s() >= _STALL_S_MAX:
-                logger.info(
-                    "client disconnected peer=%s: it receives nothing, and others wait",
-                    connection.peer,
-                )
-                connection.abort()
-            elif adds_wait and connection.sends_slowly(_STALL_S_MAX, _HELD_S_MAX):
-                logger.info(
-                    "client disconnected peer=%s: it sends slowly, and others wait",
-                    connection.peer,
-                )
-                connection.abort()
+            connection.relieve(
+                reads_wait=reads_wait,
+                adds_wait=adds_wait,
+                stall_s=_STALL_S_MAX,
+                held_s_max=_HELD_S_MAX,
+            )
         self._relieve_later()
 
     async def drain(self) -> None:

@@ -21,8 +21,11 @@ class Taker(Protocol):
 
     waits_for_turn: bool
     """Whether the connection is in a queue; `Turns` sets it."""
-    left_some: bool
-    """Whether the last `take_some` left requests because a bound of the connection was reached."""
+
+    @property
+    def left_some(self) -> bool:
+        """Whether the last `take_some` left requests because a bound was reached."""
+        ...
 
     def take_some(self) -> bool:
         """Take a few requests; return whether there are more that can be taken now."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie.serving import connection as module
+from bookie.serving import session as module
 from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,

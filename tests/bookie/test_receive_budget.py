@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import service as service_module
-from bookie.serving.connection import Connection
 from bookie.serving.receive_budget import ReceiveBudget, ReceiveRoom
+from bookie.serving.session import Relieve, Session
 from dlcore.wire.messages import Add, Durable, encode
 from tests.fixtures.aio import until
 from tests.fixtures.raw_wire import RawEnd, raw_connection
@@ -84,7 +84,7 @@ def test_adds_that_have_begun_to_come_are_bounded_over_all_connections(tmp_path:
             await until(lambda: len(budget._waiters) == 4)
             assert budget._held_bytes < 5 * ENTRY_BYTES // 2
             connections = list(served.service.connections)
-            assert sum(not each._is_reading for each in connections) == 4
+            assert sum(not each.session.is_reading for each in connections) == 4
             holders = [n for n, each in enumerate(connections) if each._room.held_bytes]
             ends[holders[0]].writer.transport.abort()
             for number, end in enumerate(ends):
@@ -110,11 +110,11 @@ def test_who_stops_in_the_middle_is_given_up_while_others_wait(
     monkeypatch.setattr(service_module, "_STALL_S_MAX", 100.0 if trickles else 0.1)
     monkeypatch.setattr(service_module, "_HELD_S_MAX", 0.4)
     # Readers that stand still hold nothing that adds wait for.
-    monkeypatch.setattr(Connection, "stalled_s", lambda _: 1000.0)
+    monkeypatch.setattr(Session, "stalled_s", lambda *_: 1000.0)
 
     async def scenario() -> None:
         async with (
-            serve(tmp_path, receive_bytes_max=ENTRY_BYTES) as served,
+            serve(tmp_path, receive_bytes_max=ENTRY_BYTES, silence_s=2000.0) as served,
             raw_connection(served.address) as slow,
         ):
             budget = served.service.receive_budget
@@ -190,15 +190,28 @@ def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path
             raw_connection(served.address) as end,
         ):
             (connection,) = served.service.connections
-            assert not connection.sends_slowly(1.0, 1.0)
+
+            def sends_slowly(stall_s: float, held_s_max: float) -> bool:
+                event = Relieve(
+                    unsent_bytes=0,
+                    now_s=asyncio.get_running_loop().time(),
+                    held_s=connection._room.held_s(),
+                    reads_wait=False,
+                    adds_wait=True,
+                    stall_s=stall_s,
+                    held_s_max=held_s_max,
+                )
+                return bool(connection.session.handle(event))
+
+            assert not sends_slowly(1.0, 1.0)
             await begin(end, 1)
             await until(lambda: connection._room.held_bytes > 0)
             assert connection._transport is not None
             connection._transport.pause_reading()
-            connection._is_reading = False
-            assert not connection.sends_slowly(100.0, 0.0)
+            connection.session.is_reading = False
+            assert not sends_slowly(100.0, 0.0)
             connection.pause_writing()
-            assert connection.sends_slowly(100.0, 0.0)
+            assert sends_slowly(100.0, 0.0)
             connection.abort()
 
     run(scenario)

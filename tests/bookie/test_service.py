@@ -182,19 +182,22 @@ def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(tmp_path
             (connection,) = served.service.connections
             bad = b"x" * 48
             first = 1
-            while connection._is_reading or end.writer.transport.get_write_buffer_size() < 2**20:
+            while (
+                connection.session.is_reading
+                or end.writer.transport.get_write_buffer_size() < 2**20
+            ):
                 end.send(adds(*[bad] * ADD_FRAMES_MAX, first=first))
                 first += ADD_FRAMES_MAX
                 await asyncio.sleep(0)
-            assert len(connection._answers._others) <= 2 * ADD_FRAMES_MAX
+            assert len(connection.session._answers._others) <= 2 * ADD_FRAMES_MAX
             assert connection._transport is not None
             assert connection._transport.get_write_buffer_size() < 2**20
             client = client_of(served)
             await client.add_entry(BOOKIE, frame_of(1, 0))
             await client.aclose()
-            while await end.receive() is not None and not connection._is_reading:
+            while await end.receive() is not None and not connection.session.is_reading:
                 pass
-            assert connection._is_reading  # whoever takes the answers is heard again
+            assert connection.session.is_reading  # whoever takes the answers is heard again
 
     run(scenario)
 
@@ -289,16 +292,16 @@ def test_many_connections_share_what_is_in_flight(tmp_path: Path) -> None:
             served = await stack.enter_async_context(serve(tmp_path, connection_bytes_max=bound))
             service = served.service
             taken = stand_still(served)
-            assert service.in_flight_share() == bound
+            assert service.bounds.in_flight_share() == bound
             held: list[int] = []
             for _ in range(clients):
                 end = await stack.enter_async_context(raw_connection(served.address))
                 connection = list(service.connections)[-1]
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
-                while connection._is_reading or connection.waits_for_turn:  # noqa: ASYNC110 - nobody tells
+                while connection.session.is_reading or connection.waits_for_turn:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.001)
-                held.append(connection._in_flight_bytes)
-            assert service.in_flight_bytes == sum(held)
+                held.append(connection.session._in_flight_bytes)
+            assert service.bounds.in_flight_bytes == sum(held)
             assert held[0] >= bound
             assert sum(held[:5]) <= 5 * bound
             assert all(64 * 1024 <= each < bound // 4 for each in held[-30:])
@@ -306,7 +309,7 @@ def test_many_connections_share_what_is_in_flight(tmp_path: Path) -> None:
                 connection.abort()
             for future in taken:
                 future.set_result(None)
-            await until(lambda: service.in_flight_bytes == 0)
+            await until(lambda: service.bounds.in_flight_bytes == 0)
 
     run(scenario)
 
@@ -386,7 +389,7 @@ def test_single_entries_wait_for_a_client_that_takes_nothing(tmp_path: Path) -> 
             end.writer.transport.pause_reading()  # type: ignore[attr-defined]
             end.send(*(ReadEntry(number, 1, 0, fence=False) for number in range(1, count + 1)))
             assert connection._transport is not None
-            while not connection._is_write_paused:  # noqa: ASYNC110 - nobody tells
+            while not connection.session.is_write_paused:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
             for _ in range(100):
                 assert connection._transport.get_write_buffer_size() < 5 * size
@@ -439,10 +442,10 @@ def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path) -> None:
             async with raw_connection(served.address) as end:
                 (connection,) = served.service.connections
                 end.send(*(adds(frame_of(1, number), first=number) for number in range(1, 1000)))
-                while connection._is_reading:  # noqa: ASYNC110 - nobody tells
+                while connection.session.is_reading:  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.001)
                 assert 25 < len(taken) <= 32
-                assert not connection._has_room
+                assert not connection.session._has_room()
                 for future in taken:
                     future.set_result(None)
 

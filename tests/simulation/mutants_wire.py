@@ -7,10 +7,12 @@ lost at the edge of a chunk (`mutants_tested_bookie`), a short read taken as a f
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
+from bookie.serving import session as session_module
 from bookie.serving.connection import Connection as BookieConnection
 from dlcore.base.errors import DLError, NoSuchEntryError
 from dlcore.transport.connection import Connection, Incoming
@@ -19,7 +21,6 @@ from dlcore.wire.client_end import ClientEnd, Stored, Welcomed
 from dlcore.wire.keepalive import Keepalive
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterator, Sequence
     from typing import Any
 
@@ -42,10 +43,10 @@ def adds_are_acknowledged_on_arrival() -> Iterator[None]:
     """A bookie answers when it has taken an add, and not when that is durable."""
 
     def fly(
-        self: BookieConnection, ids: Sequence[int], _size: int, future: asyncio.Future[None]
+        self: BookieConnection, ids: Sequence[int], size: int, future: asyncio.Future[None]
     ) -> None:
         future.add_done_callback(lambda done: done.exception())
-        self._settle(ids, None)
+        asyncio.get_running_loop().call_soon(self._handle, session_module.Stored(ids, size, None))
 
     with patch.object(BookieConnection, "_fly", fly):
         yield
