@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from bookie.disks.port import DiskFullError, write_with_room
 from bookie.files.commit_queue import (
-    Accepted,
     Call,
     CommitQueue,
     DiskFull,
@@ -89,7 +88,8 @@ class GroupCommit:
 
         Unless it `is_urgent`, they wait for others that are, or for `wake`.
         """
-        self._handle(Accepted(size_bytes, is_urgent))
+        if self.queue.accept(size_bytes, is_urgent=is_urgent):
+            self._handle(Signal.WAKE)
 
     def wake(self) -> None:
         """Write the batches that wait."""
@@ -105,8 +105,9 @@ class GroupCommit:
         Raises:
             BookieError: it will never become durable.
         """
-        self.check()
         queue, future = self.queue, self._loop.create_future()
+        if queue.error is not None:
+            raise _again(queue.error)
         if queue.durable_end < queue.accepted_end:
             self._waiters.append((queue.accepted_end, future))
         else:
@@ -148,7 +149,9 @@ class GroupCommit:
                     effects += self.queue.handle(self._offered(effect))
                 case Durable(end, ledger_ids):
                     while self._waiters and self._waiters[0][0] <= end:
-                        _answer(self._waiters.popleft()[1], None)
+                        future = self._waiters.popleft()[1]
+                        if not future.done():
+                            future.set_result(None)
                     # After the callbacks of these futures.
                     self._loop.call_soon(self._events.on_durable, ledger_ids)
                 case Call.TURN_SOON:
@@ -175,8 +178,10 @@ class GroupCommit:
             raise
 
     def _fail(self, error: BookieError) -> None:
-        while self._waiters:
-            _answer(self._waiters.popleft()[1], error)
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(_again(error))
+        self._waiters.clear()
         self._handovers.cancel()
         if self._retry is not None:
             self._retry.cancel()
@@ -240,15 +245,6 @@ class GroupCommit:
         await self._events.on_sealed(full.index, full.file, full.position)
         self._files.forget(full)
         full.file.close()
-
-
-def _answer(future: asyncio.Future[None], error: BookieError | None) -> None:
-    if future.done():
-        return  # its caller was cancelled
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(_again(error))
 
 
 def _again(error: BookieError) -> BookieError:

@@ -17,8 +17,8 @@ Invariants:
   unknown.  A full disk is no such failure: nothing was written, and the same write is repeated
   until it fits.  Only a bookie that closes gives up instead.
 
-docs/architecture/machines.md shows `TRANSITIONS` as a diagram.  `EntryLog` places records and says
-`Accepted`.  The driver (`commit_driver.py`) performs the effects and feeds the answers back.
+docs/architecture/machines.md shows `TRANSITIONS` as a diagram.  `EntryLog` adds records to batches.
+The driver (`commit_driver.py`) performs the effects and feeds the answers back.
 """
 
 from __future__ import annotations
@@ -96,14 +96,6 @@ TRANSITIONS = Transitions(
 )
 
 
-class Accepted(NamedTuple):
-    """Event: records of this size were added to the batch of `batch_for`; `is_urgent`: the caller
-    does not say `WAKE` later."""
-
-    size_bytes: int
-    is_urgent: bool
-
-
 class Signal(enum.Enum):
     """Events that carry nothing."""
 
@@ -137,7 +129,7 @@ class Fail:
     error: BookieError
 
 
-Event: TypeAlias = Accepted | Signal | FooterMade | DiskFull | Fail
+Event: TypeAlias = Signal | FooterMade | DiskFull | Fail
 
 
 class Call(enum.Enum):
@@ -245,7 +237,7 @@ class CommitQueue:
     def batch_for(self, size_bytes: int, *, is_apart: bool) -> Batch:
         """Return the batch that takes the next records: the last one, unless it is full.
 
-        The caller adds their bytes, and says `Accepted`.
+        The caller adds their bytes, and calls `accept`.
         """
         file = self._files.current
         number = file.index.number
@@ -257,16 +249,21 @@ class CommitQueue:
         self._batches.append(batch)
         return batch
 
+    def accept(self, size_bytes: int, *, is_urgent: bool) -> bool:
+        """Count records that were added to the last batch; return whether `WAKE` is due now.
+
+        This is no event, because most records come while a turn, or a write, is on its way.  If
+        they are not urgent, the caller says `WAKE` later.
+        """
+        self._batches[-1].size += size_bytes
+        self.accepted_end += size_bytes
+        if is_urgent:
+            self._due_end = self.accepted_end
+        return is_urgent and self.state is _S.IDLE
+
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
         """Take one event."""
         match event:
-            case Accepted(size_bytes, is_urgent):
-                self._batches[-1].size += size_bytes
-                self.accepted_end += size_bytes
-                if is_urgent:
-                    self._due_end = self.accepted_end
-                # Most records come when a turn, or a write, is on its way.
-                return self._wake() if is_urgent and self.state is _S.IDLE else []
             case Signal.TURN:
                 return self._begin() if self.state is _S.DUE else []
             case Signal.TAKEN:

@@ -15,7 +15,6 @@ from bookie.serving.session import (
     Call,
     CancelRead,
     CloseStream,
-    Effect,
     Event,
     MessageRead,
     News,
@@ -190,50 +189,47 @@ class Connection(asyncio.BufferedProtocol):
 
     # The machine
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
         for effect in self.session.handle(event):
-            self._perform(effect)
+            match effect:
+                case Call():
+                    self._call(effect)
+                case Send(buffers):
+                    if self._transport is not None and not self._transport.is_closing():
+                        send(self._transport, buffers)
+                case StoreRun(add):
+                    self._store_run(add)
+                case StoreEach(add):
+                    for request_id, frame in enumerate(add.frames, add.first_request_id):
+                        future = self._storage.writes.add_entry(frame, is_recovery=add.is_recovery)
+                        self._fly([request_id], len(frame), future)
+                case StoreLac(request):
+                    self._store_lac(request)
+                case Step(request_id):
+                    self._step(request_id)
+                case Read(request):
+                    self._read(request)
+                case CancelRead(request_id):
+                    if request_id in self._reads:
+                        self._reads[request_id].cancel()
+                case OpenStream(request, chunk_bytes):
+                    self._open_stream(request, chunk_bytes)
+                case CloseStream(request_id):
+                    self._streams.pop(request_id).close()
+                case TickAt(at_s):
+                    self._timer = self._loop.call_at(at_s, self._tick)
+                case NoteRefusal(error):
+                    logger.warning("connection refused peer=%s: %s", self.peer, error)
+                case Abort(reason):
+                    logger.info("client disconnected peer=%s: %s", self.peer, reason)
+                    self.abort()
+                case _:
+                    assert_never(effect)
 
-    def _perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
-        match effect:
-            case Send(buffers):
-                if self._transport is not None and not self._transport.is_closing():
-                    send(self._transport, buffers)
-            case StoreRun(add):
-                self._store_run(add)
-            case StoreEach(add):
-                for request_id, frame in enumerate(add.frames, add.first_request_id):
-                    future = self._storage.writes.add_entry(frame, is_recovery=add.is_recovery)
-                    self._fly([request_id], len(frame), future)
-            case StoreLac(request):
-                self._store_lac(request)
-            case Step(request_id):
-                self._step(request_id)
-            case Read(request):
-                self._read(request)
-            case CancelRead(request_id):
-                if request_id in self._reads:
-                    self._reads[request_id].cancel()
-            case OpenStream(request, chunk_bytes):
-                self._open_stream(request, chunk_bytes)
-            case CloseStream(request_id):
-                self._streams.pop(request_id).close()
-            case TickAt(at_s):
-                self._timer = self._loop.call_at(at_s, self._tick)
-            case NoteRefusal(error):
-                logger.warning("connection refused peer=%s: %s", self.peer, error)
-            case Abort(reason):
-                logger.info("client disconnected peer=%s: %s", self.peer, reason)
-                self.abort()
-            case _:
-                self._call(effect)
-
-    def _call(self, call: Call) -> None:  # noqa: C901 - one case for each kind
+    def _call(self, call: Call) -> None:
         match call:
             case Call.TAKE_TURN:
-                self._service.turns.take(self)
-                if self.waits_for_turn:
-                    self._handle(Signal.TURN_WAITS)
+                self._take_turn()
             case Call.SET_READING:
                 if self._transport is not None and self.session.is_reading:
                     self._transport.resume_reading()
@@ -250,6 +246,11 @@ class Connection(asyncio.BufferedProtocol):
                 self.settled.set()
             case _:
                 assert_never(call)
+
+    def _take_turn(self) -> None:
+        self._service.turns.take(self)
+        if self.waits_for_turn:
+            self._handle(Signal.TURN_WAITS)
 
     def _read_on(self) -> None:
         self._handle(Signal.READ_ON)

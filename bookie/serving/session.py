@@ -690,7 +690,11 @@ class Session:
         effects = self._send(self._answers.take())
         if self.is_draining and not self._in_flight:
             effects.append(Call.NOTE_SETTLED)
-        return [*effects, *self._end_if_refused(), *self._read_on()]
+        if self.state is _S.REFUSING:
+            effects += self._end_if_refused()
+        if not self.is_reading:
+            effects += self._ask_for_turn()
+        return effects
 
     def _send(self, buffers: list[Buffer]) -> list[Effect]:
         return [Send(buffers)] if buffers and self.state not in _OVER else []
@@ -719,7 +723,11 @@ class Session:
         if self.state in _OVER:
             return []
         effects = [] if error is None else self._settle([request_id], error)
-        return [*effects, *self._start_entries(), *self._read_on()]
+        if self._entries:
+            effects += self._start_entries()
+        if not self.is_reading:
+            effects += self._ask_for_turn()
+        return effects
 
     def _message_read(self, message: Lac | Held | Chunk | Update) -> list[Effect]:
         effects = self._send(self._end.send(message))

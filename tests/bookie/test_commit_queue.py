@@ -11,7 +11,6 @@ import pytest
 
 from bookie.files.commit_queue import (
     TRANSITIONS,
-    Accepted,
     Call,
     CommitQueue,
     CommitState,
@@ -79,7 +78,10 @@ class Bench:
         self.files.current.position.offset += size
         batch.buffers.append(bytes(size))
         batch.ledger_ids.add(size)
-        return batch, self.handle(Accepted(size, is_urgent))
+        if self.machine.accept(size, is_urgent=is_urgent):
+            return batch, self.handle(Signal.WAKE)
+        self.machine.validate()
+        return batch, []
 
     def roll(self) -> UnsealedFile:
         """Direct the next records to a new file."""
