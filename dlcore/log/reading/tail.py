@@ -316,6 +316,11 @@ class _Wait:
         self.metadata_lost_at: float | None = None
         self.heard_s: float | None = None  # of a followed bookie; None: none is followed
 
+    def heard(self, heard_s: float) -> None:
+        """Note when a followed bookie was last heard, if one is followed."""
+        if self.heard_s is not None:
+            self.heard_s = heard_s
+
     @property
     def deadline(self) -> float:
         """When the cluster has been silent for too long."""
@@ -414,12 +419,13 @@ class LogTail:
                 return self._signalled(event)
             case Alarm(now, heard_s):
                 self._wait.alarm_s = math.inf
-                return self._judge_wait(now, heard_s)
+                self._wait.heard(heard_s)
+                return self._judge_wait(now)
             case FollowBegan(now):
                 if self.state is not _FOLLOWING:
                     return []
                 self._wait.heard_s = now  # silence counts from here on
-                return self._judge_wait(now, now)
+                return self._judge_wait(now)
             case SessionChanged(is_connected, now):
                 return self._session_changed(now, is_connected=is_connected)
             case StreamFailed(error):
@@ -698,7 +704,8 @@ class LogTail:
         wait.idle.waits(now)
         if self.entries or self.state in (_ENDED, _FAILED):
             return self._end_wait(None)
-        return self._judge_wait(now, heard_s)
+        wait.heard(heard_s)
+        return self._judge_wait(now)
 
     def _end_wait(self, error: DLError | None) -> list[Effect]:
         if not self._wait.is_on:
@@ -706,11 +713,9 @@ class LogTail:
         self._wait.is_on = False
         return [WaitOver(error)]
 
-    def _judge_wait(self, now: float, heard_s: float) -> list[Effect]:
+    def _judge_wait(self, now: float) -> list[Effect]:
         """End the wait if it lasted too long; else see that it is judged again in time."""
         wait = self._wait
-        if wait.heard_s is not None:
-            wait.heard_s = heard_s
         if not wait.is_on:
             return []
         deadline, idle_deadline = wait.deadline, wait.idle.deadline
@@ -740,7 +745,7 @@ class LogTail:
             wait.metadata_lost_at = None
         elif wait.metadata_lost_at is None:
             wait.metadata_lost_at = now
-        return self._judge_wait(now, wait.heard_s or now)
+        return self._judge_wait(now)
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
@@ -753,6 +758,7 @@ class LogTail:
         assert (self._lost is not None) == (state is _CHECKING)
         assert self._is_learning or state not in (_LEARNING, _CHECKING)
         assert not self._is_learning or state not in (_READING, _CAUGHT_UP)
-        assert (self.error is not None) == (state is _FAILED)
+        assert self.error is not None or state is not _FAILED
+        assert self.error is None or state in (_FAILED, _CLOSED)
         assert self._wait.heard_s is None or state is _FOLLOWING
         assert not (self._wait.is_on and (self.entries or state in (_ENDED, _FAILED, _CLOSED)))

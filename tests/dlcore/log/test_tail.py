@@ -374,6 +374,9 @@ def test_closing_ends_everything() -> None:
     bench = following()
     bench.handle(ENDED)
     assert bench.handle(Signal.CLOSE) == []
+    bench = following()
+    bench.handle(Broke(AWAY))
+    assert bench.handle(Signal.CLOSE) == []
 
 
 def test_a_waiting_caller_learns_that_the_metadata_store_is_away() -> None:
