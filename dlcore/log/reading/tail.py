@@ -28,7 +28,7 @@ import enum
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from dlcore.base.config import MIB
 from dlcore.base.errors import (
@@ -415,8 +415,18 @@ class LogTail:
                 return self._waits(event.now, event.heard_s)
             case Fetched(frames):
                 return self._fetched(frames)
-            case Signal():
-                return self._signalled(event)
+            case Signal.STREAM_ENDED:
+                return self._stream_ended()
+            case Signal.CHANGED:
+                return self._changed()
+            case Signal.START:
+                return self._plan()
+            case Signal.WAIT_LEFT:
+                self._wait.is_on = False
+                return []
+            case Signal.CLOSE:
+                self._clear()
+                return [*self._end(_CLOSED), *self._end_wait(None)]
             case Alarm(now, heard_s):
                 self._wait.alarm_s = math.inf
                 self._wait.heard(heard_s)
@@ -440,29 +450,6 @@ class LogTail:
                 return self._fail(error)
             case _:
                 assert_never(event)
-
-    def _signalled(
-        self,
-        signal: Literal[
-            Signal.START, Signal.CHANGED, Signal.STREAM_ENDED, Signal.WAIT_LEFT, Signal.CLOSE
-        ],
-    ) -> list[Effect]:
-        match signal:
-            case Signal.STREAM_ENDED:
-                return self._stream_ended()
-            case Signal.CHANGED:
-                return self._changed()
-            case Signal.START:
-                return self._plan()
-            case Signal.WAIT_LEFT:
-                self._wait.is_on = False
-                return []
-            case Signal.CLOSE:
-                self._clear()
-                effects = self._end(_CLOSED)
-                return [*effects, *self._end_wait(None)]
-            case _:
-                assert_never(signal)
 
     def _become(self, state: TailState) -> None:
         assert TRANSITIONS.allow(self.state, state), (self.state, state)
@@ -670,12 +657,13 @@ class LogTail:
         if self.state is _LEARNING:
             return self._plan()
         if self.state is _CHECKING:
-            if self._is_stale:
-                return self._learn()
             assert self._lost is not None
             error, version = self._lost
+            is_same = state.version == version
+            if is_same and self._is_stale:
+                return self._learn()
             self._lost = None
-            return self._fail(error) if state.version == version else self._plan()
+            return self._fail(error) if is_same else self._plan()
         assert self.state in (_FOLLOWING, _LEAVING)
         if not self._is_at_step():
             return [*self._stop(), *self._plan()]

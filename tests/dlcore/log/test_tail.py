@@ -266,7 +266,6 @@ def test_a_ledger_that_cannot_be_read_is_an_error_unless_the_list_changed() -> N
         assert bench.state is TailState.CHECKING
         assert bench.handle(CHANGED) == []
         truncated(bench.tree, 2)
-        assert bench.learn() == [ReadState(1)]
         assert bench.learn() == bench.reads(2)
         assert bench.handle(StreamFailed(error)) == [ReadState(2)]
         assert bench.learn() == []
