@@ -383,7 +383,6 @@ class LedgerFollow:
             case Pushed():
                 return self._on_pushed(event)
             case Refused(entries):
-                self._next = entries[0].entry_id
                 return self._hand_out(entries)
             case Signal.STEP_WANTED:
                 return self._wanted()

@@ -330,6 +330,8 @@ def test_entries_above_every_known_lac_may_be_readable() -> None:
     assert bench.tick(7.0) == [TickAt(8.0)]
     assert bench.handle(EndRead(2, OPEN)) == [Control.LISTEN, ReadRange(0, 2)]
     assert bench.handle(RangeRead(entries(0, 1, 2))) == [step(0, 1, 2, lac=2)]
+    bench.handle(WANTED)
+    assert bench.tick(9.0) == [TickAt(10.0), AskMembers(bookies("ABC"))]
     bench = asked(waiting())
     bench.handle(answers(A=knows(-1, (0, 2))))
     assert bench.handle(CallFailed(Call.READ_END)) == []
