@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 
-from tests.model import producers
+from tests.model import appends, producers
 from tests.model.scopes import LARGE, SMALL
 from tests.model.search import search
 from tests.model.system import Protocol
@@ -27,6 +27,12 @@ def main() -> int:
             result = search(Protocol(scope), states_max=arguments.states)
             is_broken |= bool(result.violation)
             print(f"{name}: {result}", flush=True)
+    for name, of_appends in (appends.SMALL | appends.LARGE).items():
+        if arguments.only in name:
+            model = appends.Model(of_appends)
+            found = producers.search(model, states_max=arguments.states)
+            is_broken |= bool(found.violation)
+            print(f"appends, {name}: {found}", flush=True)
     for name, each in (producers.SMALL | producers.LARGE).items():
         if arguments.only in name:
             found = producers.search(producers.Model(each), states_max=arguments.states)
