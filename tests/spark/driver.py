@@ -54,9 +54,9 @@ class PausingWriter(DlogStreamWriter):
         """Return what waits when the operations of a transaction are planned for the first time."""
         waits = iter([self._wait])
 
-        def wait_and_plan(*arguments: Any) -> Any:
+        def wait_and_plan(*arguments: Any, **more: Any) -> Any:
             next(waits, lambda: None)()
-            return plan(*arguments)
+            return plan(*arguments, **more)
 
         return wait_and_plan
 
