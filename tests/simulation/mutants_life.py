@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ from dlcore.base.ids import DLSN
 from dlcore.log.metadata import changes
 from dlcore.log.metadata.names import KnownNames
 from dlcore.log.metadata.watching import LogWatch
+from dlcore.log.reading.holding import Hold, Take
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.log.upkeep import removal, retention
 from dlcore.log.writing import renaming, truncation
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogSettings
     from dlcore.log.metadata.changes import Change
     from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.reading.holding import Effect, NodeRead
     from dlcore.metadata.port import Op
 
 
@@ -201,7 +204,14 @@ def positions_are_written_over() -> Iterator[None]:
 @contextlib.contextmanager
 def subscribers_begin_anew() -> Iterator[None]:
     """Who takes a subscription over begins at the start of the log."""
-    with patch.object(SubscriptionHold, "position", property(lambda _: DLSN.INITIAL)):
+    node_read = Hold._node_read
+
+    def anew(self: Hold, node: NodeRead) -> Effect:
+        if isinstance(self._job, Take) and node.stored is not None:
+            node = with_fields(node, stored=replace(node.stored, position=(1, 0, 0)))
+        return node_read(self, node)
+
+    with patch.object(Hold, "_node_read", anew):
         yield
 
 
