@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -76,8 +77,8 @@ def clone(value: Any) -> Any:
         return value
     if isinstance(value, dict):
         return {key: clone(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [clone(each) for each in value]
+    if isinstance(value, list | deque):
+        return type(value)(map(clone, value))
     if isinstance(value, tuple | frozenset):
         return value
     if isinstance(value, set):
@@ -98,7 +99,7 @@ def freeze(value: Any) -> Hashable:
         return value
     if isinstance(value, dict):
         return tuple(sorted(((freeze(k), freeze(v)) for k, v in value.items()), key=repr))
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return tuple(map(freeze, value))
     if isinstance(value, set | frozenset):
         return frozenset(map(freeze, value))

@@ -63,22 +63,25 @@ class ProducerDriver:
     def handle(self, event: Event[Position]) -> None:
         """Feed the machine, and perform its effects.  Raises: as `ProducerClient.handle`."""
         if effects := self.machine.handle(event):
-            self._perform(effects)
+            self.perform(effects)
 
     async def aclose(self) -> None:
         """Stop everything.  Idempotent."""
         self._stream.cancel()
         await self._tasks.aclose()
 
-    def _perform(  # noqa: C901 - one case for each kind
+    def perform(  # noqa: C901 - one case for each kind
         self, effects: Sequence[Effect[Position]]
     ) -> None:
+        """Perform effects of the machine."""
         for effect in effects:
             match effect:
+                case Call.SEND_SOON if self._stream.tasks:
+                    self._stream.orders.put_nowait(effect)  # its task runs in a later turn
                 case Call.SEND_SOON:
                     self._loop.call_soon(self._on_send_due)
-                case Send(data):
-                    self._stream.messages.put_nowait(data)
+                case Send() | Call.END_SENDING:
+                    self._stream.orders.put_nowait(effect)
                 case Progress(answers):
                     self._attempts.succeeded()
                     for future, dlsn in answers:
@@ -87,8 +90,6 @@ class ProducerDriver:
                     self.progress.set()
                 case After(after_s):
                     self._stream.timer = self._loop.call_later(after_s, self._on_silence_due)
-                case Call.END_SENDING:
-                    self._stream.messages.put_nowait(None)
                 case Call.OPENED:
                     self._calls.is_taken(self._log.name)
                     if not self.opened.done():
@@ -135,12 +136,14 @@ class ProducerDriver:
             await write(call, first_message(target, opening.schema))
             stream.tasks.append(self._tasks.start(self._hear(call), name="hearing a proxy"))
             while True:
-                data = await stream.messages.get()
-                if data is None:
-                    await call.done_writing()
-                else:
-                    await write(call, data)
+                order = await stream.orders.get()
+                if isinstance(order, Send):
+                    await write(call, order.data)
                     self.handle(Sent(self._loop.time()))
+                elif order is Call.SEND_SOON:
+                    self._on_send_due()
+                else:
+                    await call.done_writing()
         except EndedError as end:
             self._stream_ended(end)
         except DLError as error:
@@ -173,10 +176,10 @@ class ProducerDriver:
 
 
 class _Stream:
-    """One stream, and all that ends with it; None in `messages`: no message follows."""
+    """One stream, and all that ends with it; it has tasks while it is open."""
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.orders: asyncio.Queue[Send | Call] = asyncio.Queue()
         self.call: Any = None
         self.tasks: list[asyncio.Task[None]] = []
         self.timer: asyncio.TimerHandle | None = None
@@ -187,5 +190,6 @@ class _Stream:
             self.timer.cancel()
         for task in self.tasks:
             task.cancel()
+        self.tasks.clear()
         if self.call is not None:
             self.call.cancel()

@@ -30,7 +30,6 @@ from dlcore.flight.producer_client import (
     Close,
     Flush,
     ProducerClient,
-    Write,
     WriteBatch,
     counted,
 )
@@ -152,7 +151,8 @@ class FlightWriter(AsyncLogWriter):
         txid, payload = parts_of(record)
         payload = checked_payload(txid, payload, last_txid=self._last_txid)
         future: asyncio.Future[DLSN | None] = self._loop.create_future()
-        self._driver.handle(Write(txid, payload, future))
+        if effects := self._machine.write(txid, payload, future):
+            self._driver.perform(effects)
         self._last_txid = txid
         return future
 

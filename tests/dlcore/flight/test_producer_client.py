@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -41,7 +41,6 @@ from dlcore.flight.producer_client import (
     Sent,
     SilenceDue,
     StreamEnded,
-    Write,
     WriteBatch,
 )
 from dlcore.flight.put import PutMessage, sequence_of
@@ -59,6 +58,14 @@ FENCED = StreamEnded(ProducerFencedError("it is not known"), again=False)
 ROWS = batch_of([1, 2], [b"a", b"b"])
 
 
+class Write(NamedTuple):
+    """A record, which is a call and no event."""
+
+    txid: int
+    payload: bytes
+    ticket: str
+
+
 class Harness:
     """A machine that is validated after each event; `now` is the time of events."""
 
@@ -70,7 +77,11 @@ class Harness:
         """Handle events; types of events that have only a time get it.  Return all effects."""
         effects: list[Any] = []
         for event in events:
-            effects += self.machine.handle(event(self.now) if isinstance(event, type) else event)
+            if isinstance(event, Write):
+                effects += self.machine.write(*event)
+            else:
+                told = event(self.now) if isinstance(event, type) else event
+                effects += self.machine.handle(told)
             self.machine.validate()
         return effects
 

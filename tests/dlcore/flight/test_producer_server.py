@@ -298,6 +298,14 @@ def test_a_batch_that_fails_loses_the_log() -> None:
     assert server.tell(Refused(ConfigurationError("late"))) == []
 
 
+def test_a_loss_comes_before_a_refusal() -> None:
+    """A client that is refused believes that all that was taken before is acknowledged."""
+    server = Harness().begun()
+    server.accept()
+    assert server.tell(message(), Refused(ProducerFencedError("forgotten")))[1:] == []
+    assert server.tell(LogEnding(LOST, is_lost=True)) == [EndStream(LOST)]
+
+
 def test_a_log_that_is_released_before_the_producer_begins() -> None:
     """Its client is told so after it is ready."""
     server = Harness(producer="p")
