@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dlcore.base.errors import InvalidEntryError
 from dlcore.log.entries.stamp import decode_stamp
@@ -371,11 +371,27 @@ class Result:
         return f"{self.states} states, all: {self.is_complete}\n{self.violation}\n{steps}"
 
 
-def search(model: Model, *, states_max: int) -> Result:
+class Searched(Protocol):
+    """A model whose states are searched."""
+
+    def initial(self) -> Any:
+        """Return the first state."""
+        ...
+
+    def check(self, state: Any) -> str:
+        """Return which promise a state breaks, "" if none."""
+        ...
+
+    def steps(self, state: Any) -> Iterator[tuple[str, Any]]:
+        """Yield every step, and the state after it."""
+        ...
+
+
+def search(model: Searched, *, states_max: int) -> Result:
     """Visit every state, or so many of them, the nearest first; stop at the first violation."""
     result = Result()
     first = model.initial()
-    parents: dict[State, tuple[State, str] | None] = {first: None}
+    parents: dict[Any, tuple[Any, str] | None] = {first: None}
     waiting = deque([first])
     while waiting and result.states < states_max:
         state = waiting.popleft()
