@@ -89,9 +89,9 @@ class _Scanning(ScanClients):
         """Return a client without metadata."""
         return self._reading
 
-    async def fresh_namespace(self, _: str) -> DirectNamespace:
+    async def fresh_context(self, _: str) -> LogContext:
         """Return the process's own."""
-        return self._process.namespace
+        return self._process.namespace.log_context
 
 
 class Logs:

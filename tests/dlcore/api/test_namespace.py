@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import ReadLedgers
+    from dlcore.log.context import LogContext
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned
 
@@ -244,9 +245,9 @@ class PlannedClients(ScanClients):
             rng=random.Random(0),
         )
 
-    async def fresh_namespace(self, uri: str) -> DirectNamespace:
+    async def fresh_context(self, uri: str) -> LogContext:
         """Return the one of the test."""
-        return self._namespace
+        return self._namespace.log_context
 
 
 @pytest.mark.parametrize("change", ["truncated", "deleted"])

@@ -185,7 +185,7 @@ def test_streams_are_files() -> None:
             with namespace.open_staging_writer(identity="me") as staging:
                 assert repr(staging) == "<StagingWriter identity='me'>"
             with namespace.begin_append("me", 1) as append:
-                assert repr(append) == "<FlightStagedAppend 'me' v1>"
+                assert repr(append) == "<StagedAppend 'me' v1>"
             with namespace.open_merged_reader(["clicks"], txid=writer.tell()) as reader:
                 assert [record.payload for _, record in reader] == [b"end"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dlcore.api import namespace
+from dlcore.backends.direct import namespace
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import DLError
 from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run

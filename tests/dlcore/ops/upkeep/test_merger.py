@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
     from dlcore.base.records import LogRecordWithDLSN
+    from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.metadata.memory import MemoryStore
@@ -274,9 +275,9 @@ class MemoryClients(ScanClients):
             rng=random.Random(0),
         )
 
-    async def fresh_namespace(self, uri: str) -> DirectNamespace:
+    async def fresh_context(self, uri: str) -> LogContext:
         """Return the one of the test."""
-        return self._namespace
+        return self._namespace.log_context
 
 
 def forget_ledgers(cluster: MemoryCluster) -> int:
