@@ -1,24 +1,32 @@
-"""Admission of received messages: the rates, memory and log of one stream."""
+"""Admission of messages: turns to receive them, and the rates, memory and log of one stream."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.base.errors import LogNotReadyError
+from dlcore.flight.put import PutMessage
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    import grpc
+
+    from dlcore.base.proto import flight_pb2 as pb
     from dlcore.proxy.writing.budget import ByteBudget, Holder, ReceivedBytes
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.rates import StreamRates
 
 STALL_S = 30.0
 """If a log does not accept a message for this time, the stream is ended."""
+_SOON_S = 0.01
+"""If a stream that may receive gets no message within this time, the next stream may."""
+
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, pb.PutResult]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +116,31 @@ async def _delayed(delay_s: float, released: asyncio.Event) -> float:
         async with asyncio.timeout(delay_s):
             await released.wait()
     return clock() - begun_s
+
+
+async def read_message(context: Context) -> PutMessage | None:
+    """Return the next message; None if the client has sent all."""
+    data: Any = await context.read()
+    return PutMessage.parse(data) if isinstance(data, bytes) else None
+
+
+async def receive(context: Context, log: OwnedLog) -> PutMessage | None:
+    """Return the next message as `read_message`.
+
+    If the log has no room, only few of its streams receive at once, so that waiting messages
+    stay with the clients and take no memory here.
+    """
+    if log.has_room and not log.reading_turns.locked():
+        return await read_message(context)
+    async with log.reading_turns:
+        await log.wait_for_room()
+        reading = asyncio.create_task(read_message(context), name="reading a stream")
+        try:
+            await asyncio.wait([reading], timeout=_SOON_S)
+        except BaseException:
+            reading.cancel()
+            raise
+    try:
+        return await reading
+    finally:
+        reading.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 import msgspec
 
@@ -34,23 +34,15 @@ from dlcore.flight.producer_server import (
     Signal,
     Write,
 )
-from dlcore.flight.put import PutMessage
+from dlcore.proxy.writing.admission import read_message, receive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import grpc
-
-    from dlcore.base.proto import flight_pb2 as pb
     from dlcore.flight.producer_server import ProducerServer
     from dlcore.log.entries.stamp import Claim
-    from dlcore.proxy.writing.admission import Limits
+    from dlcore.proxy.writing.admission import Context, Limits
     from dlcore.proxy.writing.owned_log import OwnedLog
-
-_SOON_S = 0.01
-"""If a stream that may receive gets no message within this time, the next stream may."""
-
-Context: TypeAlias = "grpc.aio.ServicerContext[bytes, pb.PutResult]"
 
 
 class Custody(Protocol):
@@ -178,35 +170,13 @@ class ProducerStream:
             case Write():
                 return await self._write(effect)
             case Call.RECEIVE:
-                message = await self._next()
+                message = await receive(self._context, self._log)
             case AwaitEnd(size_bytes):
                 async with self._limits.stalled(size_bytes):
                     message = await read_message(self._context)
             case _:
                 assert_never(effect)
         return Signal.ALL_SENT if message is None else Received(message)
-
-    async def _next(self) -> PutMessage | None:
-        """Return the next message.
-
-        If the log has no room, only few of its streams receive at once, so that waiting messages
-        stay with the clients and take no memory here.
-        """
-        log = self._log
-        if log.has_room and not log.reading_turns.locked():
-            return await read_message(self._context)
-        async with log.reading_turns:
-            await log.wait_for_room()
-            reading = asyncio.create_task(read_message(self._context), name="reading a stream")
-            try:
-                await asyncio.wait([reading], timeout=_SOON_S)
-            except BaseException:
-                reading.cancel()
-                raise
-        try:
-            return await reading
-        finally:
-            reading.cancel()
 
     async def _write(self, write: Write) -> Accepted:
         """Write a batch when it may be, and hold its memory until it is durable or failed."""
@@ -236,9 +206,3 @@ class ProducerStream:
         else:
             assert isinstance(error, DLError)
             self._handle(BatchFailed(error))
-
-
-async def read_message(context: Context) -> PutMessage | None:
-    """Return the next message; None if the client has sent all."""
-    data: Any = await context.read()
-    return PutMessage.parse(data) if isinstance(data, bytes) else None

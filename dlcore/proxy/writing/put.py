@@ -16,9 +16,9 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.producer_server import ProducerServer
 from dlcore.flight.put import PutDecoder, PutTarget, StagingTarget, parse_target
 from dlcore.flight.replies import Ready
-from dlcore.proxy.writing.admission import Limits
+from dlcore.proxy.writing.admission import Limits, read_message
 from dlcore.proxy.writing.budget import ByteBudget, Holder, ReceivedBytes, StreamCounts
-from dlcore.proxy.writing.producer_driver import ProducerStream, read_message
+from dlcore.proxy.writing.producer_driver import ProducerStream
 from dlcore.proxy.writing.rates import Rate, Rates
 from dlcore.proxy.writing.route import Route
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from dlcore.log.entries.stamp import Claim
     from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.writing.admission import Context
     from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.owner import LogOwner
-    from dlcore.proxy.writing.producer_driver import Context
     from dlcore.proxy.writing.staging import Stagings
 
 _SCHEMA_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.flight.put import PutDecoder
 from dlcore.log.writing.writer import DirectWriter
-from dlcore.proxy.writing import admission, producer_driver
+from dlcore.proxy.writing import admission
 from dlcore.proxy.writing.budget import Holder, ReceivedBytes
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import CONFIG, read_all
@@ -155,7 +155,7 @@ def test_streams_of_a_slow_log_wait_with_their_messages_unread(
             assert (await stream.told_all() or {})["acked"] == 20
 
         # On a busy machine a turn would often end before what was sent has come.
-        monkeypatch.setattr(producer_driver, "_SOON_S", 60.0)
+        monkeypatch.setattr(admission, "_SOON_S", 60.0)
         await asyncio.gather(*map(push, streams))
         assert max(waiting) > 20_000, "what came at once"
         assert max(waiting[len(waiting) // 2 :]) < 20_000
