@@ -87,9 +87,6 @@ LARGE = {
     "one client, three takeovers": Scope(takeovers=3, crashes=2, breaks=2),
     "a log moves, and crashes": Scope(releases=1),
     "a log forgets one of two records": Scope(is_named=False, pauses=1, others=1),
-    "a log forgets one of two clients": Scope(
-        clients=2, records=1, is_named=False, takeovers=1, crashes=0, pauses=1, others=1
-    ),
 }
 
 
