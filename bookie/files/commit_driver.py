@@ -58,7 +58,7 @@ class GroupCommit:
         self._disk = disk
         self._files = files
         self._events = events
-        self._work: asyncio.Queue[Write | MakeFooter] = asyncio.Queue()  # at most one
+        self._work: asyncio.Future[Write | MakeFooter] = self._loop.create_future()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()  # by their `accepted_end`
         self._handovers = BackgroundTasks()
         self._retry: asyncio.TimerHandle | None = None
@@ -134,7 +134,8 @@ class GroupCommit:
         """Do the writes that take long, until cancelled; the owner's task."""
         try:
             while True:
-                work = await self._work.get()
+                work = await self._work
+                self._work = self._loop.create_future()
                 self._handle(await self._answer_to(work))
                 # The turn that may come now gives more work: no wait for another turn.
                 await asyncio.sleep(0)
@@ -157,7 +158,7 @@ class GroupCommit:
                 case Call.TURN_SOON:
                     self._loop.call_soon(self._turn)
                 case Write() | MakeFooter():
-                    self._work.put_nowait(effect)
+                    self._work.set_result(effect)
                 case HandOver(file):
                     name = f"seal-{file.index.number}"
                     self._handovers.start(self._hand_over(file), name=name)
