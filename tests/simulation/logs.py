@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
+    from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import StagedExtent
     from dlcore.log.staging.writer import DirectStagingWriter

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from dlcore.base.records import LogRecord
     from dlcore.log.metadata.values import LogKey
 
-__all__ = ["FlightWriter", "append_if", "counted"]
 
 logger = logging.getLogger(__name__)
 
