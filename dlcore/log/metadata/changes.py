@@ -428,9 +428,8 @@ def lssn_to_merge(before: LogHead, after: LogHead) -> int | None:
     segment = before.segment
     if segment is None:
         return None
-    if after.max_lssn > before.max_lssn:
+    if after.max_lssn > before.max_lssn or after.segment is None:
         return before.max_lssn
-    assert after.segment is not None
     count = after.segment.chunk_count
     is_time = segment.chunk_count // _CHUNKS_PER_REQUEST < count // _CHUNKS_PER_REQUEST
     return after.max_lssn if is_time else None

@@ -295,6 +295,7 @@ def test_few_extents_of_a_completed_segment_lie_in_one_node(
         ((3, 8), (3, 15), None),
         ((3, 2), (4, 0), 3),  # completed: what it has is all that it will have
         ((3, 2), (6, 0), 3),
+        ((3, 2), (3, None), 3),  # another writer completed it and has begun none
     ],
 )
 def test_a_commit_asks_for_upkeep_when_a_segment_is_completed_or_has_grown(
