@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ class ExtentLedgers:
         self._context = context
         self._reader: LedgerReader | None = None
         self._followed: LedgerReader | None = None
+        self.heard_s = 0.0
+        """When a followed bookie answered last, by the event loop's clock."""
 
     def forget(self) -> None:
         """Open the next ledger anew, also if it is the one that was read last."""
@@ -58,7 +61,6 @@ class ExtentLedgers:
         step: FollowExtent,
         *,
         on_begin: Callable[[], None],
-        on_answer: Callable[[], None],
         on_entry: Callable[[EntryFrame], bool],
     ) -> AsyncGenerator[FollowStep, None]:
         """Yield the entries of an open extent, as `LedgerReader.follow` does.
@@ -66,8 +68,9 @@ class ExtentLedgers:
         `on_begin` is called once the ledger is open.
         """
         reader = await self._context.ledgers.open_ledger(step.extent.ledger_id)
-        updates = reader.follow(step.first_entry_id, on_answer=on_answer, on_entry=on_entry)
+        updates = reader.follow(step.first_entry_id, on_answer=self._heard, on_entry=on_entry)
         self._followed = reader
+        self._heard()
         on_begin()
         try:
             async with aclosing(updates):
@@ -76,6 +79,9 @@ class ExtentLedgers:
         finally:
             if self._followed is reader:
                 self._followed = None
+
+    def _heard(self) -> None:
+        self.heard_s = asyncio.get_running_loop().time()
 
     async def is_readable(self, step: FollowExtent) -> bool:
         """Return whether the first entry of an open extent is confirmed; its follower learns it.

@@ -86,7 +86,6 @@ class Fetcher:
         self._ahead: _Stream | None = None  # opened before its turn
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        self._heard_s = 0.0  # when a followed bookie answered last
         self._ends = ExitStack()
         store = context.store
         head = context.logs.paths_of(state.log).head
@@ -125,7 +124,7 @@ class Fetcher:
         """
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        self._handle(Waits(loop.time(), self._heard_s))
+        self._handle(Waits(loop.time(), self._ledgers.heard_s))
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -215,14 +214,11 @@ class Fetcher:
             self._waiter.set_exception(error)
 
     def _ring(self) -> None:
-        self._handle(Alarm(asyncio.get_running_loop().time(), self._heard_s))
+        self._handle(Alarm(asyncio.get_running_loop().time(), self._ledgers.heard_s))
 
     def _session_changed(self, state: SessionState) -> None:
         now = asyncio.get_running_loop().time()
         self._handle(SessionChanged(state is SessionState.CONNECTED, now))
-
-    def _bookie_answered(self) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
 
     async def _watched(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -262,8 +258,7 @@ class Fetcher:
     async def _follow(self, step: FollowExtent, goes_on: asyncio.Event) -> None:
         updates = self._ledgers.follow(
             step,
-            on_begin=self._follow_began,
-            on_answer=self._bookie_answered,
+            on_begin=lambda: self._handle(FollowBegan(self._ledgers.heard_s)),
             on_entry=partial(self._take_at_once, step),
         )
         try:
@@ -277,10 +272,6 @@ class Fetcher:
             self._handle(StreamFailed(error))
         else:
             self._handle(Signal.STREAM_ENDED)
-
-    def _follow_began(self) -> None:
-        self._bookie_answered()
-        self._handle(FollowBegan(self._heard_s))
 
     def _take_at_once(self, step: FollowExtent, frame: EntryFrame) -> bool:
         """Return whether a pushed entry was taken; else it comes with a step."""
