@@ -137,7 +137,7 @@ class Signal(enum.Enum):
 
     START = "begin to read"
     CHANGED = "the segment list is another one, or may be"
-    TAKEN = "the caller took the first buffered entry"
+    ROOM = "the caller took an entry while others wait for room"
     STREAM_ENDED = "all entries of the step came; a followed ledger is closed"
     WAIT_LEFT = "the caller waits no more"
     CLOSE = "the caller reads no more"
@@ -358,7 +358,7 @@ class LogTail:
         self.segments = segments
         self.cursor = cursor
         self.entries: deque[FetchedEntry] = deque()
-        """Buffered entries; the first one is taken by `Signal.TAKEN`."""
+        """Buffered entries; the caller takes them by `take`."""
         self.buffered_bytes = 0
         self.error: DLError | None = None
         """The error after the buffered entries."""
@@ -371,6 +371,22 @@ class LogTail:
         self._is_stale = False  # the segment list may have changed since it was read
         self._lost: tuple[DLError, int] | None = None  # and the version of the segment list
         self._wait = _Wait(config)
+
+    def take(self) -> FetchedEntry | None:
+        """Take the first buffered entry, if there is one; then say ROOM if `lacks_room`.
+
+        It has no effect by itself, so no event is made of it: a caller takes very many.
+        """
+        if not self.entries:
+            return None
+        entry = self.entries.popleft()
+        self.buffered_bytes -= entry.body.nbytes
+        return entry
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether fetched entries wait for room in the buffer."""
+        return bool(self._rest)
 
     def has_room(self, step: FollowExtent) -> bool:
         """Return whether an entry of `step` may come as `Pushed` now."""
@@ -408,13 +424,12 @@ class LogTail:
         match event:
             case Pushed():
                 return self._deliver(event.frame)
-            case Signal.TAKEN:
-                self.buffered_bytes -= self.entries.popleft().body.nbytes
-                return self._fill() if self._rest else []
             case Waits():
                 return self._waits(event.now, event.heard_s)
             case Fetched(frames):
                 return self._fetched(frames)
+            case Signal.ROOM:
+                return self._fill()
             case Signal.STREAM_ENDED:
                 return self._stream_ended()
             case Signal.CHANGED:
@@ -740,7 +755,6 @@ class LogTail:
         state = self.state
         assert self.buffered_bytes == sum(each.body.nbytes for each in self.entries)
         assert (self._step is not None) == (state in (_READING, _FOLLOWING, _LEAVING))
-        assert not self._rest or self.buffered_bytes > self._ahead_bytes
         assert not self._rest or state in (_READING, _FOLLOWING)
         assert self._opened is None or state in (_READING, _CHECKING)
         assert (self._lost is not None) == (state is _CHECKING)

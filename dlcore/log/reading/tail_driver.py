@@ -107,11 +107,10 @@ class Fetcher:
 
     def take(self) -> FetchedEntry | None:
         """Return the next entry, if it is buffered."""
-        entries = self._machine.entries
-        if not entries:
-            return None
-        entry = entries[0]
-        self._handle(Signal.TAKEN)
+        machine = self._machine
+        entry = machine.take()
+        if machine.lacks_room:
+            self._handle(Signal.ROOM)
         return entry
 
     async def wait(self) -> None:

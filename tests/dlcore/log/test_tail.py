@@ -446,6 +446,7 @@ def test_what_else_there_is_to_read_is_told_by_a_state() -> None:
     assert bench.machine.more_in(bench.tree.state) is True
     for _ in range(3):
         bench.take()
+    assert bench.machine.take() is None
     assert bench.machine.more_in(bench.tree.state) is False
     started(bench.tree)
     assert bench.machine.more_in(bench.tree.state) == bench.step(2)
