@@ -157,7 +157,7 @@ def test_nothing_is_handed_out_while_the_caller_works() -> None:
 def test_an_entry_above_the_lac_is_handed_out_once_it_is_confirmed() -> None:
     """It is read then, and a repeated or unordered push does no harm."""
     bench = waiting()
-    assert bench.push(2, 0, 1, 1, lac=1) == [Offer(entries(0, 1))]
+    assert bench.push(2, 1, 0, 1, lac=1) == [Offer(entries(0, 1))]
     assert bench.handle(EndTold(2)) == [ReadRange(2, 2)]
     assert bench.handle(RangeRead(entries(2))) == [step(2, lac=2)]
 
@@ -332,6 +332,8 @@ def test_entries_above_every_known_lac_may_be_readable() -> None:
     assert bench.handle(RangeRead(entries(0, 1, 2))) == [step(0, 1, 2, lac=2)]
     bench.handle(WANTED)
     assert bench.tick(9.0) == [TickAt(10.0), AskMembers(bookies("ABC"))]
+    bench.handle(answers())
+    assert bench.tick(9.5) == [TickAt(10.0)]
     bench = asked(waiting())
     bench.handle(answers(A=knows(-1, (0, 2))))
     assert bench.handle(CallFailed(Call.READ_END)) == []

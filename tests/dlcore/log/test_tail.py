@@ -347,6 +347,9 @@ def test_a_caller_that_rejects_an_entry_gets_none_after_it() -> None:
     assert (bench.machine.error, bench.buffered) == (error, [])
     assert bench.handle(Rejected(AWAY)) == []
     assert bench.machine.error is AWAY
+    bench = following()
+    bench.handle(StreamFailed(GONE))
+    assert bench.handle(Rejected(error)) == []
 
 
 def test_what_breaks_all_ends_a_wait() -> None:
@@ -412,7 +415,7 @@ def test_a_waiting_caller_learns_that_no_followed_bookie_answers() -> None:
     (over,) = bench.handle(Alarm(105.0, 99.0))
     assert isinstance(over, WaitOver)
     assert "ZooKeeper and the bookies" in str(over.error)
-    bench.handle(ENDED)
+    assert bench.handle(StreamFailed(GONE)) == []
     assert bench.handle(FollowBegan(106.0)) == []
 
 
