@@ -79,7 +79,7 @@ class NotedNamespace:
         assert name not in self.kinds
         self.kinds[name] = schema
 
-    def open_staging_writer(self, *, identity: str) -> StagingWriter:
+    def open_staging_writer(self, *, identity: str, shared: bool) -> StagingWriter:
         """Return another writer."""
         return cast("StagingWriter", NotedWriter())
 

@@ -198,7 +198,7 @@ def test_what_is_wrong_is_told_by_the_cores_errors(
     log.truncate(txid=10)
     with pytest.raises(AlreadyTruncatedError, match="1:0:1 was truncated"):
         found.read(DLSN(1, 0, 1)).to_arrow()
-    with pytest.raises(ConfigurationError, match="expected grpc://host:port"):
+    with pytest.raises(ConfigurationError, match="or grpc://host:port"):
         open_remote("http://127.0.0.1:1")
 
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from dlcore import sync
 from dlcore.backends.flight import staging as remote_staging
+from dlcore.backends.flight.log import client_config
 from dlcore.backends.flight.namespace import FlightNamespace
 from dlcore.backends.flight.planning import FlightSnapshots
 from dlcore.sync.portal import forget
@@ -136,7 +137,7 @@ class _RemoteTwin(FlightNamespace):
 
     def __init__(self, calls: Calls) -> None:
         self.patience_s = 2 * PATIENCE_S
-        self.endpoint = ENDPOINT.uri
+        self._endpoint, self._config = ENDPOINT.uri, client_config(None)
         self._calls = calls
         self._snapshots = FlightSnapshots(calls)
 
