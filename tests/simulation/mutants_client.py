@@ -27,6 +27,7 @@ from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.reading import reader as reader_module
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
 from dlcore.ledger.reading.range_read_driver import RangeRead
+from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering import (
     recovery as recovery_module,
     recovery_driver as recoverer_module,
@@ -45,7 +46,7 @@ from dlcore.wire.digest import encode_frame, frame_parts
 from tests.simulation.connections import SimBookieClient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
     from dlcore.base.config import QuorumConfig
     from dlcore.base.ids import BookieId
@@ -281,6 +282,22 @@ def replaced_bookies_get_nothing_again() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def received_bytes_are_overwritten() -> Iterator[None]:
+    """Seen with Python 3.14: the buffer of an answer is used again while its entries are held."""
+    read = LedgerReader.read
+
+    async def overwritten(
+        self: LedgerReader, first: int, last: int
+    ) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        async with contextlib.aclosing(read(self, first, last)) as chunks:
+            async for frames in chunks:
+                yield [each._replace(body=frames[-1].body) for each in frames]
+
+    with patch.object(LedgerReader, "read", overwritten):
+        yield
+
+
+@contextlib.contextmanager
 def recovery_takes_damage_for_noes() -> Iterator[None]:
     """#2908: an entry that is damaged, or cannot be read, counts as one that is not there."""
     unknown = LedgerRecovery.unknown
@@ -444,6 +461,7 @@ MUTANTS = (
     chunks_are_passed_on_as_they_come,
     new_ensembles_start_at_the_lac,
     one_no_ends_the_ledger,
+    received_bytes_are_overwritten,
     recovery_asks_the_bookies_it_added,
     recovery_reads_do_not_fence,
     recovery_starts_at_the_lac_alone,
