@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import InvalidNamespaceUriError, UnsupportedError
+from dlcore.base.extras import missing_packages_explained
 
 if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace
@@ -82,7 +83,8 @@ async def open_namespace(
         )
     if patience_s is not None:
         raise UnsupportedError(f"{uri}: patience_s={patience_s!r} is for proxies, at grpc://…")
-    from dlcore.backends.direct import namespace as direct  # loads kazoo
+    with missing_packages_explained():
+        from dlcore.backends.direct import namespace as direct  # loads kazoo
 
     return await direct.open_namespace(
         uri,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from dlcore.backends.opening import open_namespace as open_async
 from dlcore.base.config import SESSION_TIMEOUT_S
-from dlcore.base.extras import missing_packages_explained
 from dlcore.base.statistics import NamespaceStatistics
 from dlcore.log.metadata.commits import AppendRun, CommitStatus, SharedStaging
 from dlcore.log.metadata.names import LogChange, LogChangeKind
@@ -111,8 +110,7 @@ def open_namespace(
         patience_s=patience_s,
     )
     portal = shared_portal()
-    with missing_packages_explained():  # a direct namespace loads kazoo
-        return Namespace(portal, portal.call(opening))
+    return Namespace(portal, portal.call(opening))
 
 
 class Namespace(NamespaceCalls):

@@ -44,6 +44,12 @@ with open_namespace({endpoint!r}) as namespace, namespace.open_log({log!r}) as l
     with log.open_reader() as reader:
         print([record.payload for record in reader])
 """
+OVER_BOOKIES_ASYNC = """
+import asyncio
+from dlcore import open_namespace
+
+asyncio.run(open_namespace("distributedlog://127.0.0.1:1/dlog"))
+"""
 OVER_BOOKIES = """
 from dlcore import LogRecord
 from dlcore.sync import open_namespace
@@ -133,7 +139,7 @@ def test_a_plain_installation_works_over_proxies(
     assert (done.returncode, done.stdout) == (0, "[b'written']\n"), done.stderr
     for program, wanted in (
         (OVER_BOOKIES.format(uri="distributedlog://127.0.0.1:1/dlog", log=log), "cluster"),
-        ("from dlcore import open_namespace", "cluster"),
+        (OVER_BOOKIES_ASYNC, "cluster"),
         ("import dlcore.ops.cli", "cli"),
     ):
         refused = run(python, program, tmp_path)

@@ -160,7 +160,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/deploying.md", 1),
     ("docs/package.md", 3),
     ("docs/proxy.md", 4),
-    ("docs/python.md", 1),
+    ("docs/python.md", 2),
     ("docs/spark.md", 4),
 ]
 """Pages, and how many blocks of each are run."""
