@@ -173,7 +173,7 @@ def only_a_segment_begins_with_a_list() -> Iterator[None]:
 
 
 @caught_by(
-    "dlcore/remote/test_forgotten.py::test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot"
+    "dlcore/backends/test_forgotten.py::test_what_is_in_doubt_is_not_sent_to_a_log_that_forgot"
 )
 def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
     """It sends again what a log may hold that has forgotten it."""
@@ -187,7 +187,7 @@ def a_named_writer_in_doubt_believes_what_it_is_told() -> Iterator[None]:
         yield
 
 
-@caught_by("dlcore/remote/test_writing.py::test_a_writer_that_was_idle_for_long_keeps_its_stream")
+@caught_by("dlcore/backends/test_writing.py::test_a_writer_that_was_idle_for_long_keeps_its_stream")
 def the_silence_of_an_idle_stream_counts() -> Iterator[None]:
     """A writer takes its proxy for dead as soon as it sends something after a pause."""
     send_next = ProducerClient._send_next
@@ -307,7 +307,7 @@ def a_planned_part_is_of_whatever_has_the_name() -> Iterator[None]:
         yield
 
 
-@caught_by("dlcore/remote/test_made_anew.py::test_writers_write_nothing_to_another_log")
+@caught_by("dlcore/backends/test_made_anew.py::test_writers_write_nothing_to_another_log")
 def a_commit_is_seen_in_another_log() -> Iterator[None]:
     """A writer waits until its records are seen under the name of its log."""
 

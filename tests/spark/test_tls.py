@@ -45,7 +45,7 @@ def test_a_batch_is_written_and_streamed_over_tls(
         assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
 
 
-@pytest.mark.prove  # `tests/dlcore/remote` has it without Spark
+@pytest.mark.prove  # `tests/dlcore/backends` has it without Spark
 def test_proxies_that_speak_tls(spark: SparkSession, namespace_uri: str, tmp_path: Path) -> None:
     """Driver and workers go through them with the right files; with others they say what is."""
     wait_for_no_proxy(namespace_uri)  # one of another test would be asked in vain

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dlcore.base.errors import MetadataSessionExpiredError
 from dlcore.proxy.load import ProxyLoad
 from dlcore.proxy.rendezvous import preferred_owner
+from tests.dlcore.backends.test_writing import numbered, remote
 from tests.dlcore.proxy.test_owners import member_at, where_sent
-from tests.dlcore.remote.test_writing import numbered, remote
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.ports import free_ports

@@ -14,7 +14,7 @@ from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LockHolder, Turn
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import decode, encode
-from tests.dlcore.remote.test_writing import numbered, remote
+from tests.dlcore.backends.test_writing import numbered, remote
 from tests.fixtures.aio import until, until_async
 from tests.fixtures.memory_namespace import CONFIG, read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies

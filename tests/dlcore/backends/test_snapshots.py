@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlcore.backends.flight import planning
 from dlcore.backends.flight.namespace import open_namespace
-from tests.dlcore.remote.test_writing import numbered
+from tests.dlcore.backends.test_writing import numbered
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import ProxyUnavailableError
 from dlcore.base.records import LogRecord
-from tests.dlcore.remote.test_writing import payloads, remote
+from tests.dlcore.backends.test_writing import payloads, remote
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 

@@ -20,8 +20,8 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.sync import open_namespace as open_blocking
+from tests.dlcore.backends.test_writing import numbered
 from tests.dlcore.proxy.test_actions import refused
-from tests.dlcore.remote.test_writing import numbered
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dlcore.backends.flight import endpoint
 from dlcore.backends.flight.namespace import open_namespace
-from tests.dlcore.remote.test_writing import numbered, payloads, remote
+from tests.dlcore.backends.test_writing import numbered, payloads, remote
 from tests.fixtures.aio import until
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Proxies, with_proxies

@@ -26,9 +26,9 @@ from dlcore.log.reading.holding import Seen
 from dlcore.log.reading.subscriptions import SubscriptionHold
 from dlcore.proxy.actions import Actions
 from dlcore.sync import open_namespace as open_blocking
+from tests.dlcore.backends.test_lost_answers import losing_the_answer
+from tests.dlcore.backends.test_writing import remote
 from tests.dlcore.proxy.test_actions import refused
-from tests.dlcore.remote.test_lost_answers import losing_the_answer
-from tests.dlcore.remote.test_writing import remote
 from tests.fixtures.aio import until
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, record

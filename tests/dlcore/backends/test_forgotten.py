@@ -14,7 +14,7 @@ from dlcore.flight.calls import send_reply
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.writing import producers
 from dlcore.proxy.writing import producer_driver
-from tests.dlcore.remote.test_writing import payloads, remote
+from tests.dlcore.backends.test_writing import payloads, remote
 from tests.fixtures.aio import until_async
 from tests.fixtures.served_proxies import Client, Proxies, with_proxies
 

@@ -8,7 +8,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from dlcore.proxy.rendezvous import preferred_owner
-from tests.dlcore.remote.test_writing import numbered, remote
+from tests.dlcore.backends.test_writing import numbered, remote
 from tests.fixtures.aio import until
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.ports import free_ports

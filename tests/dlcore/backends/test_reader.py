@@ -25,7 +25,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.values import LogKey
-from tests.dlcore.remote.test_writing import numbered, remote
+from tests.dlcore.backends.test_writing import numbered, remote
 from tests.fixtures.aio import cancel_after, until_async
 from tests.fixtures.served_proxies import Proxies, with_proxies
 

@@ -25,7 +25,7 @@ from dlcore.base.errors import (
 from dlcore.base.records import LogRecord
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.sync import open_namespace as open_blocking
-from tests.dlcore.remote.test_writing import remote
+from tests.dlcore.backends.test_writing import remote
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:

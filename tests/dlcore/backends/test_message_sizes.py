@@ -10,8 +10,8 @@ import pytest
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import LogRecordTooLongError, WriteError
 from dlcore.base.records import LogRecord
+from tests.dlcore.backends.test_writing import payloads, remote
 from tests.dlcore.proxy.test_put import records
-from tests.dlcore.remote.test_writing import payloads, remote
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 LIMIT = 100_000

@@ -12,7 +12,7 @@ from dlcore.backends.flight import staging, streams
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import LogRecordTooLongError, WriteError
 from dlcore.log.staging.writer import DirectStagingWriter
-from tests.dlcore.remote.test_writing import payloads
+from tests.dlcore.backends.test_writing import payloads
 from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.staged_records import batch
 

@@ -13,7 +13,7 @@ from dlcore.base.errors import LogNotFoundError, LogRenamedError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.proxy.writing.owned_log import OwnedLog
-from tests.dlcore.remote.test_writing import numbered, remote
+from tests.dlcore.backends.test_writing import numbered, remote
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
