@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from dlcore import LogConfig, LogRecord, QuorumConfig, remote
-from dlcore.backends.direct.namespace import open_namespace
+from dlcore import LogConfig, LogRecord, QuorumConfig, open_namespace
+from dlcore.backends.direct.namespace import open_namespace as open_direct
 from dlcore.base.errors import DLError
 from dlcore.ops.sandbox.cluster import Sandbox
 from tests.abuse.attacks import (
@@ -34,12 +34,8 @@ from tests.fixtures.resident import resident_kb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
-    from typing import TypeAlias
 
-    from dlcore import AsyncDistributedLogManager
-    from dlcore.backends.flight.log import FlightLog
-
-    Log: TypeAlias = AsyncDistributedLogManager | FlightLog
+    from dlcore import DistributedLogManager
 
 _REST_S = 5.0
 _LOOK_S = 0.1
@@ -64,7 +60,7 @@ class Seen:
         )
 
 
-async def watch(pid: int, log: Log, seconds: float) -> Seen:
+async def watch(pid: int, log: DistributedLogManager, seconds: float) -> Seen:
     """Write one record after the other for so long, and look at the memory."""
     seen = Seen()
 
@@ -102,10 +98,10 @@ def attacker(name: str, target: list[str]) -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def honest(
     sandbox: Sandbox,
-) -> AsyncGenerator[tuple[AsyncDistributedLogManager, list[str]], None]:
+) -> AsyncGenerator[tuple[DistributedLogManager, list[str]], None]:
     """Yield a log, and what a stranger may know of a ledger of it and of its bookie."""
     (bookie,) = sandbox.bookies
-    async with await open_namespace(sandbox.uri) as namespace:
+    async with await open_direct(sandbox.uri) as namespace:
         one = QuorumConfig(1, 1, 1)
         await namespace.create_log(LOG, config=LogConfig(quorum=one))
         log = await namespace.open_log(LOG)
@@ -132,7 +128,7 @@ async def give_large(told: list[str]) -> None:
     writer.transport.abort()
 
 
-async def fill(log: Log) -> None:
+async def fill(log: DistributedLogManager) -> None:
     """Write what readers are sent."""
     async with await log.open_writer() as writer:
         for _ in range(_LARGE_RECORDS):
@@ -144,13 +140,12 @@ async def measure(name: str, *, seconds: float, after_s: float) -> None:
     is_on_proxy = name in ATTACKS_ON_PROXY
     with Sandbox(bookies=1, autorecovery=False, proxies=int(is_on_proxy)) as sandbox:
         async with contextlib.AsyncExitStack() as stack:
-            log: Log
             log, told = await stack.enter_async_context(honest(sandbox))
             pid = sandbox.bookies[0].pid
             if is_on_proxy:
                 (proxy,) = sandbox.proxies
                 pid, told[0] = proxy.pid, proxy.location.partition("://")[2]
-                opening = await remote.open_namespace(proxy.location)
+                opening = await open_namespace(proxy.location)
                 log = await (await stack.enter_async_context(opening)).open_log(LOG)
                 await fill(log)
             rest = await watch(pid, log, _REST_S)
