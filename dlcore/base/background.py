@@ -93,7 +93,9 @@ class BackgroundTasks:
         """Cancel the running tasks, and return when they have ended.  Idempotent."""
         while self._tasks:
             self.cancel()
-            await asyncio.wait(list(self._tasks))
+            ended = list(self._tasks)
+            await asyncio.wait(ended)
+            forget_frames(*ended)  # which refer to the owner, or to what it holds
 
     def cancel(self) -> None:
         """Cancel the running tasks without waiting."""

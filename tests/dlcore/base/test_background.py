@@ -200,3 +200,30 @@ def test_a_cancelled_task_lets_go_of_the_frames_that_it_was_cancelled_in() -> No
             gc.enable()
 
     run(scenario())
+
+
+def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None:
+    """An owner that keeps one of its tasks is freed by its count of references, too."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.tasks = BackgroundTasks()
+            self.task = self.tasks.start(self.wait())
+
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+    async def ended() -> weakref.ref[Owner]:
+        owner = Owner()
+        await asyncio.sleep(0)
+        await owner.tasks.aclose()
+        return weakref.ref(owner)
+
+    async def scenario() -> None:
+        gc.disable()
+        try:
+            assert (await ended())() is None
+        finally:
+            gc.enable()
+
+    run(scenario())
