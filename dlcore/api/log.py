@@ -13,7 +13,13 @@ from collections.abc import Mapping, Sequence  # noqa: TC003  # for `get_type_hi
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.closing import AsyncClosing
-from dlcore.base.errors import EndOfStreamError, LogEmptyError, UnsupportedError
+from dlcore.base.errors import (
+    AlreadyClosedError,
+    EndOfStreamError,
+    LogEmptyError,
+    SchemaMismatchError,
+    UnsupportedError,
+)
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.log.streams import AsyncAppendOnlyStreamReader, AsyncAppendOnlyStreamWriter
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogSettings
     from dlcore.base.records import LogRecord, LogRecordWithDLSN, RecordPlace
     from dlcore.log.metadata.segment import LogSegment
+    from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.inspecting import SegmentWatch
     from dlcore.log.reading.log_range import LogRange
     from dlcore.log.reading.ranges import Bound
@@ -47,15 +54,22 @@ class DistributedLogManager(AsyncClosing):
     def __repr__(self) -> str:
         return f"<DistributedLogManager {self.name!r}>"
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The log's name."""
+    _log: LogKey
+    _closed = False
 
     @property
-    @abstractmethod
+    def name(self) -> str:
+        """The log's name."""
+        return self._log.name
+
+    @property
     def log_id(self) -> str:
         """The log's identity; a log that is deleted and created again has another one."""
+        return self._log.log_id
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
 
     def _unsupported(self, operation: str) -> NoReturn:
         raise UnsupportedError(
@@ -307,9 +321,19 @@ class DistributedLogManager(AsyncClosing):
         Raises: LogNotFoundError, LedgerReadError, MetadataError.
         """
 
+    def _no_record(self) -> LogEmptyError:
+        return LogEmptyError(f"log {self.name!r} holds no record")
+
     def _require_records(self, snapshot: LogSnapshot) -> None:
         if snapshot.is_empty:
-            raise LogEmptyError(f"log {self.name!r} holds no record")
+            raise self._no_record()
+
+    def _of_another_kind(self, *, typed: bool) -> SchemaMismatchError:
+        """Return the error for a use of a log that is `typed`, or is not, as the other kind."""
+        return SchemaMismatchError(
+            f"log {self.name!r} was created {'with' if typed else 'without'} a schema, which "
+            f"makes it a log of {'typed columns' if typed else 'bytes'} for good"
+        )
 
     async def get_first_dlsn(self) -> DLSN:
         """Return the position of the first record that is not truncated.  Raises: LogEmptyError."""
@@ -372,7 +396,7 @@ class DistributedLogManager(AsyncClosing):
             with contextlib.suppress(EndOfStreamError):
                 record = await reader.read_next(until_caught_up=True)
         if record is None:
-            raise LogEmptyError(f"log {reader.log_name!r} holds no record")
+            raise self._no_record()
         return record
 
     async def get_first_txid(self) -> int:
@@ -516,6 +540,6 @@ class DistributedLogManager(AsyncClosing):
             LogRenamedError: it was renamed since this manager was opened.
         """
 
-    @abstractmethod
     async def aclose(self) -> None:
         """Stop using the log; its writers and readers must be closed by themselves."""
+        self._closed = True

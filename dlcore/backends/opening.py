@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from dlcore.base.config import LedgerClientConfig, LogConfig
     from dlcore.base.tls import TlsFiles
 
-PATIENCE_S = 60.0
-"""How long calls over proxies wait for an answer, by default."""
-
 
 def is_endpoint(uri: str) -> bool:
     """Return whether the URI names proxies, ``grpc://…`` or ``grpc+tls://…``."""
@@ -73,7 +70,7 @@ async def open_namespace(
                 )
         from dlcore.backends.flight import namespace as flight
 
-        patience_s = PATIENCE_S if patience_s is None else patience_s
+        patience_s = flight.PATIENCE_S if patience_s is None else patience_s
         return await flight.open_namespace(uri, patience_s=patience_s, tls=tls, config=config)
     scheme, separator, _ = uri.partition("://")
     if separator and not scheme.lower().startswith("distributedlog"):

@@ -11,10 +11,8 @@ from typing_extensions import override
 from dlcore.api.log import DistributedLogManager
 from dlcore.base.config import LogConfig, require_kind
 from dlcore.base.errors import (
-    AlreadyClosedError,
     LogNotFoundError,
     LogRenamedError,
-    SchemaMismatchError,
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN, validate_log_name
@@ -65,6 +63,8 @@ logger = logging.getLogger(__name__)
 class DirectLog(DistributedLogManager):
     """One log.  Use `Namespace.open_log`."""
 
+    _log: LogMetadata
+
     def __init__(
         self,
         context: LogContext,
@@ -78,22 +78,11 @@ class DirectLog(DistributedLogManager):
         self._config = config
         self._log = log
         self._readers = ReaderOpener(context, log, config, known)
-        self._closed = False
 
-    @property
     @override
-    def name(self) -> str:
-        return self._log.name
-
-    @property
-    @override
-    def log_id(self) -> str:
-        return self._log.log_id
-
     def _require_open(self) -> None:
         self._context.lifetime.require_open()
-        if self._closed:
-            raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
+        super()._require_open()
 
     async def _read(self) -> VersionedHead:
         self._require_open()
@@ -249,10 +238,7 @@ class DirectLog(DistributedLogManager):
 
     def _require_typed(self, *, typed: bool = True) -> None:
         if self._log.typed is not typed:
-            raise SchemaMismatchError(
-                f"log {self.name!r} was created {'without' if typed else 'with'} a schema, which "
-                f"makes it a log of {'bytes' if typed else 'typed columns'} for good"
-            )
+            raise self._of_another_kind(typed=not typed)
 
     @override
     async def begin_stream(self) -> tuple[DirectWriter, int]:
@@ -406,7 +392,3 @@ class DirectLog(DistributedLogManager):
         finally:
             await lock.release()
         await remove_deleted(self._context, self._log)
-
-    @override
-    async def aclose(self) -> None:
-        self._closed = True

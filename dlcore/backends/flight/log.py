@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
@@ -19,18 +18,14 @@ from dlcore.backends.flight.writing import FlightWriter, append_if
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import (
-    AlreadyClosedError,
     ConfigurationError,
-    LogEmptyError,
     LogNotFoundError,
-    SchemaMismatchError,
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
 from dlcore.flight.producer_client import MESSAGE_BYTES
-from dlcore.flight.replies import LogInfo
 from dlcore.flight.requests import (
     ChangeRequest,
     RenameRequest,
@@ -40,7 +35,7 @@ from dlcore.flight.requests import (
     TruncateRequest,
 )
 from dlcore.flight.tickets import Place, Ticket
-from dlcore.log.entries.batches import batch_of, read_schema
+from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.old_names import warn_of_old_names
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.log_range import LogRange
@@ -57,6 +52,7 @@ if TYPE_CHECKING:
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.config import LogSettings
     from dlcore.base.records import LogRecord, NotLessThan, RecordPlace
+    from dlcore.flight.replies import LogInfo
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
 
@@ -91,40 +87,21 @@ class FlightLog(DistributedLogManager):
         self._endpoint = endpoint
         self._log = log
         self._config = client_config(config)
-        self._closed = False
 
     @property
     def _calls(self) -> Endpoint:
-        if self._closed:
-            raise AlreadyClosedError(f"the manager of log {self.name!r} is closed")
+        self._require_open()
         return self._endpoint
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._log.name
-
-    @property
-    @override
-    def log_id(self) -> str:
-        return self._log.log_id
 
     async def get_info(self) -> LogInfo:
         """Return facts about the log now.  Raises: LogNotFoundError, ProxyUnavailableError."""
         return await planning.get_info(self._calls, self.name, self.log_id)
 
-    async def _look(self, ticket: Ticket) -> tuple[LogInfo, pa.Schema | None]:
-        """Return facts about a range, and the columns of a typed log."""
-        asked = planning.asked_by(ticket)
-        info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
-        columns = _own_columns(pa.ipc.read_schema(pa.py_buffer(info.schema)))
-        return msgspec.json.decode(info.app_metadata, type=LogInfo), columns
-
     @override
     async def get_schema(self) -> pa.Schema | None:
         asked = planning.asked_by(Ticket(log=self.name, log_id=self.log_id))
         answer = await self._calls.ask("GetSchema", asked, pb.SchemaResult)
-        return _own_columns(pa.ipc.read_schema(pa.py_buffer(answer.schema)))
+        return planning.own_columns(answer.schema)
 
     @override
     async def update_schema(self, schema: Any, *, merge: bool = False) -> pa.Schema:
@@ -157,7 +134,7 @@ class FlightLog(DistributedLogManager):
         segments = (await self.get_snapshot()).segments
         ends = [segment.extents[-1].last_txid for segment in segments if segment.extents]
         if not ends:
-            raise LogEmptyError(f"log {self.name!r} holds no record")
+            raise self._no_record()
         return ends[-1]
 
     @override
@@ -166,7 +143,7 @@ class FlightLog(DistributedLogManager):
 
     def _position(self, text: str | None) -> DLSN:
         if text is None:
-            raise LogEmptyError(f"log {self.name!r} holds no record")
+            raise self._no_record()
         return DLSN.parse(text)
 
     @override
@@ -241,7 +218,7 @@ class FlightLog(DistributedLogManager):
     ) -> LogRange:
         first = None if start == DLSN.INITIAL else _place_of(start)
         asked = Ticket(log=self.name, log_id=self.log_id, start=first, end=_place_of(end))
-        info, own = await self._look(asked)
+        info, own = await planning.look(self._calls, asked)
         last = DLSN.parse(info.end)
         extent = RangeExtent(
             log=self.name,
@@ -323,7 +300,9 @@ class FlightLog(DistributedLogManager):
         position = start.dlsn or DLSN.INITIAL
         if start.txid is not None or start.timestamp_ms is not None:
             asked = Ticket(log=self.name, log_id=self.log_id, start=place_of_start(start))
-            info, _ = await self._look(asked)  # refuses a transaction id that was truncated
+            info, _ = await planning.look(
+                self._calls, asked
+            )  # refuses a transaction id that was truncated
             position = DLSN.parse(info.first or info.end)
         await FlightHold(self._calls, self._log, subscriber).take(position, waits=False)
         return position
@@ -348,10 +327,7 @@ class FlightLog(DistributedLogManager):
         await reader.seek()
         if reader.is_typed:
             await reader.aclose()
-            raise SchemaMismatchError(
-                f"log {self.name!r} was created with a schema, which makes it a log of typed "
-                "columns for good"
-            )
+            raise self._of_another_kind(typed=True)
         return reader
 
     @override
@@ -359,15 +335,6 @@ class FlightLog(DistributedLogManager):
         request = StreamRequest(log=self.name, log_id=self.log_id, flush=flush)
         answer = await planning.act(self._calls, actions.STREAM_END, request)
         return answer.position, answer.sealed
-
-    @override
-    async def aclose(self) -> None:
-        self._closed = True
-
-
-def _own_columns(rows: pa.Schema) -> pa.Schema | None:
-    """Return the columns of a typed log, of the columns of a log's rows; None for a byte log."""
-    return None if rows.equals(read_schema()) else rows
 
 
 def _place_of(bound: Bound | None) -> Place | None:

@@ -32,7 +32,7 @@ from dlcore.flight.replies import LogInfo
 from dlcore.flight.requests import ChangeRequest
 from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
-from dlcore.log.entries.batches import numbers_of
+from dlcore.log.entries.batches import numbers_of, read_schema
 from dlcore.log.reading.scan import ScanBatch
 
 if TYPE_CHECKING:
@@ -63,15 +63,14 @@ def arrow_of(message: PutMessage) -> pa.Buffer:
 
 
 class Received(NamedTuple):
-    """Rows from a proxy, and the position behind them; the first message has columns only."""
+    """Rows from a proxy, and the position behind them."""
 
-    schema: pa.Schema
-    batch: pa.RecordBatch | None
+    batch: pa.RecordBatch
     end: DLSN
 
 
 async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, None]:
-    """Yield the messages of proxies for a ticket; after an outage go on behind the last one.
+    """Yield the rows of proxies for a ticket; after an outage go on behind the last message.
 
     Raises: LogNotFoundError, AlreadyTruncatedError, SchemaMismatchError, ProxyUnavailableError.
     """
@@ -86,12 +85,11 @@ async def received(calls: Endpoint, ticket: Ticket) -> AsyncGenerator[Received, 
             arrow = arrow_of(message)
             if not message.told.app_metadata:
                 schema = pa.ipc.read_schema(arrow)
-                yield Received(schema, None, DLSN.INITIAL)
                 continue
             end = msgspec.json.decode(message.told.app_metadata, type=Passed).next
             ticket = msgspec.structs.replace(ticket, start=Place(dlsn=end))
             batch = pa.ipc.read_record_batch(arrow, schema)
-            yield Received(schema, batch, DLSN.parse(end))
+            yield Received(batch, DLSN.parse(end))
 
 
 async def act(
@@ -118,11 +116,25 @@ def asked_by(ticket: Ticket) -> pb.FlightDescriptor:
     return pb.FlightDescriptor(type=pb.FlightDescriptor.CMD, cmd=ticket.encode())
 
 
+async def look(calls: Endpoint, ticket: Ticket) -> tuple[LogInfo, pa.Schema | None]:
+    """Return facts about the range of a ticket now, and the columns of a typed log."""
+    info = await calls.ask("GetFlightInfo", asked_by(ticket), pb.FlightInfo)
+    facts = msgspec.json.decode(info.app_metadata, type=LogInfo)
+    return facts, own_columns(info.schema)
+
+
+def own_columns(message: bytes) -> pa.Schema | None:
+    """Return the columns of a typed log, of an Arrow message with those of a log's rows.
+
+    None for a byte log.
+    """
+    rows = pa.ipc.read_schema(pa.py_buffer(message))
+    return None if rows.equals(read_schema()) else rows
+
+
 async def get_info(calls: Endpoint, log: str, log_id: str | None = None) -> LogInfo:
     """Return facts about a log now."""
-    asked = asked_by(Ticket(log=log, log_id=log_id))
-    info = await calls.ask("GetFlightInfo", asked, pb.FlightInfo)
-    return msgspec.json.decode(info.app_metadata, type=LogInfo)
+    return (await look(calls, Ticket(log=log, log_id=log_id)))[0]
 
 
 async def seal(calls: Endpoint, log: LogKey, *, again: bool = False) -> None:
@@ -240,10 +252,9 @@ async def scan(
         )
         async with aclosing(received(calls, ticket)) as messages:
             async for message in messages:
-                if message.batch is not None:
-                    position = message.end
-                    for each in _entries_of(message.batch):
-                        yield each
+                position = message.end
+                for each in _entries_of(message.batch):
+                    yield each
         if position > before:
             retries.succeeded()
         else:

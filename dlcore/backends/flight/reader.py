@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-import pyarrow as pa
-
 from dlcore.backends.flight.endpoint import Retries
-from dlcore.backends.flight.planning import asked_by, place_of, received
+from dlcore.backends.flight.planning import look, place_of, received
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -22,11 +19,9 @@ from dlcore.base.errors import (
     LedgerReadError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace, LogRecordWithDLSN, NotLessThan, RecordField
-from dlcore.flight.replies import LogInfo
 from dlcore.flight.tickets import Place, Ticket
-from dlcore.log.entries.batches import numbers_of, read_schema, typed_read_fields
+from dlcore.log.entries.batches import numbers_of, typed_read_fields
 from dlcore.log.reading.rows import Rows
 from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
 from dlcore.log.reading.taking import no_records
@@ -34,9 +29,12 @@ from dlcore.log.reading.taking import no_records
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    import pyarrow as pa
+
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.backends.flight.planning import Received
     from dlcore.backends.flight.subscriptions import FlightHold
+    from dlcore.flight.replies import LogInfo
     from dlcore.log.metadata.values import LogKey
 
 _DLSN_COLUMNS = ("dlsn", "_dlsn")
@@ -202,13 +200,12 @@ class FlightReader(AsyncLogReader):
 
     async def _look(self, start: Place | None) -> LogInfo:
         """Return facts about the log from `start` on, and set whether the log is typed."""
-        asked = asked_by(Ticket(log=self._log.name, log_id=self._log.log_id, start=start))
-        info = await self._calls.ask("GetFlightInfo", asked, pb.FlightInfo)
-        rows = pa.ipc.read_schema(pa.py_buffer(info.schema))
-        self._is_typed = not rows.equals(read_schema())
-        if self._columns is None and self._is_typed:  # those of a direct reader's batches
-            self._columns = [*(field.name for field in typed_read_fields()), *rows.names]
-        return msgspec.json.decode(info.app_metadata, type=LogInfo)
+        ticket = Ticket(log=self._log.name, log_id=self._log.log_id, start=start)
+        info, own = await look(self._calls, ticket)
+        self._is_typed = own is not None
+        if self._columns is None and own is not None:  # those of a direct reader's batches
+            self._columns = [*(field.name for field in typed_read_fields()), *own.names]
+        return info
 
     @property
     def is_typed(self) -> bool:
@@ -274,7 +271,7 @@ class FlightReader(AsyncLogReader):
 
     def _take_up(self, message: Received) -> FlightRows | None:
         """Add the rows of a message, if it has any, and return them."""
-        if message.batch is None or not message.batch.num_rows:
+        if not message.batch.num_rows:
             return None
         self._late.succeeded()
         rows = FlightRows(message.batch, self._position, message.end, is_typed=self._is_typed)

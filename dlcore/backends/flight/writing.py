@@ -114,21 +114,6 @@ class FlightWriter(AsyncLogWriter):
 
     @property
     @override
-    def log_name(self) -> str:
-        return self._log.name
-
-    @property
-    @override
-    def log_id(self) -> str:
-        return self._log.log_id
-
-    @property
-    @override
-    def config(self) -> LogConfig:
-        return self._config
-
-    @property
-    @override
     def last_txid(self) -> int:
         return self._last_txid
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogConfig
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord
+    from dlcore.log.metadata.values import LogKey
 
 
 class AsyncLogWriter(AsyncClosing):
@@ -40,20 +41,23 @@ class AsyncLogWriter(AsyncClosing):
     it if a record that was sent is still unacknowledged.
     """
 
+    _log: LogKey
+    _config: LogConfig
+
     @property
-    @abstractmethod
     def log_name(self) -> str:
         """The log's name."""
+        return self._log.name
 
     @property
-    @abstractmethod
     def log_id(self) -> str:
         """The log's identity; a log that is deleted and created again has another one."""
+        return self._log.log_id
 
     @property
-    @abstractmethod
     def config(self) -> LogConfig:
         """The configuration at opening, without the log's settings."""
+        return self._config
 
     @property
     @abstractmethod

@@ -81,6 +81,8 @@ _OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 class DirectWriter(AsyncLogWriter):
     """Appends to one log, as its only writer.  Use `DirectLog.open_writer`."""
 
+    _log: LogMetadata
+
     def __init__(
         self,
         context: LogContext,
@@ -135,21 +137,6 @@ class DirectWriter(AsyncLogWriter):
         """Call `on_wanted` once another writer waits for the log, if this one gives turns."""
         if self._turns is not None:
             self._turns.tell_when_wanted(on_wanted)
-
-    @property
-    @override
-    def log_name(self) -> str:
-        return self._log.name
-
-    @property
-    @override
-    def log_id(self) -> str:
-        return self._log.log_id
-
-    @property
-    @override
-    def config(self) -> LogConfig:
-        return self._config
 
     @property
     @override
