@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import DLSN
     from dlcore.base.records import LogRecord
+    from dlcore.log.writing.records_writer import AsyncLogWriter
     from dlcore.sync.portal import Portal
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class BufferingWriter(Blocking):
     def __init__(
         self,
         portal: Portal,
-        writer: Any,
+        writer: AsyncLogWriter,
         opened: dict[BufferingWriter, None],
         *,
         buffer_bytes: int,
@@ -86,14 +87,6 @@ class BufferingWriter(Blocking):
     def write_batch(self, batch: Any) -> None:
         """Write the rows of a batch."""
 
-    @abstractmethod
-    def _accept(self, waiting: Any) -> asyncio.Future[Any]:
-        """Let the async twin, which has capacity, accept `waiting`; return its future."""
-
-    @abstractmethod
-    def _unwritten(self) -> object | None:
-        """Return the records that were written and are not known to be durable."""
-
     def write_bulk(self, records: Iterable[LogRecord]) -> int:
         """Write each of `records`; return how many.  Raises: as `write`."""
         count = 0
@@ -123,8 +116,7 @@ class BufferingWriter(Blocking):
         Raises: as the async twin.
         """
         self._hand_over()
-        last: DLSN | None = self._call(self._writer.commit())
-        return last
+        return self._call(self._writer.commit())
 
     def mark_end_of_stream(self) -> None:
         """Flush and seal the log: no record can follow.  Raises: as `flush`."""
@@ -278,7 +270,7 @@ class BufferingWriter(Blocking):
             if not self._outbox:  # the writer was aborted
                 return
             try:
-                accepted = self._accept(self._outbox[0])
+                accepted = self._writer.write_fitted(self._outbox[0])
             except LogNotReadyError:
                 raise
             except DLError:
@@ -306,7 +298,7 @@ class BufferingWriter(Blocking):
         await self._writer.abort()
 
     def _report_unwritten(self, reason: str) -> None:
-        unwritten = self._unwritten()
+        unwritten = self._writer.describe_unwritten(list(self._outbox))
         if unwritten is None:
             return
         logger.error(

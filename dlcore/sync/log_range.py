@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from dlcore.sync.reader import LogReader
@@ -18,35 +17,7 @@ if TYPE_CHECKING:
     from dlcore.sync.portal import Portal
 
 
-class Framed(ABC):
-    """Conversions to frames, for classes that give a table."""
-
-    @abstractmethod
-    def to_arrow(self) -> pa.Table:
-        """Return all records as a table."""
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return all records as a pandas frame; `frame["dlsn"].struct` has parts of positions.
-
-        Raises: as `to_arrow`.
-        """
-        from dlcore.log.reading.ranges import pandas_from_arrow
-
-        return pandas_from_arrow(self.to_arrow())
-
-    def to_polars(self) -> Any:
-        """Return all records as a Polars frame.
-
-        Raises:
-            ConfigurationError: Polars is not installed.
-        """
-        from dlcore.log.reading.ranges import polars_from_arrow
-
-        make = polars_from_arrow()
-        return make(self.to_arrow())
-
-
-class LogRange(Framed):
+class LogRange:
     """The records of a log in [start, end), fixed at its creation; use `log.read`.
 
     Iterating yields Arrow batches with the columns of `schema`.  DuckDB, Polars and other tools
@@ -97,6 +68,26 @@ class LogRange(Framed):
         import pyarrow as pa
 
         return pa.Table.from_batches(list(self), self.schema)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all records as a pandas frame; `frame["dlsn"].struct` has parts of positions.
+
+        Raises: as `to_arrow`.
+        """
+        from dlcore.log.reading.ranges import pandas_from_arrow
+
+        return pandas_from_arrow(self.to_arrow())
+
+    def to_polars(self) -> Any:
+        """Return all records as a Polars frame.
+
+        Raises:
+            ConfigurationError: Polars is not installed.
+        """
+        from dlcore.log.reading.ranges import polars_from_arrow
+
+        make = polars_from_arrow()
+        return make(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         import pyarrow as pa

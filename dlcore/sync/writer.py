@@ -14,8 +14,6 @@ from dlcore.base.records import LogRecord
 from dlcore.sync.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
 
 if TYPE_CHECKING:
-    import asyncio
-
     import pyarrow as pa
 
     from dlcore.base.ids import DLSN
@@ -37,8 +35,6 @@ class LogWriter(BufferingWriter):
     An open writer is closed with its namespace, or at exit.  If records cannot be written at exit
     within 10 s, an error is logged, and the exit status is 120.
     """
-
-    _writer: AsyncLogWriter
 
     def __init__(
         self, portal: Portal, writer: AsyncLogWriter, opened: dict[BufferingWriter, None]
@@ -220,12 +216,6 @@ class LogWriter(BufferingWriter):
         """Flush and close at exit; log what could not be written."""
         self._lowest_txid = TXID_MAX + 1  # a later record would never be passed on
         await super().finish()
-
-    def _accept(self, waiting: Any) -> asyncio.Future[Any]:
-        return self._writer.write_fitted(waiting)
-
-    def _unwritten(self) -> str | None:
-        return self._writer.describe_unwritten(list(self._outbox))
 
 
 _opened_here: weakref.WeakSet[LogWriter] = weakref.WeakSet()

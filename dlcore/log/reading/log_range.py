@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,31 +20,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.rows_reader import AsyncLogReader
 
 
-class AsyncFramed(ABC):
-    """An object with frames, made from its table in a thread, so that the loop is not blocked."""
-
-    @abstractmethod
-    async def to_arrow(self) -> pa.Table:
-        """Return all of it as a table.  Raises: as the reader of the records."""
-
-    async def to_pandas(self) -> pd.DataFrame:
-        """Return all of it as a pandas frame; parts of positions are `frame["dlsn"].struct`'s.
-
-        Raises: as `to_arrow`.
-        """
-        return await asyncio.to_thread(pandas_from_arrow, await self.to_arrow())
-
-    async def to_polars(self) -> Any:
-        """Return all of it as a Polars frame.
-
-        Raises:
-            ConfigurationError: Polars is not installed.
-        """
-        make = polars_from_arrow()
-        return await asyncio.to_thread(make, await self.to_arrow())
-
-
-class LogRange(AsyncFramed):
+class LogRange:
     """The records of a log in [start, end), fixed when it was made; use `log.read`.
 
     `async for batch in log_range` yields Arrow batches with the columns of `schema`.  Each
@@ -98,3 +73,21 @@ class LogRange(AsyncFramed):
         Raises: AlreadyTruncatedError, and as `AsyncLogReader.read_batch`.
         """
         return pa.Table.from_batches([batch async for batch in self], self.schema)
+
+    async def to_pandas(self) -> pd.DataFrame:
+        """Return all of it as a pandas frame, made in a thread, so that the loop is not blocked.
+
+        Parts of positions are `frame["dlsn"].struct`'s.
+
+        Raises: as `to_arrow`.
+        """
+        return await asyncio.to_thread(pandas_from_arrow, await self.to_arrow())
+
+    async def to_polars(self) -> Any:
+        """Return all of it as a Polars frame.
+
+        Raises:
+            ConfigurationError: Polars is not installed.
+        """
+        make = polars_from_arrow()
+        return await asyncio.to_thread(make, await self.to_arrow())

@@ -152,7 +152,6 @@ class Producers(Generic[_Ticket]):
         self._segment = -1
         self._snapshot = 0
         self._bytes_since = 0
-        self._is_stamping = False
         self.has_stamped = False
         """Whether the extent being written has a stamped entry; then its last one is stamped."""
 
