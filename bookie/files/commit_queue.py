@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from bookie.files.format import NOTE_BYTES
 from bookie.files.unsealed import Batch, UnsealedFile, UnsealedFiles
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,7 +206,7 @@ class Failed:
 Effect: TypeAlias = Call | Offer | Durable | Write | MakeFooter | HandOver | RetryLater | Failed
 
 
-class CommitQueue:
+class CommitQueue(Machine[CommitState]):
     """The batches of one log that are not durable yet, and the files that they go to.
 
     Args:
@@ -214,6 +214,8 @@ class CommitQueue:
         batch_bytes_max: most bytes of a batch that more than one record shares.
         retry_s: how long a full disk is left alone.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(self, files: UnsealedFiles, *, batch_bytes_max: int, retry_s: float) -> None:
         self.state = _S.IDLE
@@ -289,10 +291,6 @@ class CommitQueue:
                 return self._fail(error)
             case _:
                 assert_never(event)
-
-    def _become(self, state: CommitState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _wake(self) -> list[Effect]:
         self._due_end = self.accepted_end

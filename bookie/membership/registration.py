@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from bookie.disks.port import DiskSpace
 from dlcore.base.errors import ConfigurationError, DLError, MetadataError, NoNodeError
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, encode
@@ -205,7 +205,7 @@ class RemovalEnded:
 Effect: TypeAlias = Call | Apply | RetryLater | RegisterEnded | Conflict | RemovalEnded
 
 
-class Registration:
+class Registration(Machine[RegistrationState]):
     """The registration of one bookie.
 
     Args:
@@ -215,6 +215,8 @@ class Registration:
         control_address: where operators reach it.
         rack: its failure domain.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -281,10 +283,6 @@ class Registration:
                 return self._close()
             case _:
                 assert_never(signal)
-
-    def _become(self, state: RegistrationState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _differ(self) -> list[Effect]:
         self._may_differ = True

@@ -38,7 +38,7 @@ from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
 )
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.keepalive import LEAST_S, Keepalive
 from dlcore.wire.messages import (
@@ -440,7 +440,7 @@ class _Steps:
         self.round = 0
 
 
-class Session:
+class Session(Machine[SessionState]):
     """The session of one connection.
 
     Args:
@@ -450,6 +450,8 @@ class Session:
         opened_s: when the connection was accepted; any clock's time in seconds.
         is_draining: whether the bookie shuts down already.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self, end: BookieEnd, room: Room, bounds: Bounds, *, opened_s: float, is_draining: bool
@@ -541,10 +543,6 @@ class Session:
                 return self._lost()
             case _:
                 assert_never(event)
-
-    def _become(self, state: SessionState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     # Admission
 

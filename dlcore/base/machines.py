@@ -1,4 +1,4 @@
-"""The transitions between a machine's states as a table, and the diagram that is drawn of it."""
+"""The base of the machines, the table of transitions between states, and its diagram."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ class Transitions(Generic[StateT]):
             for after, cause in afters.items()
         ]
         return "\n".join(["stateDiagram-v2", f"  [*] --> {self.start.name}", *moves])
+
+
+class Machine(Generic[StateT]):
+    """The base of the machines: a state that changes as the table allows."""
+
+    transitions: Transitions[StateT]
+    state: StateT
+
+    def _become(self, state: StateT) -> None:
+        assert self.transitions.allow(self.state, state), (self.state, state)
+        self.state = state

@@ -44,7 +44,7 @@ from dlcore.base.errors import (
     UnexpectedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.flight.put import Numbered
 from dlcore.flight.sending import framed
 from dlcore.log.entries.batches import batch_of
@@ -567,7 +567,7 @@ def _cut(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return _cut(batch.slice(0, half)) + _cut(batch.slice(half))
 
 
-class ProducerClient(Generic[_Ticket]):
+class ProducerClient(Machine[ClientState], Generic[_Ticket]):
     """One producer of one log; a `_Ticket` identifies a caller.
 
     Args:
@@ -578,6 +578,8 @@ class ProducerClient(Generic[_Ticket]):
             written if this is the position of the log's last record (None: the log is empty).
         bytes_max: most bytes that may be pending when a record is accepted.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -695,10 +697,6 @@ class ProducerClient(Generic[_Ticket]):
                 return self._fail(error)
             case _:
                 assert_never(event)
-
-    def _become(self, state: ClientState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     # Sending
 

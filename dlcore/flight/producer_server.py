@@ -43,7 +43,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.flight.put import sequence_of
 from dlcore.flight.replies import Draining, End, PutReply
 from dlcore.log.writing.producers import Mark
@@ -336,7 +336,7 @@ class _Waiting(NamedTuple):
     mark: Mark | None
 
 
-class ProducerServer:
+class ProducerServer(Machine[ServerState]):
     """One stream to a log that the proxy owns.
 
     Args:
@@ -344,6 +344,8 @@ class ProducerServer:
         decoder: decodes its messages.
         ready: the reply to a client without a producer; it has the stream's window.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(self, target: PutTarget, decoder: PutDecoder, ready: Ready) -> None:
         self.state = TRANSITIONS.start
@@ -412,10 +414,6 @@ class ProducerServer:
                 return self._end(self._ending) if self.state is _PARTING else []
             case _:
                 assert_never(signal)
-
-    def _become(self, state: ServerState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _begun(self, ready: Ready) -> Sequence[Effect]:
         if self.state is _ENDED:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from dlcore.base.errors import LedgerReadError
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.ledger.metadata.values import LedgerState
 
@@ -344,7 +344,7 @@ class _Source:
         return self.followed
 
 
-class LedgerFollow:
+class LedgerFollow(Machine[FollowState]):
     """One caller that follows one ledger.
 
     Args:
@@ -352,6 +352,8 @@ class LedgerFollow:
         first: the first entry to hand out.
         now: the time of the events' clock.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(self, metadata: LedgerMetadata, *, first: int, now: float) -> None:
         self.state = _IDLE
@@ -416,10 +418,6 @@ class LedgerFollow:
                 return self._fail(error)
             case _:
                 assert_never(event)
-
-    def _become(self, state: FollowState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     # Entries for the caller
 

@@ -60,7 +60,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
     NotEnoughBookiesError,
 )
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.ledger.metadata.quorum import first_followed, is_covered, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.placement import Topology, choose_replacements
@@ -486,7 +486,7 @@ class _Telling:
         self.is_retrying = False  # `LAC_RETRY_DUE` comes
 
 
-class LedgerAppender:
+class LedgerAppender(Machine[AppenderState]):
     """The append half of a ledger: one instance per writer or recoverer, one caller at a time.
 
     Args:
@@ -498,6 +498,8 @@ class LedgerAppender:
         last_add_confirmed: the entry that the first one follows.
         is_recovery: whether entries are written back that a recovery read.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -632,10 +634,6 @@ class LedgerAppender:
                 return self._given_up(error)
             case _:
                 assert_never(event)
-
-    def _become(self, state: AppenderState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     # Entries
 

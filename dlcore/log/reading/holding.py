@@ -44,7 +44,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import LAYOUT, Count, Number
@@ -311,7 +311,7 @@ class Ended:
 Effect: TypeAlias = Call | AwaitLock | Put | Pause | RemoveNodes | Ended
 
 
-class Hold:
+class Hold(Machine[HoldState]):
     """One subscription, as seen by one client.
 
     Args:
@@ -320,6 +320,8 @@ class Hold:
         client_id: this client, for error texts.
         token: of this holder.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(self, log: str, subscriber: str, client_id: str, token: str) -> None:
         self.token = token
@@ -379,10 +381,6 @@ class Hold:
             case _:
                 assert_never(signal)
         return None
-
-    def _become(self, state: HoldState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _rest(self) -> None:
         state = HoldState.HELD if self.is_locked else HoldState.FREE

@@ -40,7 +40,7 @@ from dlcore.base.errors import (
     MetadataConnectionError,
     ReaderIdleError,
 )
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.reading.cursor import (
@@ -341,7 +341,7 @@ class _Wait:
         )
 
 
-class LogTail:
+class LogTail(Machine[TailState]):
     """Reads one log's entries from the position of `cursor` on, for one caller.
 
     Args:
@@ -350,6 +350,8 @@ class LogTail:
         config: the bounds of the buffer and of waits.
         skips_broken: whether entries of which no replica is undamaged are skipped.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self, segments: LogState, cursor: ReadCursor, config: LogConfig, *, skips_broken: bool
@@ -465,10 +467,6 @@ class LogTail:
                 return self._fail(error)
             case _:
                 assert_never(event)
-
-    def _become(self, state: TailState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     # The next step
 

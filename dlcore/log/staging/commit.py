@@ -47,7 +47,7 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     lssn_to_merge,
@@ -300,7 +300,7 @@ class Ended:
 Effect: TypeAlias = Look | AwaitLocks | RecoverLog | Store | Pause | Ended
 
 
-class Commit:
+class Commit(Machine[CommitState]):
     """The commit of one append.
 
     Args:
@@ -309,6 +309,8 @@ class Commit:
         config: the namespace's; settings of the logs go before it.
         client_id: the client that commits, for error texts.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self, paths: NamespacePaths, terms: AppendTerms, config: LogConfig, client_id: str
@@ -354,10 +356,6 @@ class Commit:
                 return self._look()
             case _:
                 assert_never(signal)
-
-    def _become(self, state: CommitState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     @property
     def replaces(self) -> bool:

@@ -37,7 +37,7 @@ from dlcore.base.errors import (
     NoNodeError,
     OwnershipAcquireFailedError,
 )
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Report:
 Effect: TypeAlias = Call | CreateLock | AskHolder | After | Notice | Denied | Report
 
 
-class Ownership:
+class Ownership(Machine[OwnershipState]):
     """The writer lock of one log, as seen by one writer.
 
     Args:
@@ -230,6 +230,8 @@ class Ownership:
         client_id: this client, for error texts.
         asks: whether to ask a proxy that holds the lock to release it.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(self, name: str, client_id: str, *, asks: bool = False) -> None:
         self.state = OwnershipState.IDLE
@@ -318,10 +320,6 @@ class Ownership:
                 return []
             case _:
                 assert_never(signal)
-
-    def _become(self, state: OwnershipState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _acquire(self, timeout_s: float, now: float) -> list[Effect]:
         self._timeout_s, self._begun_s = timeout_s, now

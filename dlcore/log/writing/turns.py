@@ -29,7 +29,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.metadata.port import UNANSWERED
 
@@ -204,12 +204,14 @@ Effect: TypeAlias = (
 )
 
 
-class Turns:
+class Turns(Machine[TurnState]):
     """The turns of appends beside one writer.
 
     Args:
         head: the log's head when the writer began.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(self, head: LogHead) -> None:
         self.state = TurnState.FREE
@@ -252,10 +254,6 @@ class Turns:
                 return self._look(TurnState.LOOKING)
             case _:
                 assert_never(signal)
-
-    def _become(self, state: TurnState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _changed(self) -> list[Effect]:
         if self.state is TurnState.FREE:

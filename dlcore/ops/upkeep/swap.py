@@ -34,7 +34,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.base.machines import Transitions
+from dlcore.base.machines import Machine, Transitions
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
 from dlcore.metadata.port import UNANSWERED, Delete, Op, Versioned
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, plan_swap
@@ -167,7 +167,7 @@ class Ended:
 Effect: TypeAlias = Look | Verify | Store | Pause | Ended
 
 
-class Swap:
+class Swap(Machine[SwapState]):
     """One swap.
 
     Args:
@@ -178,6 +178,8 @@ class Swap:
         merged: the extent that replaces them.
         merges: the number of the log's merges when the segment was read.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -219,10 +221,6 @@ class Swap:
         except DLError as error:
             self._become(SwapState.FAILED)
             return Ended(error)
-
-    def _become(self, state: SwapState) -> None:
-        assert TRANSITIONS.allow(self.state, state), (self.state, state)
-        self.state = state
 
     def _end(self, state: SwapState) -> Effect:
         self._become(state)
