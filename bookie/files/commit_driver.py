@@ -142,19 +142,16 @@ class GroupCommit:
         finally:
             self._handle(Fail(BookieUnavailableError("the bookie's storage was closed")))
 
-    def _handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
+    def _handle(self, event: Event) -> None:
         effects = self.queue.handle(event)
         for effect in effects:
             match effect:
                 case Offer():
                     effects += self.queue.handle(self._offered(effect))
-                case Durable(end, ledger_ids):
-                    while self._waiters and self._waiters[0][0] <= end:
-                        future = self._waiters.popleft()[1]
-                        if not future.done():
-                            future.set_result(None)
-                    # After the callbacks of these futures.
-                    self._loop.call_soon(self._events.on_durable, ledger_ids)
+                case Durable():
+                    self._answer_waiters(effect.end)
+                    # After the callbacks of their futures.
+                    self._loop.call_soon(self._events.on_durable, effect.ledger_ids)
                 case Call.TURN_SOON:
                     self._loop.call_soon(self._turn)
                 case Write() | MakeFooter():
@@ -170,6 +167,13 @@ class GroupCommit:
                     self._fail(error)
                 case _:
                     assert_never(effect)
+
+    def _answer_waiters(self, end: int) -> None:
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= end:
+            future = waiters.popleft()[1]
+            if not future.done():
+                future.set_result(None)
 
     def _turn(self) -> None:
         try:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from bookie.files.format import NOTE_BYTES
 from bookie.files.unsealed import Batch, UnsealedFile, UnsealedFiles
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import BytesLike
 
 
-class CommitState(enum.Enum):
+class CommitState(State):
     """The state of the machine; FAILED is final."""
 
     IDLE = "no record has to be written soon"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from bookie.disks.port import DiskSpace
 from dlcore.base.errors import ConfigurationError, DLError, MetadataError, NoNodeError
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, encode
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 RETRY_S = 0.5
 
 
-class RegistrationState(enum.Enum):
+class RegistrationState(State):
     """The state of the machine; REFUSED and REMOVED are final."""
 
     ABSENT = "nobody asked for a registration, or it was given up"

@@ -125,7 +125,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take received bytes."""
-        self._handle(Received(nbytes, self._loop.time()))
+        turns = self._service.turns
+        is_turn = turns.are_free
+        self._handle(Received(nbytes, self._loop.time(), is_turn))
+        if is_turn and self.session.is_turn_due:
+            turns.wait(self)
 
     def pause_writing(self) -> None:
         """Stop making answers: the client does not receive those that were sent."""
@@ -192,21 +196,20 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
         for effect in self.session.handle(event):
             match effect:
+                # The most frequent ones first, because the cases are tried one after the other.
+                case Send():
+                    if self._transport is not None and not self._transport.is_closing():
+                        send(self._transport, effect.buffers)
+                case StoreEach():
+                    self._store_each(effect.add)
+                case Step():
+                    self._step(effect.request_id)
                 case Call():
                     self._call(effect)
-                case Send(buffers):
-                    if self._transport is not None and not self._transport.is_closing():
-                        send(self._transport, buffers)
                 case StoreRun(add):
                     self._store_run(add)
-                case StoreEach(add):
-                    for request_id, frame in enumerate(add.frames, add.first_request_id):
-                        future = self._storage.writes.add_entry(frame, is_recovery=add.is_recovery)
-                        self._fly([request_id], len(frame), future)
                 case StoreLac(request):
                     self._store_lac(request)
-                case Step(request_id):
-                    self._step(request_id)
                 case Read(request):
                     self._read(request)
                 case CancelRead(request_id):
@@ -271,6 +274,11 @@ class Connection(asyncio.BufferedProtocol):
         else:
             first = add.first_request_id
             self._fly(range(first, first + len(run)), len(run.payload), future)
+
+    def _store_each(self, add: Add) -> None:
+        for request_id, frame in enumerate(add.frames, add.first_request_id):
+            future = self._storage.writes.add_entry(frame, is_recovery=add.is_recovery)
+            self._fly([request_id], len(frame), future)
 
     def _store_lac(self, request: WriteLac) -> None:
         try:

@@ -61,7 +61,8 @@ class ReadBudget:
         """
         size = self.chunk_bytes(wanted)
         while True:
-            await self.take(size)
+            if not self._take_now(size):
+                await self.take(size)
             try:
                 return await read(size), size
             except LargerEntryError as error:
@@ -80,8 +81,7 @@ class ReadBudget:
 
     async def take(self, size: int) -> None:
         """Wait for `size` bytes, behind the readers that waited before."""
-        if not self._waiters and size <= self.free:
-            self.free -= size
+        if self._take_now(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((size, future))
@@ -93,6 +93,12 @@ class ReadBudget:
             if future.done() and not future.cancelled():
                 self.give(size)
             raise
+
+    def _take_now(self, size: int) -> bool:
+        if self._waiters or size > self.free:
+            return False
+        self.free -= size
+        return True
 
     def give(self, size: int) -> None:
         """Give bytes back.  Raises: ValueError: fewer were taken."""

@@ -38,7 +38,7 @@ from dlcore.base.errors import (
     BookieUnavailableError,
     DLError,
 )
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.wire.frames import FrameRun
 from dlcore.wire.keepalive import LEAST_S, Keepalive
 from dlcore.wire.messages import (
@@ -92,7 +92,7 @@ _STEPS_PER_TURN = 16
 _SHUTTING_DOWN = "the bookie is shutting down"
 
 
-class SessionState(enum.Enum):
+class SessionState(State):
     """The state of the machine; CLOSED is final."""
 
     GREETING = "the client has not said HELLO yet"
@@ -182,10 +182,14 @@ class Signal(enum.Enum):
 
 
 class Received(NamedTuple):
-    """Event: so many bytes are in the buffer that `BookieEnd.get_buffer` returned."""
+    """Event: so many bytes are in the buffer that `BookieEnd.get_buffer` returned.
+
+    `is_turn`: no other session waits, so that this is the session's turn as well.
+    """
 
     size_bytes: int
     now_s: float
+    is_turn: bool = False
 
 
 class Stored(NamedTuple):
@@ -497,29 +501,30 @@ class Session(Machine[SessionState]):
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
         """Take one event."""
         match event:
-            case Received(size_bytes, now_s):
-                return self._received(size_bytes, now_s)
-            case Signal.TURN:
-                return self._take_requests()
+            # The most frequent ones first, because the cases are tried one after the other.
+            case Received():
+                return self._received(event)
             case Stored():
                 return self._stored(*event)
-            case RunNotTaken(add):
-                self._fly(len(add.frames) - 1, 0)
-                return [StoreEach(add)]
-            case Signal.FLUSH:
-                self._answers.is_due = False
-                return self._flush()
-            case MessageRead(message):
-                return self._message_read(message)
-            case Stepped(request_id, has_news, error):
-                return self._stepped(request_id, error, has_news=has_news)
-            case News(request_id):
-                return self._news(request_id)
-            case Signal.STEP_WAITS:
-                return self._step_waits()
+            case News():
+                return self._news(event.request_id)
+            case MessageRead():
+                return self._message_read(event.message)
+            case Stepped():
+                return self._stepped(event)
             case Signal.BEGIN_STEPS:
                 self._steps.left = _STEPS_PER_TURN
                 return self._advance()
+            case Signal.FLUSH:
+                self._answers.is_due = False
+                return self._flush()
+            case Signal.TURN:
+                return self._take_requests()
+            case RunNotTaken(add):
+                self._fly(len(add.frames) - 1, 0)
+                return [StoreEach(add)]
+            case Signal.STEP_WAITS:
+                return self._step_waits()
             case ReadEnded(request_id, error):
                 return self._read_ended(request_id, error)
             case Signal.TURN_WAITS:
@@ -546,11 +551,13 @@ class Session(Machine[SessionState]):
 
     # Admission
 
-    def _received(self, size_bytes: int, now_s: float) -> list[Effect]:
+    def _received(self, event: Received) -> list[Effect]:
         if self.state in _OVER:
             return []
-        self._keepalive.heard(now_s)
-        self._end.received(size_bytes)
+        self._keepalive.heard(event.now_s)
+        self._end.received(event.size_bytes)
+        if event.is_turn and not self.is_turn_due:
+            return self._take_requests()
         return self._ask_for_turn()
 
     def _ask_for_turn(self) -> list[Effect]:
@@ -579,7 +586,11 @@ class Session(Machine[SessionState]):
                     self.left_some = self._room.is_waiting
                     if self.left_some:
                         break
-                    return [*effects, *self._advance(), *self._start_reading()]
+                    if self._steps.queue:
+                        effects += self._advance()
+                    if not self.is_reading:
+                        effects += self._start_reading()
+                    return effects
                 effects += self._take(event)
                 left -= len(event.frames) if isinstance(event, Add) else 1
             else:
@@ -648,10 +659,11 @@ class Session(Machine[SessionState]):
         if self.is_draining:
             ids = range(add.first_request_id, add.first_request_id + len(frames))
             return self._settle(ids, BookieUnavailableError(_SHUTTING_DOWN))
-        if isinstance(frames, FrameRun) and len(frames) > 1 and not add.is_recovery:
+        count = len(frames)
+        if count > 1 and isinstance(frames, FrameRun) and not add.is_recovery:
             self._fly(1, len(frames.payload))
             return [StoreRun(add)]
-        self._fly(len(frames), sum(map(len, frames)))
+        self._fly(count, sum(map(len, frames)))
         return [StoreEach(add)]
 
     def _fly(self, count: int, payload_bytes: int) -> None:
@@ -788,13 +800,12 @@ class Session(Machine[SessionState]):
             steps.round -= 1
             stream = steps.queue.popleft()
             if stream.request_id in self._streams:
-                effects: list[Effect] = []
-                if steps.left == _STEPS_PER_TURN:
-                    effects.append(Call.STEPS_SOON)
+                is_first = steps.left == _STEPS_PER_TURN
                 steps.left -= 1
                 steps.begun = stream.request_id
                 stream.has_news = False
-                return [*effects, Step(stream.request_id)]
+                step = Step(stream.request_id)
+                return [step, Call.STEPS_SOON] if is_first else [step]
         return []
 
     def _can_step(self) -> bool:
@@ -806,9 +817,8 @@ class Session(Machine[SessionState]):
         self._steps.waiting.add(begun)
         return self._begin_step()
 
-    def _stepped(
-        self, request_id: int, error: BaseException | None, *, has_news: bool
-    ) -> list[Effect]:
+    def _stepped(self, event: Stepped) -> list[Effect]:
+        request_id, has_news, error = event
         steps, stream = self._steps, self._streams.get(request_id)
         effects: list[Effect] = []
         if stream is not None:
@@ -819,7 +829,8 @@ class Session(Machine[SessionState]):
             else:
                 self._enqueue(stream)
         if steps.begun == request_id:
-            return [*effects, *self._begin_step()]
+            steps.begun = None
+            return [*effects, *self._begin_step()] if steps.round else effects
         steps.waiting.remove(request_id)
         return [*effects, *self._advance()]
 

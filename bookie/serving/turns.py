@@ -45,15 +45,24 @@ class Turns:
         self._busy: deque[Taker] = deque()
         self._is_due = False
 
+    @property
+    def are_free(self) -> bool:
+        """Whether none waits."""
+        return not (self._modest or self._busy)
+
+    def wait(self, taker: Taker) -> None:
+        """Let a connection wait that has just taken requests, and has more of them."""
+        self._wait(self._busy, taker)
+
     def take(self, taker: Taker) -> None:
         """Let a connection take requests: at once if none waits, otherwise in its queue's order."""
         if taker.waits_for_turn:
             return
         # A connection that left requests is busy, though they did not fit: it comes back often.
-        if self._modest or self._busy:
-            self._wait(self._busy if taker.left_some else self._modest, taker)
-        else:
+        if self.are_free:
             self._serve(taker)
+        else:
+            self._wait(self._busy if taker.left_some else self._modest, taker)
 
     def _serve(self, taker: Taker) -> None:
         try:
@@ -64,7 +73,7 @@ class Turns:
             taker.abort()
         else:
             if has_more:
-                self._wait(self._busy, taker)
+                self.wait(taker)
 
     def _wait(self, queue: deque[Taker], taker: Taker) -> None:
         taker.waits_for_turn = True

@@ -44,7 +44,7 @@ from dlcore.base.errors import (
     UnexpectedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.flight.put import Numbered
 from dlcore.flight.sending import framed
 from dlcore.log.entries.batches import batch_of
@@ -73,7 +73,7 @@ _RECORD_BYTES = 256
 """Memory that a record written by itself takes beside its payload."""
 
 
-class ClientState(enum.Enum):
+class ClientState(State):
     """The state of the machine; CLOSED and FAILED are final."""
 
     IDLE = "no stream is open, and nothing waits to be sent"

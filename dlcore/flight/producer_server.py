@@ -43,7 +43,7 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.flight.put import sequence_of
 from dlcore.flight.replies import Draining, End, PutReply
 from dlcore.log.writing.producers import Mark
@@ -61,7 +61,7 @@ PARTING_S = 1.0
 """After it was told of a release a client has this time to end the stream."""
 
 
-class ServerState(enum.Enum):
+class ServerState(State):
     """The state of the machine; ENDED is final."""
 
     BEGINNING = "an incarnation of the producer is begun or continued"

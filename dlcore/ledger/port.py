@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -130,9 +130,18 @@ class BookieClient(Protocol):
         ...
 
     def follow(
-        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        take: Callable[[FollowUpdate], bool] | None = None,
     ) -> AsyncGenerator[FollowUpdate, None]:
         """Yield updates as the bookie's LAC moves, the first one at once; it ends when cancelled.
+
+        `take` may be asked for an update as soon as it arrives, if the caller waits for it: this
+        saves a turn of the event loop.  An update for which it returns True is not yielded.  It
+        must not raise.
 
         A bookie that holds nothing of the ledger yet answers with a LAC of -1 and pushes once it
         does.  After an update with `fenced` the old writer confirms no further entries, and the

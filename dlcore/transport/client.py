@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, contextmanager
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from dlcore.base.background import BackgroundTasks
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.base.tls import TlsFiles
     from dlcore.ledger.port import EntryRange
-    from dlcore.transport.connection import Connect, Incoming
+    from dlcore.transport.connection import Answer, Connect, Incoming
     from dlcore.transport.control import ControlClient
     from dlcore.wire.client_end import Read
     from dlcore.wire.messages import Frame
@@ -215,7 +216,12 @@ class WireBookieClient:
                     return
 
     async def follow(
-        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        take: Callable[[FollowUpdate], bool] | None = None,
     ) -> AsyncGenerator[FollowUpdate, None]:
         """Follow a ledger; see the port.  A dead connection shows by its silence."""
         request = Follow(0, ledger_id, first_entry_id, _FOLLOW_WINDOW_BYTES)
@@ -223,15 +229,12 @@ class WireBookieClient:
             timeout_s: float | None = self._config.read_timeout_s
             while True:
                 answer = await reading.next(timeout_s)
-                assert isinstance(answer, Update)
                 # The first update comes at once, later ones only when the ledger changes; a bookie
                 # that is gone shows by the keepalive.
                 timeout_s = None
-                yield FollowUpdate(
-                    frames=answer.frames,
-                    last_add_confirmed=answer.last_add_confirmed,
-                    fenced=answer.fenced,
-                )
+                yield _update_of(answer)
+                if take is not None:
+                    reading.offer_to(partial(_offer, take))
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """List the entries held; see the port."""
@@ -299,7 +302,18 @@ class _Reading:
         self._incoming: Incoming = connection.read(request)
         self._taken = 0
 
-    async def next(self, timeout_s: float | None) -> int | Held | Chunk | Update:
+    def offer_to(self, take: Callable[[Answer], bool]) -> None:
+        """Offer to `take` each answer that comes while `next` waits; see `Incoming.taker`."""
+
+        def take_now(answer: Answer) -> bool:
+            if not take(answer):
+                return False
+            self._connection.take(self._incoming, _cost_of(answer))
+            return True
+
+        self._incoming.taker = take_now
+
+    async def next(self, timeout_s: float | None) -> Answer:
         """Return the next answer; the caller is done with the one before."""
         if self._taken:
             self._connection.take(self._incoming, self._taken)
@@ -313,7 +327,7 @@ class _Reading:
                 raise BookieUnavailableError(
                     f"{self._bookie}: no answer to a read within {timeout_s:g} s"
                 ) from error
-        self._taken = 0 if isinstance(answer, int | Held) else cost_of(answer)
+        self._taken = _cost_of(answer)
         return answer
 
     def __enter__(self) -> Self:
@@ -394,6 +408,21 @@ class _Peer:
             connection.fail(error)
         else:
             await connection.open(address, self._connect)
+
+
+def _cost_of(answer: Answer) -> int:
+    return 0 if isinstance(answer, int | Held) else cost_of(answer)
+
+
+def _update_of(answer: Answer) -> FollowUpdate:
+    assert isinstance(answer, Update)
+    return FollowUpdate(
+        frames=answer.frames, last_add_confirmed=answer.last_add_confirmed, fenced=answer.fenced
+    )
+
+
+def _offer(take: Callable[[FollowUpdate], bool], answer: Answer) -> bool:
+    return take(_update_of(answer))
 
 
 @contextmanager

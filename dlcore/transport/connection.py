@@ -71,17 +71,27 @@ class Write:
         self.submitted_s = submitted_s
 
 
+Answer: TypeAlias = "int | Held | Chunk | Update"
+"""An answer to a read; an int is a LAC."""
+
+
 class Incoming:
     """The answers of a bookie to one read, in order, for one task that takes them."""
 
     def __init__(self) -> None:
         self.request_id = 0
-        self._items: deque[int | Held | Chunk | Update] = deque()
+        self.taker: Callable[[Answer], bool] | None = None
+        """Asked for each answer that comes while the task waits; True: the task does not get it."""
+        self._items: deque[Answer] = deque()
         self._error: DLError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, item: int | Held | Chunk | Update) -> None:
+    def put(self, item: Answer) -> None:
         """Add an answer that arrived."""
+        waiter = self._waiter
+        is_next = waiter is not None and not waiter.done() and not self._items
+        if is_next and self.taker is not None and self.taker(item):
+            return
         self._items.append(item)
         self._wake()
 
@@ -91,7 +101,7 @@ class Incoming:
             self._error = error
             self._wake()
 
-    async def get(self) -> int | Held | Chunk | Update:
+    async def get(self) -> Answer:
         """Return the next answer, or raise the error that ended the read."""
         while not self._items:
             if self._error is not None:
@@ -107,7 +117,7 @@ class Incoming:
         this call nothing of that would be freed before Python's next full garbage collection.
         """
         self._items.clear()
-        self._waiter = None
+        self._waiter = self.taker = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -28,7 +28,7 @@ from dlcore.ledger.port import ENTRY_ID_MAX, EntryRange, FollowUpdate, HeldEntri
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
@@ -288,7 +288,12 @@ class MemoryBookieClient:
             yield chunk
 
     async def follow(
-        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        take: Callable[[FollowUpdate], bool] | None = None,
     ) -> AsyncGenerator[FollowUpdate, None]:
         """Push updates as the LAC moves."""
         here = await self._contact(bookie)
@@ -300,9 +305,10 @@ class MemoryBookieClient:
             update = here.follow_update(ledger_id, next_entry_id)
             known = (update.last_add_confirmed, update.fenced)
             if known != last:
-                last = known
+                is_first, last = last is None, known
                 next_entry_id = max(next_entry_id, update.last_add_confirmed + 1)
-                yield update
+                if is_first or take is None or not take(update):
+                    yield update
             await change.wait()
             if self._is_closed or not here.is_running:
                 raise BookieUnavailableError(f"the connection to {bookie} broke")

@@ -173,6 +173,17 @@ def test_a_turn_that_comes_later_stops_the_client() -> None:
     assert sent(bench.handle(Signal.FLUSH)) == [Pong(1), Pong(2)]
 
 
+def test_a_session_alone_takes_requests_as_they_come() -> None:
+    """Goal: no turn is asked for; if too many come at once, the rest has a turn later."""
+    bench = Bench()
+    assert bench.receive(Ping(1), is_turn=True) == [Call.FLUSH_SOON]
+    assert bench.receive(*[Ping(2)] * 40, is_turn=True) == [Call.SET_READING]
+    assert bench.session.is_turn_due
+    assert bench.receive(Ping(3), is_turn=True) == []
+    assert bench.handle(Signal.TURN) == [Call.SET_READING]
+    assert len(sent(bench.handle(Signal.FLUSH))) == 42
+
+
 def test_a_payload_that_waits_for_memory_stops_the_client() -> None:
     """Goal: nothing is read till the memory is there."""
     bench = Bench()
@@ -222,7 +233,7 @@ def test_a_client_that_breaks_the_protocol_is_refused_after_its_answers() -> Non
     effects = bench.take(
         adds(FRAME), Follow(2, 1, 0, WINDOW), ReadEntry(3, 1, 0, fence=False), Durable((1,))
     )
-    assert [type(each) for each in effects[-4:]] == [NoteRefusal, Call, Step, Call]
+    assert [type(each) for each in effects[-4:]] == [NoteRefusal, Step, Call, Call]
     assert bench.session.state is SessionState.REFUSING
     effects = bench.stored(1)
     assert sent(effects)[0] == Durable((1,))

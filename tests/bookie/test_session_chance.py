@@ -87,8 +87,10 @@ class World:
 
     def receive(self, *messages: Message) -> None:
         """Send messages to the session."""
-        for effect in self.bench.receive(*messages):
+        is_turn = Signal.TURN not in self.soon and self.rng.random() < 0.5
+        for effect in self.bench.receive(*messages, is_turn=is_turn):
             self.perform(effect)
+        self.note_turn()
 
     def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
         """Perform an effect; some have their answer at once."""
@@ -140,6 +142,10 @@ class World:
     def take_turn(self) -> None:
         """Let the session take requests; if it says so, another turn comes."""
         self.handle(Signal.TURN)
+        self.note_turn()
+
+    def note_turn(self) -> None:
+        """Let the turn come that the session has without asking for it."""
         if self.session.is_turn_due and Signal.TURN not in self.soon:
             self.soon.append(Signal.TURN)
 

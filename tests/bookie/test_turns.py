@@ -60,6 +60,25 @@ def test_who_is_alone_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     run(main())
 
 
+def test_who_has_taken_some_waits_for_more_as_busy_ones_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind those that ask for little."""
+    monkeypatch.setattr(module, "_TURN_S", 0.0)
+
+    async def main() -> None:
+        turns, taken = Turns(), list[Client]()
+        busy, modest = Client(turns, taken), Client(turns, taken)
+        busy.count = 1
+        turns.wait(busy)
+        modest.sends(1)
+        assert not taken
+        await until(lambda: len(taken) == 2)
+        assert taken == [modest, busy]
+
+    run(main())
+
+
 def test_who_asks_for_little_comes_before_those_that_always_have_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,7 @@ from dlcore.base.ids import BookieId
 from dlcore.ledger.port import ENTRY_ID_MAX, BookieClient, EntryRange, FollowUpdate
 from dlcore.transport.client import WireBookieClient
 from dlcore.transport.memory import MemoryBookie, MemoryBookieClient
+from tests.fixtures.aio import until
 from tests.fixtures.certificates import Tls, make_tls
 from tests.fixtures.served_bookie import (
     BOOKIE,
@@ -376,6 +378,46 @@ def test_a_follower_that_is_far_behind_misses_nothing(open_cluster: Open) -> Non
                 if update.last_add_confirmed == 19:
                     break
         assert got == frames
+
+    run(open_cluster, scenario)
+
+
+def test_a_follower_may_take_updates_as_they_arrive(open_cluster: Open) -> None:
+    """More than a window is taken at once, other updates are yielded: none is missed or doubled."""
+
+    async def scenario(cluster: Cluster) -> None:
+        client, bookie = cluster.client, cluster.bookie
+        frames = [frame_of(LEDGER, i, bytes([i]) * 400_000, lac=i - 1) for i in range(20)]
+        got: list[bytes] = []
+        taken: list[bool] = []
+
+        def keep(update: FollowUpdate) -> None:
+            got.extend(map(bytes, update.frames))
+
+        def holds(count: int) -> bool:
+            return len(got) == count
+
+        def take(update: FollowUpdate) -> bool:
+            taken.append(len(taken) % 4 < 3)
+            if taken[-1]:
+                keep(update)
+            return taken[-1]
+
+        async def iterate() -> None:
+            updates = client.follow(bookie, ledger_id=LEDGER, first_entry_id=0, take=take)
+            async with aclosing(updates):
+                async for update in updates:
+                    keep(update)
+
+        task = asyncio.create_task(iterate())
+        for entry_id, frame in enumerate(frames):
+            await client.add_entry(bookie, frame)
+            await client.write_lac(bookie, ledger_id=LEDGER, last_add_confirmed=entry_id)
+            await until(partial(holds, entry_id + 1))
+        task.cancel()
+        await asyncio.wait([task])
+        assert got == frames
+        assert any(taken)
 
     run(open_cluster, scenario)
 

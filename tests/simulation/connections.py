@@ -203,7 +203,12 @@ class SimBookieClient:
             raise BookieUnavailableError("the stream is silent") from None
 
     async def follow(
-        self, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+        self,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        take: Callable[[FollowUpdate], bool] | None = None,
     ) -> AsyncGenerator[FollowUpdate, None]:
         """Push updates."""
         stream = self._open(
@@ -215,7 +220,8 @@ class SimBookieClient:
         )
         try:
             while (item := await stream.get()) is not None:
-                yield item
+                if take is None or not take(item):
+                    yield item
         finally:
             stream.cancel()
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 from dlcore.base.errors import LedgerReadError
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.quorum import first_followed
 from dlcore.ledger.metadata.values import LedgerState
 
@@ -54,7 +54,7 @@ _BACKOFF_S = 0.1
 _BACKOFF_S_MAX = 1.0
 
 
-class FollowState(enum.Enum):
+class FollowState(State):
     """The state of the machine; ENDED is final."""
 
     IDLE = "the caller works at a step, or has not asked for the first one"

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata
-    from dlcore.ledger.port import BookieClient, HeldEntries
+    from dlcore.ledger.port import BookieClient, FollowUpdate, HeldEntries
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ class LedgerFollower:
                     is_over = step.closed
                     yield step
         finally:
+            self._listens.clear()
             self._following = None  # its frames refer to this object
             await self._tasks.aclose()
 
@@ -155,11 +156,13 @@ class LedgerFollower:
                 self._reads_on.set()
             case Follow(bookie, first_entry_id):
                 self._listens = asyncio.Event()
+                self._listens.set()
                 follow = partial(self._follow, bookie, first_entry_id, self._listens)
                 self._following = self._start(follow)
             case Control.UNFOLLOW:
                 assert self._following is not None
                 self._following.cancel()
+                self._listens.clear()
             case Call() | AskMembers() | CheckLac() | TickAt() | Pause():
                 self._start(partial(self._call, effect))
             case _:
@@ -182,8 +185,9 @@ class LedgerFollower:
             self._handle(Broke(error))
 
     async def _follow(self, bookie: BookieId, first: int, listens: asyncio.Event) -> None:
-        ledger_id, loop = self._machine.metadata.ledger_id, asyncio.get_running_loop()
-        updates = self._bookies.follow(bookie, ledger_id=ledger_id, first_entry_id=first)
+        ledger_id = self._machine.metadata.ledger_id
+        take = partial(self._take, bookie, listens)
+        updates = self._bookies.follow(bookie, ledger_id=ledger_id, first_entry_id=first, take=take)
         async with aclosing(updates):
             while True:
                 try:
@@ -192,14 +196,31 @@ class LedgerFollower:
                     logger.info("follow failed ledger=%d bookie=%s: %r", ledger_id, bookie, error)
                     self._handle(FollowFailed())
                     return
-                self._on_answer()
-                entries = self._verified(bookie, update.frames)
-                listens.clear()
-                lac, fenced = update.last_add_confirmed, update.fenced
-                self._handle(Pushed(entries, lac, fenced, loop.time()))
+                # It came while the caller was slow to take the one before.
+                if not listens.is_set():
+                    await listens.wait()
+                self._push(bookie, listens, update)
                 # The next update is not requested yet: a slow caller then slows the bookie down.
                 if not listens.is_set():
                     await listens.wait()
+
+    def _take(self, bookie: BookieId, listens: asyncio.Event, update: FollowUpdate) -> bool:
+        """Take an update at once, without a turn of the event loop, unless the caller is slow."""
+        if not listens.is_set():
+            return False
+        try:
+            self._push(bookie, listens, update)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            self._handle(Broke(error))
+        return True
+
+    def _push(self, bookie: BookieId, listens: asyncio.Event, update: FollowUpdate) -> None:
+        self._on_answer()
+        entries = self._verified(bookie, update.frames)
+        listens.clear()
+        lac, fenced = update.last_add_confirmed, update.fenced
+        now_s = asyncio.get_running_loop().time()
+        self._handle(Pushed(entries, lac, fenced, now_s))
 
     def _verified(self, bookie: BookieId, frames: Sequence[bytes | memoryview]) -> list[EntryFrame]:
         """Return the good entries; another replica has a damaged one, too."""

@@ -60,7 +60,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
     NotEnoughBookiesError,
 )
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.quorum import first_followed, is_covered, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.placement import Topology, choose_replacements
@@ -93,7 +93,7 @@ TAKEN = (LedgerFencedError, LedgerClosedError, LedgerNotFoundError)
 """Errors after which the ledger is another client's, or nobody's, for good."""
 
 
-class AppenderState(enum.Enum):
+class AppenderState(State):
     """The state of the machine; CLOSED is final."""
 
     STEADY = "every member of the ensemble takes adds"

@@ -44,7 +44,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import LAYOUT, Count, Number
@@ -81,7 +81,7 @@ class Seen(NamedTuple):
     mark: Mark
 
 
-class HoldState(enum.Enum):
+class HoldState(State):
     """The state of the machine; there is no final one."""
 
     FREE = "not locked, and nothing is under way"

@@ -40,7 +40,7 @@ from dlcore.base.errors import (
     MetadataConnectionError,
     ReaderIdleError,
 )
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.body import EntryHeader, decode_entry_header
 from dlcore.log.reading.cursor import (
@@ -66,7 +66,7 @@ _OPENED_AHEAD_BYTES = 12 * MIB
 Its ledger and first chunk arrive after some milliseconds, in which a reader reads about as much."""
 
 
-class TailState(enum.Enum):
+class TailState(State):
     """The state of the machine; CLOSED is final."""
 
     LEARNING = "the segment list is being read, and says what is next"

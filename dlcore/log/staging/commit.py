@@ -47,7 +47,7 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     lssn_to_merge,
@@ -85,7 +85,7 @@ _NAMED_MAX = 5
 _CONFLICTS = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
-class CommitState(enum.Enum):
+class CommitState(State):
     """The state of the machine; DECIDED is final."""
 
     READY = "no caller waits; the append may be committed, or tried again"

@@ -37,7 +37,7 @@ from dlcore.base.errors import (
     NoNodeError,
     OwnershipAcquireFailedError,
 )
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _TOKENS_MAX = 100
 """Attempts whose tokens are remembered: a node of an older attempt cannot exist any more."""
 
 
-class OwnershipState(enum.Enum):
+class OwnershipState(State):
     """The state of the machine; RELEASED is final, and DENIED is left for it alone."""
 
     IDLE = "the lock is not wanted yet"

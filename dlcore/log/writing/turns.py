@@ -29,7 +29,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.metadata.port import UNANSWERED
 
@@ -42,7 +42,7 @@ TURN_S = 5.0
 RETRY_S = 0.2
 
 
-class TurnState(enum.Enum):
+class TurnState(State):
     """The state of the machine; OVER is final."""
 
     FREE = "no append asks for a turn"

@@ -34,7 +34,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.base.machines import Machine, Transitions
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
 from dlcore.metadata.port import UNANSWERED, Delete, Op, Versioned
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, plan_swap
@@ -53,7 +53,7 @@ ATTEMPTS_MAX = 100
 _CONFLICT_DELAY_S_MAX = 0.05
 
 
-class SwapState(enum.Enum):
+class SwapState(State):
     """The state of the machine; SWAPPED, OVERTAKEN and FAILED are final."""
 
     READY = "nothing has begun"

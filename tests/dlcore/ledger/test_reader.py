@@ -381,10 +381,16 @@ def test_an_entry_beyond_the_lac_that_is_told_with_it_is_not_taken(
     follow, told = MemoryBookieClient.follow, [-1]
 
     async def hasty(
-        self: MemoryBookieClient, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+        self: MemoryBookieClient,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        **_: object,
     ) -> AsyncIterator[FollowUpdate]:
-        about = {"ledger_id": ledger_id, "first_entry_id": first_entry_id}
-        async for update in follow(self, bookie, **about):
+        async for update in follow(
+            self, bookie, ledger_id=ledger_id, first_entry_id=first_entry_id
+        ):
             told.append(max(update.last_add_confirmed - 1, -1))
             yield update._replace(last_add_confirmed=told[-1])
 
@@ -459,14 +465,20 @@ def test_a_follower_asks_the_bookie_whose_push_never_came(
     follow, streams = MemoryBookieClient.follow, 0
 
     async def lossy(
-        self: MemoryBookieClient, bookie: BookieId, *, ledger_id: int, first_entry_id: int
+        self: MemoryBookieClient,
+        bookie: BookieId,
+        *,
+        ledger_id: int,
+        first_entry_id: int,
+        **_: object,
     ) -> AsyncIterator[FollowUpdate]:
         nonlocal streams
         streams += 1
         if streams == 1:
             await asyncio.Event().wait()
-        about = {"ledger_id": ledger_id, "first_entry_id": first_entry_id}
-        async for update in follow(self, bookie, **about):
+        async for update in follow(
+            self, bookie, ledger_id=ledger_id, first_entry_id=first_entry_id
+        ):
             yield update
 
     monkeypatch.setattr(MemoryBookieClient, "follow", lossy)

@@ -153,6 +153,30 @@ def test_the_first_error_of_a_read_ends_it_behind_what_came_before() -> None:
     run(scenario)
 
 
+def test_an_answer_is_taken_at_once_only_by_who_waits_for_it() -> None:
+    """Not before earlier answers, nor one that is refused."""
+
+    async def scenario() -> None:
+        incoming, offered = Incoming(), list[object]()
+
+        def take(item: object) -> bool:
+            offered.append(item)
+            return item != 3
+
+        incoming.taker = take
+        incoming.put(0)  # nobody waits
+        assert await incoming.get() == 0
+        waiting = asyncio.create_task(incoming.get())
+        await asyncio.sleep(0)
+        for item in (1, 2, 3, 4):
+            incoming.put(item)
+        assert offered == [1, 2, 3]
+        assert [await waiting, await incoming.get()] == [3, 4]
+        assert offered == [1, 2, 3]
+
+    run(scenario)
+
+
 def test_an_add_waits_for_no_company_where_only_a_lac_is_out() -> None:
     """It leaves in the call, as one by itself does; behind another add it waits to share a turn."""
 
