@@ -8,14 +8,19 @@ An answer about an entry has three values.  *Yes* is a returned frame; *proven n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+    from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
     from dlcore.wire.frames import FrameParts
+
+
+OnAnswer: TypeAlias = "Callable[[DLError | None], None]"
+"""Gets the answer to a write: its error, None for success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,21 @@ class BookieClient(Protocol):
     fails with `BookieUnavailableError` if the answer does not come within its time-out, because the
     callers have no timer for it.  Frames come back as the bookie sent them: the caller verifies.
     """
+
+    def send_add(
+        self,
+        bookie: BookieId,
+        frame: bytes | FrameParts,
+        on_answer: OnAnswer,
+        *,
+        is_recovery: bool = False,
+    ) -> None:
+        """Store `frame` as `add_entry` does; the answer comes without a turn of the event loop.
+
+        `on_answer` is called once with the error, None for success, from the event loop and never
+        within this call.
+        """
+        ...
 
     def add_entry(
         self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
@@ -167,3 +187,8 @@ class BookieClient(Protocol):
     async def aclose(self) -> None:
         """Close every connection; pending requests fail with `BookieUnavailableError`."""
         ...
+
+
+def answer_by(on_answer: OnAnswer, future: asyncio.Future[None]) -> None:
+    """Call `on_answer` when a write's future is done; the future is never cancelled."""
+    future.add_done_callback(lambda done: on_answer(cast("DLError | None", done.exception())))

@@ -20,6 +20,7 @@ from dlcore.base.errors import (
     BookieError,
     BookieUnavailableError,
     DigestMismatchError,
+    DLError,
     EntryTooLargeError,
     MetadataError,
     NoSuchEntryError,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId
     from dlcore.base.tls import TlsFiles
-    from dlcore.ledger.port import EntryRange
+    from dlcore.ledger.port import EntryRange, OnAnswer
     from dlcore.transport.connection import Answer, Connect, Incoming
     from dlcore.transport.control import ControlClient
     from dlcore.wire.client_end import Read
@@ -126,24 +127,39 @@ class WireBookieClient:
         state = "closed" if self._is_closed else "open"
         return f"<WireBookieClient {state} bookies={len(self._peers)}>"
 
+    def send_add(
+        self, bookie: BookieId, frame: Frame, on_answer: OnAnswer, *, is_recovery: bool = False
+    ) -> None:
+        """Queue an add; see the port."""
+        try:
+            _check_size(bookie, len(frame))
+            connection = self._connection(bookie, Lane.WRITES)
+        except BookieError as error:
+            asyncio.get_running_loop().call_soon(on_answer, error)
+        else:
+            connection.add(frame, on_answer, is_recovery=is_recovery)
+
     def add_entry(
         self, bookie: BookieId, frame: Frame, *, is_recovery: bool = False
     ) -> asyncio.Future[None]:
         """Queue an add; see the port."""
-        try:
-            _check_size(bookie, len(frame))
-            return self._connection(bookie, Lane.WRITES).add(frame, is_recovery=is_recovery)
-        except BookieError as error:
-            return _failed(error)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.send_add(bookie, frame, partial(_end, future), is_recovery=is_recovery)
+        return future
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
     ) -> asyncio.Future[None]:
         """Queue an explicit LAC; see the port."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        on_answer = partial(_end, future)
         try:
-            return self._connection(bookie, Lane.WRITES).write_lac(ledger_id, last_add_confirmed)
+            connection = self._connection(bookie, Lane.WRITES)
         except BookieError as error:
-            return _failed(error)
+            on_answer(error)
+        else:
+            connection.write_lac(ledger_id, last_add_confirmed, on_answer)
+        return future
 
     async def read_lac(self, bookie: BookieId, *, ledger_id: int, fence: bool) -> int:
         """Read the LAC; see the port."""
@@ -445,7 +461,10 @@ def _check_size(bookie: BookieId, size: int) -> None:
         )
 
 
-def _failed(error: BookieError) -> asyncio.Future[None]:
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.set_exception(error)
-    return future
+def _end(future: asyncio.Future[None], error: DLError | None) -> None:
+    if future.done():  # the caller cancelled it
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

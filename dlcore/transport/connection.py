@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId
     from dlcore.base.tls import TlsFiles
+    from dlcore.ledger.port import OnAnswer
     from dlcore.wire.client_end import ClientEvent, Read
     from dlcore.wire.memory import ReceiveMemory
     from dlcore.wire.messages import Buffer, Chunk, Frame, Held, Hello, Update
@@ -53,18 +54,18 @@ _UNSENT_BYTES_HIGH = 4 * MIB
 class Write:
     """An add (`frame`) or an explicit LAC (`lac`: ledger id, LAC) on its way to a bookie."""
 
-    __slots__ = ("frame", "future", "is_recovery", "lac", "size", "submitted_s")
+    __slots__ = ("frame", "is_recovery", "lac", "on_answer", "size", "submitted_s")
 
     def __init__(
         self,
-        future: asyncio.Future[None],
+        on_answer: OnAnswer,
         submitted_s: float,
         frame: Frame | None,
         is_recovery: bool = False,
         lac: tuple[int, int] = (-1, -1),
     ) -> None:
         self.frame = frame
-        self.future = future
+        self.on_answer = on_answer
         self.is_recovery = is_recovery
         self.lac = lac
         self.size = 0 if frame is None else len(frame)
@@ -177,15 +178,14 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests
 
-    def add(self, frame: Frame, *, is_recovery: bool) -> asyncio.Future[None]:
+    def add(self, frame: Frame, on_answer: OnAnswer, *, is_recovery: bool) -> None:
         """Queue an add behind all earlier writes."""
-        loop = self._loop
-        return self._submit(Write(loop.create_future(), loop.time(), frame, is_recovery))
+        self._submit(Write(on_answer, self._loop.time(), frame, is_recovery))
 
-    def write_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+    def write_lac(self, ledger_id: int, last_add_confirmed: int, on_answer: OnAnswer) -> None:
         """Queue an explicit LAC behind all earlier writes."""
         lac = (ledger_id, last_add_confirmed)
-        return self._submit(Write(self._loop.create_future(), self._loop.time(), None, lac=lac))
+        self._submit(Write(on_answer, self._loop.time(), None, lac=lac))
 
     def read(self, request: Read) -> Incoming:
         """Send a read, and return the object that receives its answers."""
@@ -336,12 +336,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _settle(self, write: Write, error: DLError | None) -> None:
         self._pending_bytes -= write.size
-        if write.future.done():  # the caller cancelled it
+        if error is not None:
+            # Not now: the caller may write again, and this connection may be at its end.
+            self._loop.call_soon(write.on_answer, error)
             return
-        if error is None:
-            write.future.set_result(None)
-        else:
-            write.future.set_exception(error)
+        try:
+            write.on_answer(None)
+        except Exception as defect:  # noqa: BLE001 - the others get their answers all the same
+            told = {"message": "taking an answer failed", "exception": defect}
+            self._loop.call_exception_handler(told)
 
     # Sending
 
@@ -353,18 +356,16 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._write(buffers)
 
-    def _submit(self, write: Write) -> asyncio.Future[None]:
+    def _submit(self, write: Write) -> None:
         pending = len(self._end.writes) + len(self._queue)
         if (
             pending >= self._pending_entries_max
             or self._pending_bytes + write.size > self._pending_bytes_max
         ):
-            write.future.set_exception(
-                BookieOverloadedError(
-                    f"{self._bookie}: {pending} requests of {self._pending_bytes} bytes are pending"
-                )
-            )
-            return write.future
+            held = f"{pending} requests of {self._pending_bytes} bytes are pending"
+            error = BookieOverloadedError(f"{self._bookie}: {held}")
+            self._loop.call_soon(write.on_answer, error)
+            return
         self._pending_bytes += write.size
         self._queue.append(write)
         if self._expiry is None:
@@ -374,7 +375,6 @@ class Connection(asyncio.BufferedProtocol):
         elif not self._is_flush_due and self._is_welcome:
             self._is_flush_due = True
             self._loop.call_soon(self._flush_due)
-        return write.future
 
     def _flush_due(self) -> None:
         self._is_flush_due = False
@@ -410,7 +410,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
             batch.append(queue.popleft())
             frames.append(write.frame)
-            write.frame = None  # the transport keeps the bytes; the answer needs only the future
+            write.frame = None  # the transport keeps the bytes; the answer does not need them
         self._write(self._end.add(frames, batch, is_recovery=is_recovery))
 
     def _write(self, buffers: list[Buffer]) -> None:

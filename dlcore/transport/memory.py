@@ -24,7 +24,14 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
     WrongIncarnationError,
 )
-from dlcore.ledger.port import ENTRY_ID_MAX, EntryRange, FollowUpdate, HeldEntries
+from dlcore.ledger.port import (
+    ENTRY_ID_MAX,
+    EntryRange,
+    FollowUpdate,
+    HeldEntries,
+    OnAnswer,
+    answer_by,
+)
 from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
@@ -222,6 +229,17 @@ class MemoryBookieClient:
         else:
             future.set_result(None)
         return future
+
+    def send_add(
+        self,
+        bookie: BookieId,
+        frame: bytes | FrameParts,
+        on_answer: OnAnswer,
+        *,
+        is_recovery: bool = False,
+    ) -> None:
+        """Store `frame`, and call `on_answer`."""
+        answer_by(on_answer, self.add_entry(bookie, frame, is_recovery=is_recovery))
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int

@@ -16,6 +16,7 @@ from dlcore.base.errors import (
     BadRequestError,
     BookieUnavailableError,
     DigestMismatchError,
+    DLError,
     EntryTooLargeError,
     LedgerFencedError,
     NoSuchEntryError,
@@ -154,6 +155,35 @@ def test_an_entry_is_read_back_as_it_was_added(open_cluster: Open) -> None:
             cluster.bookie, ledger_id=LEDGER, entry_id=0, fence=False
         )
         assert bytes(read) == frame
+
+    run(open_cluster, scenario)
+
+
+def test_the_answer_to_an_add_that_is_sent_comes_later(open_cluster: Open) -> None:
+    """Once each, success and error, and never within the call; the next ones may be sent then."""
+
+    async def scenario(cluster: Cluster) -> None:
+        client, bookie = cluster.client, cluster.bookie
+        frames = [frame_of(LEDGER, entry_id) for entry_id in range(5)]
+        answers: list[DLError | None] = []
+        calls = 0
+
+        def send_next(error: DLError | None = None) -> None:
+            nonlocal calls
+            assert not calls, "the answer came within a call"
+            answers.append(error)
+            calls += 1
+            if len(answers) <= len(frames):
+                client.send_add(bookie, frames[len(answers) - 1], send_next)
+            elif len(answers) == len(frames) + 1:
+                client.send_add(bookie, b"damaged", send_next, is_recovery=True)
+            calls -= 1
+
+        send_next()
+        await until(lambda: len(answers) == len(frames) + 2)
+        assert answers[:-1] == [None] * (len(frames) + 1)
+        assert isinstance(answers[-1], DigestMismatchError)
+        assert await read_all(cluster, 0, len(frames) - 1) == frames
 
     run(open_cluster, scenario)
 

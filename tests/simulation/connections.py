@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import BookieUnavailableError, DLError
-from dlcore.ledger.port import HeldEntries
+from dlcore.ledger.port import HeldEntries, answer_by
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
@@ -16,7 +16,7 @@ from tests.simulation.truth import BookieRecord, is_known, is_no
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate
+    from dlcore.ledger.port import EntryRange, FollowUpdate, OnAnswer
     from dlcore.wire.frames import FrameParts
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
@@ -112,6 +112,17 @@ class SimBookieClient:
         return self._request(
             bookie, lambda b, reply: b.serve_add(self.name, data, reply, is_recovery=is_recovery)
         )
+
+    def send_add(
+        self,
+        bookie: BookieId,
+        frame: bytes | FrameParts,
+        on_answer: OnAnswer,
+        *,
+        is_recovery: bool = False,
+    ) -> None:
+        """Store `frame`, and call `on_answer`."""
+        answer_by(on_answer, self.add_entry(bookie, frame, is_recovery=is_recovery))
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int

@@ -150,10 +150,10 @@ class AppenderDriver:
         for effect in effects:
             match effect:
                 case SendAdd(entry_id, frame, targets):
-                    add, is_recovery = self._context.bookies.add_entry, self._recover is None
+                    send, is_recovery = self._context.bookies.send_add, self._recover is None
                     for position, bookie in targets:
                         answered = partial(self._on_add, entry_id, position, bookie)
-                        add(bookie, frame, is_recovery=is_recovery).add_done_callback(answered)
+                        send(bookie, frame, answered, is_recovery=is_recovery)
                 case CompleteAdds(first_entry_id, last_entry_id):
                     for _ in range(first_entry_id, last_entry_id + 1):
                         self._callers.popleft()(None)
@@ -208,9 +208,8 @@ class AppenderDriver:
             self.handle(Signal.CALLERS_ANSWERED)
 
     def _on_add(
-        self, entry_id: int, position: int, bookie: BookieId, answer: asyncio.Future[None]
+        self, entry_id: int, position: int, bookie: BookieId, error: DLError | None
     ) -> None:
-        error = _error_of(answer)
         if self._is_closed:
             return
         if error is None:

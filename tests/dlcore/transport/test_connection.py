@@ -177,6 +177,30 @@ def test_an_answer_is_taken_at_once_only_by_who_waits_for_it() -> None:
     run(scenario)
 
 
+def test_a_defect_of_one_caller_takes_no_answer_from_another() -> None:
+    """The loop's exception handler gets it; one message answers both."""
+
+    async def scenario() -> None:
+        noted: list[BaseException] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: noted.append(context["exception"]))
+        async with raw_bookie(Script().serve) as address, client_of(address) as client:
+            defect = RuntimeError("a defect")
+
+            def fail(_error: object) -> None:
+                raise defect
+
+            await client.write_lac(BOOKIE, ledger_id=1, last_add_confirmed=4)
+            client.send_add(BOOKIE, frame_of(1, 5), fail)
+            other = client.add_entry(BOOKIE, frame_of(1, 6))
+            client.send_add(BOOKIE, frame_of(1, 7), fail)
+            last = client.add_entry(BOOKIE, frame_of(1, 8))
+            await asyncio.gather(other, last)
+            assert noted == [defect, defect]
+
+    run(scenario)
+
+
 def test_an_add_waits_for_no_company_where_only_a_lac_is_out() -> None:
     """It leaves in the call, as one by itself does; behind another add it waits to share a turn."""
 
