@@ -143,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Release everything."""
         self._transport = None
-        self._service.connections.pop(self, None)
+        self._service.leave(self)
         if self._timer is not None:
             self._timer.cancel()
         self._handle(Signal.LOST)

@@ -41,7 +41,7 @@ _HELD_S_MAX = 5.0
 """While others wait for a budget, a client is disconnected if its payload is still incomplete after
 this time, which is half of the time that the others wait before they give up."""
 _CALM_S = 60.0
-"""When no client has waited for a budget for this time, freed memory goes back to the system."""
+"""Freed memory goes back to the system so long after a client left, or waited for a budget."""
 
 
 class BookieService(Shared[Connection]):
@@ -116,11 +116,23 @@ class BookieService(Shared[Connection]):
         if self._relief is None:
             if self._calm is not None:
                 self._calm.cancel()
+                self._calm = None
             loop = asyncio.get_running_loop()
             self._relief = loop.call_later(_RELIEF_INTERVAL_S, self._relieve)
 
+    def leave(self, connection: Connection) -> None:
+        """Forget a connection that has ended; its memory goes back to the system later."""
+        super().leave(connection)
+        if not self.is_draining:
+            self._give_back_later()
+
+    def _give_back_later(self) -> None:
+        if self._calm is None and self._relief is None:
+            self._calm = asyncio.get_running_loop().call_later(_CALM_S, self._give_back)
+
     def _give_back(self) -> None:
-        """Give memory back to the system that was freed since clients waited for a budget."""
+        """Give memory back to the system that was freed since."""
+        self._calm = None
         self.memory.forget_free()
         # In a thread: the C library walks its whole heap for this.
         asyncio.get_running_loop().run_in_executor(None, give_back_what_is_free)
@@ -130,7 +142,7 @@ class BookieService(Shared[Connection]):
         self._relief = None
         reads_wait, adds_wait = self.read_budget.is_exhausted, self.receive_budget.is_exhausted
         if not (reads_wait or adds_wait):
-            self._calm = asyncio.get_running_loop().call_later(_CALM_S, self._give_back)
+            self._give_back_later()
             return
         for connection in list(self.connections):
             connection.relieve(
@@ -151,6 +163,7 @@ class BookieService(Shared[Connection]):
 
     async def aclose(self, *, grace_s: float) -> None:
         """End every connection; answers in transit get up to `grace_s` seconds."""
+        self.is_draining = True
         for timer in (self._relief, self._calm):
             if timer is not None:
                 timer.cancel()

@@ -37,3 +37,7 @@ class Shared(Generic[_Connection]):
         self.memory = ReceiveMemory()
         self.connections: dict[_Connection, None] = {}
         self.is_draining = False
+
+    def leave(self, connection: _Connection) -> None:
+        """Forget a connection that has ended."""
+        self.connections.pop(connection, None)

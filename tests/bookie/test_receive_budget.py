@@ -181,6 +181,29 @@ def test_memory_is_given_back_once_nobody_has_waited_for_long(
     assert len(given) == 2
 
 
+def test_memory_is_given_back_after_a_client_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for those that leave together: nobody waited, but their requests took memory."""
+    monkeypatch.setattr(service_module, "_CALM_S", 0.05)
+    given: list[object] = []
+
+    async def scenario() -> None:
+        monkeypatch.setattr(service_module, "give_back_what_is_free", lambda: given.append(0))
+        async with serve(tmp_path) as served:
+            for count in (1, 2):
+                async with raw_connection(served.address), raw_connection(served.address):
+                    await until(lambda: len(served.service.connections) == 2)
+                    assert len(given) == count - 1
+                await until(partial(has_given, count))
+        assert len(given) == 2
+
+    def has_given(count: int) -> bool:
+        return len(given) >= count
+
+    run(scenario)
+
+
 def test_who_is_not_read_for_he_takes_no_answers_sends_slowly_too(tmp_path: Path) -> None:
     """Else a client could hold room as long as it likes; one that waits for room holds none."""
 
