@@ -328,6 +328,10 @@ class DistributedLogManager(AsyncClosing):
         if snapshot.is_empty:
             raise self._no_record()
 
+    def _last_txid(self, snapshot: LogSnapshot) -> int:
+        self._require_records(snapshot)
+        return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
+
     def _of_another_kind(self, *, typed: bool) -> SchemaMismatchError:
         """Return the error for a use of a log that is `typed`, or is not, as the other kind."""
         return SchemaMismatchError(

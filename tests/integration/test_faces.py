@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-KINDS = ["empty", "bytes", "truncated", "sealed", "typed"]
+KINDS = ["empty", "bytes", "truncated", "truncated to its end", "sealed", "typed"]
 OF_ONE_LOG = ("log", "timestamp")
 """Columns that differ between logs which hold the same."""
 COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -204,6 +204,8 @@ def make(namespace: Namespace, name: str, kind: str) -> None:
                     writer.flush()
         if kind == "truncated":
             log.truncate(DLSN(1, 3, 0))
+        if kind == "truncated to its end":
+            log.truncate(DLSN(2, 5, 0))
         if kind == "sealed":
             log.mark_end_of_stream()
 

@@ -287,9 +287,7 @@ class DirectLog(DistributedLogManager):
     @override
     async def get_last_txid(self) -> int:
         self._require_open()
-        snapshot = await take_last(self._context, self._log)
-        self._require_records(snapshot)
-        return next(s.extents[-1].last_txid for s in reversed(snapshot.segments) if s.extents)
+        return self._last_txid(await take_last(self._context, self._log))
 
     @override
     async def status(self) -> LogStatus:

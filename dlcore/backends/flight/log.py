@@ -131,11 +131,7 @@ class FlightLog(DistributedLogManager):
 
     @override
     async def get_last_txid(self) -> int:
-        segments = (await self.get_snapshot()).segments
-        ends = [segment.extents[-1].last_txid for segment in segments if segment.extents]
-        if not ends:
-            raise self._no_record()
-        return ends[-1]
+        return self._last_txid(await self.get_snapshot())
 
     @override
     async def get_last_dlsn(self) -> DLSN:
