@@ -242,15 +242,13 @@ class WireBookieClient:
         """Follow a ledger; see the port.  A dead connection shows by its silence."""
         request = Follow(0, ledger_id, first_entry_id, _FOLLOW_WINDOW_BYTES)
         with self._reading(bookie, Lane.NEWS, request) as reading:
-            timeout_s: float | None = self._config.read_timeout_s
+            # The first update comes at once, later ones only when the ledger changes; a bookie that
+            # is gone shows by the keepalive.
+            yield _update_of(await reading.next(self._config.read_timeout_s))
+            if take is not None:
+                reading.offer_to(partial(_offer, take))
             while True:
-                answer = await reading.next(timeout_s)
-                # The first update comes at once, later ones only when the ledger changes; a bookie
-                # that is gone shows by the keepalive.
-                timeout_s = None
-                yield _update_of(answer)
-                if take is not None:
-                    reading.offer_to(partial(_offer, take))
+                yield _update_of(await reading.next(None))
 
     async def list_entries(self, bookie: BookieId, *, ledger_id: int) -> Sequence[EntryRange]:
         """List the entries held; see the port."""
