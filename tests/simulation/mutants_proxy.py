@@ -24,7 +24,6 @@ from dlcore.proxy.reading.following import FollowedLogs
 from dlcore.proxy.reading.ring import Ring, RingBudget, RingReader, Run
 from dlcore.proxy.reading.rows import RowView
 from dlcore.proxy.reading.runs import Fetched
-from dlcore.proxy.writing.budget import ByteBudget
 from dlcore.proxy.writing.owned_log import OwnedLog
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.ownership import Decision, Elsewhere, Ownership, Verdict
@@ -212,13 +211,6 @@ def windows_of_streams_are_not_bounded() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def memory_of_streams_is_not_bounded() -> Iterator[None]:
-    """All streams together take whatever comes."""
-    with patch.object(ByteBudget, "_fits", lambda _, size_bytes: size_bytes >= 0):
-        yield
-
-
-@contextlib.contextmanager
 def rings_evict_nothing() -> Iterator[None]:
     """What a proxy keeps for its readers only grows."""
 
@@ -328,7 +320,6 @@ MUTANTS = (
     conditions_are_of_what_the_owner_wrote,
     eviction_hands_out_another_run,
     logs_are_followed_for_ever,
-    memory_of_streams_is_not_bounded,
     more_is_acknowledged_than_was_sent,
     proxies_send_clients_to_themselves,
     ranges_hold_what_is_behind_their_end,

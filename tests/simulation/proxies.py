@@ -78,7 +78,7 @@ class Proxy:
             window_records=rng.choice((4, 16)),
             window_bytes=rng.choice((100, 10_000)),
             # The real client gathers records, and what is larger than the limit passes alone.
-            pending_bytes_max=rng.choice((4_000 if world.plan.has_remotes else 100, 100_000)),
+            pending_bytes_max=rng.choice((4_000 if world.plan.has_remotes else 150, 100_000)),
             ring_bytes_max=rng.choice((1_500, 3_000, 1 << 20)),
             catching_up_max=rng.choice((1, 3)),
             lock_timeout_s=1.0,
