@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlcore.base.background import BackgroundTasks, forget_frames, outcome_of, told_to_callers
+from dlcore.base.background import (
+    BackgroundTasks,
+    all_of,
+    forget_frames,
+    outcome_of,
+    side_tasks,
+    told_to_callers,
+)
 from dlcore.log import tidying
 from dlcore.log.tidying import Tidier
 from tests.fixtures.aio import run
@@ -225,5 +232,92 @@ def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None
             assert (await ended())() is None
         finally:
             gc.enable()
+
+    run(scenario())
+
+
+def test_side_tasks_end_with_their_block() -> None:
+    """None is left, also if the block fails, or is cancelled while it waits for their ends."""
+
+    async def scenario() -> None:
+        started: list[int] = []
+        ended: list[int] = []
+
+        async def block(error: Exception | None = None) -> None:
+            async with side_tasks() as tasks:
+                tasks.start(_forever(started, ended))
+                await asyncio.sleep(0)
+                if error is not None:
+                    raise error
+
+        await block()
+        with pytest.raises(ValueError, match="planted"):
+            await block(ValueError("planted"))
+        assert len(started) == len(ended) == 2
+        stubborn: list[int] = []
+
+        async def takes_long() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stubborn.append(1)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await asyncio.sleep(0)
+                    stubborn.append(2)
+
+        async def waits() -> None:
+            async with side_tasks() as tasks:
+                tasks.start(takes_long())
+                await asyncio.sleep(0)
+
+        waiting = asyncio.create_task(waits())
+        while not stubborn:  # noqa: ASYNC110  # the block is over, and its task is not
+            await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert stubborn == [1, 2]
+
+    run(scenario())
+
+
+def test_an_error_beside_a_block_is_raised_unchanged_where_it_is_awaited() -> None:
+    """It ends neither the block nor the other tasks."""
+
+    async def scenario() -> None:
+        async with side_tasks() as tasks:
+            failing, other = tasks.start(_fail()), tasks.start(asyncio.sleep(0.001, 1))
+            assert await other == 1
+            with pytest.raises(ZeroDivisionError, match="planted"):
+                await failing
+
+    run(scenario())
+
+
+def test_all_end_before_the_first_error_is_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """The first of those that were passed, not of those that failed; the others are logged."""
+
+    async def scenario() -> None:
+        done: list[int] = []
+
+        async def work(number: int, error: Exception | None = None) -> int:
+            for _ in range(9 - number):
+                await asyncio.sleep(0)
+            done.append(number)
+            if error is not None:
+                raise error
+            return number
+
+        assert await all_of(work(1), work(2), work(3)) == (1, 2, 3)
+        assert await all_of() == ()
+        assert not caplog.records
+        with pytest.raises(ValueError, match="the first"):
+            await all_of(work(4), work(5, ValueError("the first")), work(6, KeyError("late")))
+        assert done == [3, 2, 1, 6, 5, 4]
+        assert [each.getMessage() for each in caplog.records] == [
+            "beside the error that is raised: KeyError: 'late'"
+        ]
 
     run(scenario())
