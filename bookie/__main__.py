@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
 from dlcore.base import event_loop, kept_memory
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import ConfigurationError, DLError
@@ -151,11 +151,10 @@ async def _run(
         _call_at_end_of_stdin(loop, stop)
     hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, stop.set if read_again is None else hung_up.set)
-    serving = asyncio.create_task(_serve(config, hung_up, read_again))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    serving.cancel()
+    async with side_tasks() as tasks:
+        serving = tasks.start(_serve(config, hung_up, read_again))
+        stopping = tasks.start(stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     try:
         error = await serving
     except asyncio.CancelledError:

@@ -43,6 +43,7 @@ RUNS_THE_OTHER = "benchmarks/peers/"
 LATE_SUBJECT = re.compile(
     r"(?:^|(?<=[.!?] ))(?:What|Who|Whoever|Whose|Whom|Of|So|Likewise)\b.{0,40}"
 )
+STARTS_TASKS = "dlcore/base/background.py"
 A_PERSON = re.compile(r"\b(?:he|him|his|himself)\b.{0,40}", re.I)
 
 
@@ -74,6 +75,7 @@ class Facts:
     long_functions: list[str]
     imported: set[str]
     dark_sentences: list[str]
+    bare_tasks: list[str]
 
     @classmethod
     def of(cls, name: str, tree: ast.Module) -> Facts:
@@ -93,6 +95,7 @@ class Facts:
                 for line, text in docstrings_of(nodes)
                 for found in dark_sentences(text)
             ],
+            bare_tasks=[f"{name}:{line}: {found}" for line, found in bare_tasks(nodes)],
         )
 
 
@@ -234,3 +237,77 @@ def test_a_dark_sentence_is_found(text: str) -> None:
 def test_a_plain_sentence_is_let_be(text: str) -> None:
     """These words may stand within a sentence."""
     assert not dark_sentences(text)
+
+
+def test_tasks_have_an_owner(facts: dict[str, Facts]) -> None:
+    """The product starts tasks in groups, or through the one module whose tasks all end."""
+    assert facts[STARTS_TASKS].bare_tasks
+    assert not [
+        found
+        for name, each in facts.items()
+        if name.startswith(tuple(f"{package}/" for package in PACKAGES)) and name != STARTS_TASKS
+        for found in each.bare_tasks
+    ]
+
+
+def bare_tasks(nodes: list[ast.AST]) -> list[tuple[int, str]]:
+    """Return the uses of functions that start or gather tasks which nobody has to end."""
+    groups = {name for node in nodes for name in task_groups(node)}
+    return [
+        (node.lineno, ast.unparse(node))
+        for node in nodes
+        if isinstance(node, ast.expr | ast.stmt) and leaves_tasks(node, groups)
+    ]
+
+
+def leaves_tasks(node: ast.expr | ast.stmt, groups: set[str]) -> bool:
+    """Whether a node is such a use; the tasks of `groups` end with their blocks."""
+    match node:
+        case ast.Attribute(value, "create_task"):
+            return ast.unparse(value) not in groups
+        case ast.Attribute(_, "ensure_future") | ast.ImportFrom(module="asyncio"):
+            return True
+        case ast.Call(ast.Attribute(_, "gather"), keywords=keywords):
+            return any(each.arg in ("return_exceptions", None) for each in keywords)
+    return False
+
+
+def task_groups(node: ast.AST) -> set[str]:
+    """Return the names that `node` gives to task groups."""
+    match node:
+        case ast.withitem(ast.Call(ast.Attribute(_, "TaskGroup")), ast.Name(name)):
+            return {name}
+        case ast.arg(name, ast.Attribute(_, "TaskGroup")):
+            return {name}
+    return set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "asyncio.create_task(work())",
+        "self._loop.create_task(work())",
+        "start = partial(asyncio.get_running_loop().create_task, name='work')",
+        "asyncio.ensure_future(work())",
+        "from asyncio import create_task",
+        "await asyncio.gather(one(), other(), return_exceptions=True)",
+        "await asyncio.gather(*works, **options)",
+    ],
+)
+def test_a_bare_task_is_found(code: str) -> None:
+    """The rule notices each kind."""
+    assert bare_tasks(list(ast.walk(ast.parse(code))))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "async with asyncio.TaskGroup() as tries:\n    tries.create_task(work())",
+        "def start(tries: asyncio.TaskGroup) -> None:\n    tries.create_task(work())",
+        "async with side_tasks() as tasks:\n    tasks.start(work())",
+        "await asyncio.gather(one(), other())",
+    ],
+)
+def test_a_task_with_an_owner_is_let_be(code: str) -> None:
+    """The block, or whoever awaits all of them, ends these."""
+    assert not bare_tasks(list(ast.walk(ast.parse(code))))

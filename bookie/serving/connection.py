@@ -38,6 +38,7 @@ from bookie.serving.session import (
     TickAt,
     WritePaused,
 )
+from dlcore.base.background import start_task
 from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.base.tls import name_in_certificate
 from dlcore.transport.sending import send
@@ -303,9 +304,8 @@ class Connection(asyncio.BufferedProtocol):
     # Reads
 
     def _read(self, request: ReadLac | ReadHeld | ReadEntry) -> None:
-        task = self._loop.create_task(self._answer(request))
-        self._reads[request.request_id] = task
-        task.add_done_callback(partial(self._on_read, request.request_id))
+        on_end = partial(self._on_read, request.request_id)
+        self._reads[request.request_id] = start_task(self._answer(request), on_end)
 
     async def _answer(self, request: ReadLac | ReadHeld | ReadEntry) -> None:
         reads = self._storage.reads
@@ -358,7 +358,8 @@ class Connection(asyncio.BufferedProtocol):
     def _step(self, request_id: int) -> None:
         stream = self._streams[request_id]
         try:
-            task = start(self._share.send(stream.chunk_bytes, partial(self._next_of, stream)))
+            step = self._share.send(stream.chunk_bytes, partial(self._next_of, stream))
+            task = start(step, partial(self._on_step, stream))
         except Exception as error:  # noqa: BLE001  # the client gets it as its answer
             self._handle(Stepped(request_id, stream.has_news, _reported(error)))
             return
@@ -367,7 +368,6 @@ class Connection(asyncio.BufferedProtocol):
         else:
             # It is never cancelled: it ends by itself when the stream is closed.
             self._steps.add(task)
-            task.add_done_callback(partial(self._on_step, stream))
             self._handle(Signal.STEP_WAITS)
 
     async def _next_of(self, stream: ReadStream, bytes_max: int) -> Chunk | Update | None:

@@ -7,16 +7,21 @@ this form.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
+from dlcore.base.background import start_task
+
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine, Generator
 
 
-def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+def start(
+    coroutine: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]
+) -> asyncio.Task[None] | None:
     """Run `coroutine` until it waits; return the task of the rest, None if it has ended.
 
+    The caller keeps the task, and `on_end` is called at its end, as of `start_task`.
     Before the first wait it runs in no task, so it must not use `asyncio.timeout` and the like
     there.
 
@@ -27,7 +32,7 @@ def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         awaited = coroutine.send(None)
     except StopIteration:
         return None
-    return asyncio.get_running_loop().create_task(_go_on(coroutine, awaited))
+    return start_task(_go_on(coroutine, awaited), on_end)
 
 
 async def _go_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
@@ -38,8 +43,8 @@ async def _go_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
 class _Rest:
     """The rest of a coroutine that has begun, as an awaitable.
 
-    `create_task` accepts only a coroutine, and a coroutine that has begun cannot be awaited from
-    its first wait on.
+    A task accepts only a coroutine, and a coroutine that has begun cannot be awaited from its first
+    wait on.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +23,7 @@ from bookie.storage.storage_core import StorageCore
 from bookie.storage.timers import Timers
 from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
+from dlcore.base.background import BackgroundTasks, told_to_callers
 from dlcore.base.errors import BookieError
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ class LedgerStorage:
         clock: Clock,
         given_ids: GivenIds | None,
     ) -> None:
-        loop = asyncio.get_running_loop()
         self._settle_interval_s = config.settle_interval_s
         self._given_ids = given_ids or GivenIds(None)
         self._timers = Timers()
@@ -124,7 +123,8 @@ class LedgerStorage:
         )
         self.reads = Reads(core, status=self.status, writes=self.writes)
         self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
-        self._writer = loop.create_task(self._log.commits.run(), name="bookie entry log")
+        self._tasks = BackgroundTasks(told_to_callers)
+        self._writer = self._tasks.start(self._log.commits.run(), name="bookie entry log")
         self.status.look()
         self._settle_later()
 
@@ -134,7 +134,7 @@ class LedgerStorage:
     async def aclose(self) -> None:
         """Refuse new requests, make accepted records durable, and stop; the disk stays open."""
         if self.status.is_closed:
-            await asyncio.wait([self._writer])
+            await self._tasks.finish()
             return
         self._log.commits.end_waiting()
         try:
@@ -150,8 +150,7 @@ class LedgerStorage:
             logger.warning("closing after a failure: %s", error)
         finally:
             self._timers.close()
-            self._writer.cancel()
-            await asyncio.wait([self._writer])
+            await self._tasks.aclose()
             self.followers.wake_all()
             self.core.handles.close()
             self._log.unsealed.close()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import outcome_of
+from dlcore.base.background import all_of, end_tasks, outcome_of, start_task
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError
 from dlcore.base.statistics import WriteStatistics
 from dlcore.ledger.context import LedgerContext
@@ -22,6 +21,7 @@ from dlcore.ledger.writing.in_flight import InFlight
 from dlcore.ledger.writing.writer import LedgerWriter
 
 if TYPE_CHECKING:
+    import asyncio
     import random
     from collections.abc import Callable, Mapping, Sequence
 
@@ -106,15 +106,10 @@ class LedgerClient:
         Raises: the same errors as `create_ledger`.
         """
         context = self._context()
-        chosen, ledger_id = await asyncio.gather(
+        chosen, ledger_id = await all_of(
             context.placer.choose_ensemble(quorum, wait_s=wait_s),
             context.ledger_store.new_ledger_id(),
-            return_exceptions=True,  # after a failure neither of the two is still running
         )
-        if isinstance(chosen, BaseException):
-            raise chosen
-        if isinstance(ledger_id, BaseException):
-            raise ledger_id
         return LedgerPlace(ledger_id, *chosen)
 
     async def create_ledger(
@@ -230,9 +225,8 @@ class LedgerClient:
         context = self._context()
         task = self._recoveries.get(ledger_id)
         if task is None:
-            task = asyncio.get_running_loop().create_task(recover(ledger_id, context))
-            self._recoveries[ledger_id] = task
-            task.add_done_callback(partial(self._on_recovered, ledger_id))
+            on_end = partial(self._on_recovered, ledger_id)
+            task = self._recoveries[ledger_id] = start_task(recover(ledger_id, context), on_end)
         # Several callers may wait for one recovery; one that is cancelled does not end it.
         return await outcome_of(task)
 
@@ -259,10 +253,7 @@ class LedgerClient:
         self._is_closed = True
         for writer in list(self._writers):
             await writer.abandon()
-        tasks = list(self._recoveries.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._recoveries.values())
 
     def _context(self) -> LedgerContext:
         self._require_open()

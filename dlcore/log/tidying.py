@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import BackgroundTasks, end_tasks
 from dlcore.base.errors import DLError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Tidier:
         self._jobs: asyncio.Queue[tuple[str, Callable[[], Awaitable[None]]]] = asyncio.Queue(
             _JOBS_MAX
         )
+        self._tasks = BackgroundTasks()
         self._worker: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -36,7 +38,7 @@ class Tidier:
             logger.info("%s is left to other clients: the namespace is closed", what)
             return
         if self._worker is None:
-            self._worker = asyncio.create_task(self._work(), name="tidier")
+            self._worker = self._tasks.start(self._work(), name="tidier")
         await self._jobs.put((what, job))
 
     async def settled(self) -> None:
@@ -66,8 +68,7 @@ class Tidier:
                 await self._jobs.join()
         except TimeoutError:
             logger.warning("%d jobs of tidying are left to other clients", self._jobs.qsize())
-        self._worker.cancel()
-        await asyncio.gather(self._worker, return_exceptions=True)
+        await end_tasks(self._worker)
         while not self._jobs.empty():  # so that no `submit` waits for ever
             self._jobs.get_nowait()
             self._jobs.task_done()

@@ -26,7 +26,7 @@ from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
 from kazoo.retry import KazooRetry
 
-from dlcore.base.background import outcome_of
+from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -107,7 +107,8 @@ class ZooKeeperStore:
         self._session_token = ""
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._reviving: asyncio.Task[None] | None = None
+        self._closings = BackgroundTasks(told_to_callers)
+        self._revivals = BackgroundTasks()
         self._is_stopping = False  # by `aclose`, or at exit in another thread
         self._backlog: deque[_Request] = deque()
         self._outstanding: set[_Request] = set()
@@ -327,13 +328,12 @@ class ZooKeeperStore:
             self._session_callbacks.clear()
             if self._arming_again is not None:
                 self._arming_again.cancel()
-            self._closing = asyncio.create_task(self._close())
+            self._closing = self._closings.start(self._close())
         # A cancelled caller must not leave kazoo's threads behind.
         await outcome_of(self._closing)
 
     async def _close(self) -> None:
-        if self._reviving is not None:
-            await asyncio.wait([self._reviving])
+        await self._revivals.finish()
         await in_thread(self._stop_client)
         _left_open.discard(self)  # not earlier: a child forked meanwhile must forget it
         for request in (*self._outstanding, *self._backlog):
@@ -535,7 +535,7 @@ class ZooKeeperStore:
         else:
             self._set_state(SessionState.EXPIRED)
             if is_dead and not self._is_stopping:
-                self._reviving = asyncio.create_task(self._revive())
+                self._revivals.start(self._revive(), name="reviving kazoo")
 
     async def _revive(self) -> None:
         logger.error("kazoo's connection thread died, starting another: servers=%s", self._servers)

@@ -17,7 +17,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, end_tasks
 from dlcore.base.errors import AlreadyClosedError, MetadataError, NoNodeError
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
@@ -172,8 +172,7 @@ class Membership:
         if not self._has_left:
             return
         if self._vanishing is not None:
-            self._vanishing.cancel()
-            await asyncio.gather(self._vanishing, return_exceptions=True)
+            await end_tasks(self._vanishing)
         told = self._node.value
         self._node = SessionNode(self._store, self._node.path)
         self._node.value = told

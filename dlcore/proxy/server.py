@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from dlcore.base.background import side_tasks
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.tls import TlsFiles
@@ -138,9 +139,10 @@ class ProxyServer(AsyncClosing):
 
 async def _stop(server: grpc.aio.Server, service: FlightService) -> None:
     """Accept no more calls, and end the present ones."""
-    stopping = asyncio.create_task(server.stop(_STOP_GRACE_S), name="stopping the server")
-    await service.end_streams(after_s=_READ_ON_S)
-    await stopping
+    async with side_tasks() as tasks:
+        stopping = tasks.start(server.stop(_STOP_GRACE_S), name="stopping the server")
+        await service.end_streams(after_s=_READ_ON_S)
+        await stopping
 
 
 def _listen(server: grpc.aio.Server, config: ProxyConfig) -> int:

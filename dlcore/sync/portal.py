@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: TC003  # it cannot be imported first at exit
+import contextlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from dlcore.base import event_loop
+from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import AlreadyClosedError, ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -129,14 +132,15 @@ class _Shared:
             return
 
         async def close_all() -> None:
-            tasks = [asyncio.ensure_future(each()) for each in self.closers.values()]
-            late = (await asyncio.wait(tasks, timeout=_CLOSERS_TIMEOUT_S))[1] if tasks else set()
-            for task in late:
+            tasks = BackgroundTasks(partial(logger.warning, "not closed cleanly at exit: %r"))
+            for each in self.closers.values():
+                tasks.start(each())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSERS_TIMEOUT_S):
+                    await tasks.finish()
+            for task in tasks:
                 logger.warning("not closed within %g s at exit: %r", _CLOSERS_TIMEOUT_S, task)
-                task.cancel()
-            for error in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(error, Exception):
-                    logger.warning("not closed cleanly at exit: %r", error)
+            await tasks.aclose()
 
         try:
             portal.submit(close_all()).result(2 * _CLOSERS_TIMEOUT_S)

@@ -14,16 +14,18 @@ def test_what_waits_for_nothing_needs_no_task() -> None:
 
     async def scenario() -> None:
         done: list[int] = []
+        ended: list[asyncio.Task[None]] = []
 
         async def work(*, fails: bool) -> None:
             done.append(1)
             if fails:
                 raise ValueError("it fails")
 
-        assert start(work(fails=False)) is None
+        assert start(work(fails=False), ended.append) is None
         with pytest.raises(ValueError, match="it fails"):
-            start(work(fails=True))
+            start(work(fails=True), ended.append)
         assert done == [1, 1]
+        assert not ended
 
     asyncio.run(scenario())
 
@@ -35,6 +37,7 @@ def test_what_waits_goes_on_as_a_task() -> None:
         loop = asyncio.get_running_loop()
         good, bad, never = (loop.create_future() for _ in range(3))
         seen: list[object] = []
+        ended: list[asyncio.Task[None]] = []
 
         async def work() -> None:
             seen.append(await good)
@@ -48,7 +51,7 @@ def test_what_waits_goes_on_as_a_task() -> None:
             finally:
                 seen.append("cancelled")
 
-        task = start(work())
+        task = start(work(), ended.append)
         assert task is not None
         good.set_result("good")
         bad.set_exception(ValueError("bad"))
@@ -60,6 +63,7 @@ def test_what_waits_goes_on_as_a_task() -> None:
             await task
         assert seen == ["good", "bad", "cancelled"]
         assert never.cancelled()
+        assert ended == [task]
 
     asyncio.run(scenario())
 
@@ -72,7 +76,7 @@ def test_the_error_of_a_task_is_its_own() -> None:
             await asyncio.sleep(0)
             raise ValueError("late")
 
-        task = start(work())
+        task = start(work(), lambda _: None)
         assert task is not None
         with pytest.raises(ValueError, match="late"):
             await task

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 import os
 import random
 import socket
@@ -21,6 +19,7 @@ from dlcore.api.namespace import Namespace
 from dlcore.backends.direct.log import DirectLog
 from dlcore.backends.direct.ports import NamespacePorts
 from dlcore.backends.direct.scanning import scan_part
+from dlcore.base.background import all_of
 from dlcore.base.clock import Clock, SystemClock
 from dlcore.base.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
 from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
     from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.metadata.port import MetadataStore
-
-logger = logging.getLogger(__name__)
 
 
 class DirectNamespace(Namespace):
@@ -407,15 +404,8 @@ class DirectNamespace(Namespace):
 
     async def _abandon_open_objects(self) -> None:
         """Abandon all at once, because each takes a while without a metadata store."""
-        results = await asyncio.gather(
-            *(each.abandon("its namespace was closed") for each in self._context.open_objects),
-            return_exceptions=True,
-        )
-        errors = [result for result in results if isinstance(result, BaseException)]
-        for error in errors[1:]:
-            logger.warning("closing %s: %s: %s", self._uri, type(error).__name__, error)
-        if errors:
-            raise errors[0]
+        opened = self._context.open_objects
+        await all_of(*(each.abandon("its namespace was closed") for each in opened))
 
 
 def _public_name(opened: object) -> str:

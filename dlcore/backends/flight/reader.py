@@ -8,10 +8,11 @@ stream is of the other kind, or has ended, a new one is opened at the reader's p
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlcore.backends.flight.endpoint import Retries
 from dlcore.backends.flight.planning import look, place_of, received
+from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
@@ -112,14 +113,14 @@ class _Feed:
     def __init__(self, messages: AsyncGenerator[Received, None], *, follows: bool) -> None:
         self.follows = follows
         self._messages = messages
+        self._tasks = BackgroundTasks(told_to_callers)
         self._next: asyncio.Task[Received | None] | None = None
 
     @property
     def is_here(self) -> bool:
         """Whether the next message has arrived; if no receive is in progress, one is started."""
         if self._next is None:
-            self._next = asyncio.create_task(self._receive(), name="reading from a proxy")
-            self._next.add_done_callback(_leave_to_the_next)
+            self._next = self._tasks.start(self._receive(), name="reading from a proxy")
         return self._next.done()
 
     async def _receive(self) -> Received | None:
@@ -140,9 +141,7 @@ class _Feed:
     async def aclose(self) -> None:
         """Stop reading; the stream is closed even if the caller is cancelled."""
         try:
-            if self._next is not None:
-                self._next.cancel()
-                await asyncio.gather(self._next, return_exceptions=True)
+            await end_tasks(*self._tasks)
         finally:
             await self._messages.aclose()
 
@@ -294,11 +293,6 @@ class FlightReader(AsyncLogReader):
         self._position = self.position
         self._drop_rows()
         await self._leave()
-
-
-def _leave_to_the_next(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # else asyncio would log it if no later call takes it
 
 
 def place_of_start(start: ReadStart) -> Place | None:

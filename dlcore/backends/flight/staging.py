@@ -7,7 +7,6 @@ this.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from dataclasses import replace
@@ -27,6 +26,7 @@ from dlcore.backends.flight.streams import (
     first_message,
     write,
 )
+from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
@@ -40,6 +40,7 @@ from dlcore.log.reading.scan import CommitResult, StagedExtent
 from dlcore.log.staging.faces import StagedAppend, StagingWriter
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 
     from dlcore.backends.flight.endpoint import Endpoint
@@ -57,6 +58,7 @@ class FlightStagingWriter(StagingWriter):
         self._calls = calls
         self._target = StagingTarget(identity, shared)
         self._patience_s = patience_s
+        self._tasks = BackgroundTasks(told_to_callers)
         self._forget()
 
     def __repr__(self) -> str:
@@ -130,7 +132,7 @@ class FlightStagingWriter(StagingWriter):
                 assert ready is not None
                 self._message_bytes_max = ready.message_bytes_max
                 self._calls.is_reached = True
-                self._answer = asyncio.create_task(_hear(call), name="hearing of what is staged")
+                self._answer = self._tasks.start(_hear(call), name="hearing of what is staged")
                 for message in self._kept:
                     await self._write(message)
             except EndedError as end:
@@ -167,7 +169,7 @@ class FlightStagingWriter(StagingWriter):
         if call is not None:
             call.cancel()
         if answer is not None:
-            await asyncio.gather(answer, return_exceptions=True)
+            await end_tasks(answer)
 
     @override
     async def begin_round(self, number: int) -> None:

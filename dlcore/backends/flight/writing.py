@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from dlcore.backends.flight.planning import get_info, seal
 from dlcore.backends.flight.producer_driver import Position, ProducerDriver
-from dlcore.base.background import outcome_of
+from dlcore.base.background import BackgroundTasks, end_tasks, outcome_of
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
     AlreadyClosedError,
@@ -79,7 +79,8 @@ class FlightWriter(AsyncLogWriter):
         self._driver = ProducerDriver(calls, log, self._machine, patience_s)
         self._last_txid = -1
         self._is_sealing = self._is_told = False
-        self._task = asyncio.create_task(self._wait_over(), name=f"remote-writer-{log.name}")
+        self._tasks = BackgroundTasks()
+        self._task = self._tasks.start(self._wait_over(), name=f"remote-writer-{log.name}")
         self._driver.handle(Begin(self._loop.time()))
         left_open.add(self)
 
@@ -224,7 +225,7 @@ class FlightWriter(AsyncLogWriter):
             Abort(WriteCancelledError(f"log {self.log_name!r}: the writer was aborted"))
         )
         await self._driver.aclose()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
 
     def report_unwritten(self, reason: str) -> None:
         """Log an error for a writer that was not closed and has unacknowledged records."""

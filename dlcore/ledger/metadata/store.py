@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from dlcore.base.background import all_of
 from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerExistsError,
@@ -284,18 +285,19 @@ class LedgerStore:
         if parent in self._parents:
             return
         for attempt in range(1, _ATTEMPTS_MAX + 1):
-            # The order matters: the parent's parent first.  Both go in one round trip.
-            results = await asyncio.gather(
-                self._store.create(parent.rpartition("/")[0]),
-                self._store.create(parent),
-                return_exceptions=True,
-            )
-            errors = [e for e in results if e is not None and not isinstance(e, NodeExistsError)]
-            if not errors:
+            try:
+                # The order matters: the parent's parent first.  Both go in one round trip.
+                await all_of(self._ensure(parent.rpartition("/")[0]), self._ensure(parent))
+            except MetadataConnectionError:
+                if attempt == _ATTEMPTS_MAX:
+                    raise
+            else:
                 self._parents.add(parent)
                 return
-            if attempt == _ATTEMPTS_MAX or not isinstance(errors[0], MetadataConnectionError):
-                raise errors[0]
+
+    async def _ensure(self, path: str) -> None:
+        with suppress(NodeExistsError):
+            await self._store.create(path)
 
     async def _find_own(
         self, metadata: LedgerMetadata, error: NodeExistsError | MetadataConnectionError

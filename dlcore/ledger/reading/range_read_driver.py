@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import forget_frames
+from dlcore.base.background import BackgroundTasks, told_to_callers
 from dlcore.base.errors import (
     BookieStorageError,
     BookieUnavailableError,
@@ -51,6 +51,7 @@ class _Stream:
         self.next_entry_id = next_entry_id
         self.since = since
         self._chunks = chunks
+        self._tasks = BackgroundTasks(told_to_callers)
         self.task = self._fetch()
 
     def _fetch(self) -> asyncio.Task[_Frames | None]:
@@ -59,10 +60,7 @@ class _Stream:
         async def fetch() -> _Frames | None:
             return await anext(chunks, None)
 
-        task = asyncio.get_running_loop().create_task(fetch())
-        # Its error is always retrieved, also if the read ends before it takes the result.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
+        return self._tasks.start(fetch())
 
     def fetch_next(self, now: float) -> None:
         """Start fetching the chunk after the one that arrived."""
@@ -71,10 +69,7 @@ class _Stream:
 
     async def aclose(self) -> None:
         """End the request, with its task, also if the caller that waits here is cancelled."""
-        if not self.task.done():
-            self.task.cancel()
-            await asyncio.wait([self.task])
-            forget_frames(self.task)
+        await self._tasks.aclose()
         close = getattr(self._chunks, "aclose", None)
         if close is not None:
             await close()

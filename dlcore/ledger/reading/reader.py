@@ -7,6 +7,7 @@ import logging
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import side_tasks
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -108,15 +109,12 @@ class LedgerReader:
             ensemble = self._metadata.last_ensemble
             # Both at once: the answers count if the metadata, read after the call, still has this
             # ensemble.  Bookies that were replaced answer too, but lack the later entries.
-            asked = asyncio.create_task(self._ask_end(ensemble, patience_s))
-            try:
+            async with side_tasks() as tasks:
+                asked = tasks.start(self._ask_end(ensemble, patience_s))
                 metadata = await self.refresh(fresh=True)
                 if metadata.state is LedgerState.CLOSED or metadata.last_ensemble != ensemble:
                     continue
                 end = await asked
-            finally:
-                asked.cancel()
-                await asyncio.gather(asked, return_exceptions=True)
             # The LAC of one bookie alone may be false: the entries that bookies hold decide.  But
             # the others may only be late, and to list all entries costs more than to ask again.
             if not end.is_vouched:
@@ -165,14 +163,14 @@ class LedgerReader:
         If their answers do not decide it, or one alone claims a LAC, the others get `patience_s`
         more to answer.
         """
-        tasks = {
-            asyncio.create_task(self.ask_held_by(bookie)): position
-            for position, bookie in enumerate(ensemble.bookies)
-        }
         held: dict[int, HeldEntries] = {}
         errors: list[str] = []
         end: LedgerEnd | None = None
-        try:
+        async with side_tasks() as asking:
+            tasks = {
+                asking.start(self.ask_held_by(bookie)): position
+                for position, bookie in enumerate(ensemble.bookies)
+            }
             pending = set(tasks)
             while pending:
                 done, pending = await asyncio.wait(
@@ -189,10 +187,6 @@ class LedgerReader:
                 end = judge_end(self._metadata.quorum, ensemble.first_entry_id, held)
                 if end is not None and ((end.is_decided and end.is_vouched) or not done):
                     break
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         if end is None:
             raise LedgerReadError(
                 f"ledger {self._metadata.ledger_id}: too few bookies returned its LAC: "

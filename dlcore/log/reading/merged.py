@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlcore.base.background import side_tasks
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.config import MIB, require_count
 from dlcore.base.errors import ConfigurationError, EndOfStreamError, SchemaMismatchError
@@ -196,22 +197,17 @@ class AsyncMergedReader(AsyncClosing):
             if source.next is None:
                 caught_up.add(index)
 
-        fills = [
-            asyncio.create_task(fill(index, source))
-            for index, source in enumerate(self._sources)
-            if source.next is None and not source.has_ended
-        ]
-        if not fills:
-            return
-        try:
-            await asyncio.wait(fills, return_when=asyncio.FIRST_EXCEPTION)
-        finally:
-            for each in fills:
-                each.cancel()  # the entries they wait for are not lost
-            results = await asyncio.gather(*fills, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        async with side_tasks() as tasks:  # the entries that cancelled ones wait for are not lost
+            fills = [
+                tasks.start(fill(index, source))
+                for index, source in enumerate(self._sources)
+                if source.next is None and not source.has_ended
+            ]
+            if fills:
+                await asyncio.wait(fills, return_when=asyncio.FIRST_EXCEPTION)
+        for each in fills:
+            if not each.cancelled():
+                each.result()
 
     def _merge(self, count: int, caught_up: set[int]) -> list[MergedRecord]:
         """Take records in order, until the next record could be one that was not fetched yet."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from typing_extensions import override
 
-from dlcore.base.background import refuse
+from dlcore.base.background import BackgroundTasks, end_tasks, refuse
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
@@ -112,8 +112,8 @@ class DirectWriter(AsyncLogWriter):
         self._is_asleep = False  # the pump waits for `_wake`
         self._capacity = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None  # fires when the segment is old
-        self._pump_task = asyncio.create_task(self._run(), name=f"log-writer-{log.name}")
-        self._pump_task.add_done_callback(self._pump_ended)
+        self._tasks = BackgroundTasks(self._pump_broke)
+        self._pump_task = self._tasks.start(self._run(), name=f"log-writer-{log.name}")
         self._followers: list[SettingsFollower | TurnGiver] = [
             SettingsFollower(context, log, self._configure)
         ]
@@ -315,9 +315,8 @@ class DirectWriter(AsyncLogWriter):
             logger.info("log=%s: the writer had failed when it was cancelled", self.log_name)
 
     async def _stop(self) -> None:
-        self._pump_task.cancel()
         try:
-            await asyncio.gather(self._pump_task, return_exceptions=True)
+            await end_tasks(self._pump_task)
         finally:  # also if this is cancelled again
             await self._let_go("the writer was aborted")
 
@@ -388,11 +387,9 @@ class DirectWriter(AsyncLogWriter):
     def _next_step(self) -> Step | None:
         return self._machine.next_step(now_ms=self._context.clock.now_ms())
 
-    def _pump_ended(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            # A defect; callers that wait for an answer must not wait for ever.
-            self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
+    def _pump_broke(self, error: BaseException) -> None:
+        # A defect; callers that wait for an answer must not wait for ever.
+        self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
 
     async def _append(self) -> None:
         ledger = self._ledger

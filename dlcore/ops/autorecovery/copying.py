@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import side_tasks
 from dlcore.base.errors import (
     BookieOverloadedError,
     BookieStorageError,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from dlcore.backends.direct.ports import NamespacePorts
+    from dlcore.base.background import BackgroundTasks
     from dlcore.base.ids import BookieId
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.plan import CopyLane
@@ -61,8 +63,8 @@ class EntryCopier:
                 answer.
             BookieError: `target` refused an entry.
         """
-        adds = _Adds(self, target)
-        try:
+        async with side_tasks() as tasks:
+            adds = _Adds(self, target, tasks)
             next_entry_id = lane.first_entry_id
             answers: dict[BookieId, DLError] = {}  # answers of the sources for the next entry
             while next_entry_id <= lane.last_entry_id:
@@ -92,8 +94,6 @@ class EntryCopier:
                 finally:
                     await _close(chunks)
             await adds.finish()
-        finally:
-            await adds.aclose()
 
     async def _next_frames(
         self,
@@ -145,10 +145,10 @@ class EntryCopier:
 class _Adds:
     """Adds in flight to one bookie; the first failure ends all."""
 
-    def __init__(self, copier: EntryCopier, target: BookieId) -> None:
+    def __init__(self, copier: EntryCopier, target: BookieId, tasks: BackgroundTasks) -> None:
         self._copier = copier
         self._target = target
-        self._loop = asyncio.get_running_loop()
+        self._tasks = tasks
         self._sent: deque[tuple[asyncio.Task[None], int]] = deque()
         self._bytes = 0
 
@@ -156,7 +156,7 @@ class _Adds:
         """Send a frame, after a wait if too many bytes are in flight."""
         while self._sent and self._bytes + len(frame) > self._copier.in_flight_max:
             await self._await_oldest()
-        task = self._loop.create_task(self._copier.add(self._target, frame))
+        task = self._tasks.start(self._copier.add(self._target, frame))
         self._sent.append((task, len(frame)))
         self._bytes += len(frame)
 
@@ -170,13 +170,6 @@ class _Adds:
         await task
         self._sent.popleft()
         self._bytes -= size
-
-    async def aclose(self) -> None:
-        """Cancel the adds that have no answer yet."""
-        tasks = [task for task, _ in self._sent]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _close(chunks: AsyncIterator[Sequence[bytes | memoryview]]) -> None:

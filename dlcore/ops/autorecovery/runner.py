@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dlcore.base.background import side_tasks
 from dlcore.base.errors import DLError
 from dlcore.base.isolating import report_defect
 from dlcore.metadata.port import SessionState
@@ -24,14 +25,9 @@ _RETRY_S = 1.0
 
 async def run_together(*works: Coroutine[Any, Any, None]) -> None:
     """Run works until one of them ends or fails; cancel the others, and raise its error."""
-    loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(work) for work in works]
-    try:
+    async with side_tasks() as together:
+        tasks = [together.start(work) for work in works]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     for task in tasks:
         if not task.cancelled():
             task.result()
@@ -103,12 +99,9 @@ class PausableRunner:
         while True:
             await self._is_open.wait()
             closed = self._closed
-            task = self._loop.create_task(work())
-            try:
+            async with side_tasks() as tasks:
+                task = tasks.start(work())
                 await asyncio.wait([task, closed], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled():
                 error = task.exception()
                 if error is not None and not isinstance(error, DLError):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import RepairList
@@ -51,6 +52,7 @@ class AutoRecovery:
         self._candidate = ElectedAuditor(owner=owner, token=context.clock.new_token())
         self._also = also
         self._repairs = RepairList(context.store, context.paths, context.clock)
+        self._tasks = BackgroundTasks(told_to_callers)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -66,7 +68,7 @@ class AutoRecovery:
         assert self._task is None, "it runs already"
         if self._is_closed:
             return
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = self._tasks.start(self._run())
         try:
             await asyncio.wait([self._task])
         finally:
@@ -91,5 +93,4 @@ class AutoRecovery:
         """Stop, and release the role and all locks.  Idempotent."""
         self._is_closed = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks(self._task)

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import side_tasks
 from dlcore.base.backoff import Backoff
 from dlcore.base.errors import CorruptMetadataError, DLError
 from dlcore.base.isolating import report_defect
@@ -64,38 +65,32 @@ class Worker:
         unsubscribe = self._context.store.watch(
             self._context.paths.bookies_available, self.look_now
         )
-        try:
-            while True:
-                # The list may be long: it is not read again for every completed ledger.
-                if self._wake.is_set() or self._loop.time() >= look_at:
-                    self._wake.clear()
-                    queue = deque(await self._list_due(active.values()))
-                    look_at = self._loop.time() + self._config.poll_interval_s
-                while queue and len(active) < self._config.ledgers_at_once:
-                    ledger_id = queue.popleft()
-                    active[self._loop.create_task(self._repair_one(ledger_id))] = ledger_id
-                await self._wait(active, until=look_at)
-                for task in [each for each in active if each.done()]:
-                    del active[task]
-                    task.result()
-        finally:
-            unsubscribe()
-            for task in active:
-                task.cancel()
-            await asyncio.gather(*active, return_exceptions=True)
+        async with side_tasks() as tasks:
+            try:
+                while True:
+                    # The list may be long: it is not read again for every completed ledger.
+                    if self._wake.is_set() or self._loop.time() >= look_at:
+                        self._wake.clear()
+                        queue = deque(await self._list_due(active.values()))
+                        look_at = self._loop.time() + self._config.poll_interval_s
+                    while queue and len(active) < self._config.ledgers_at_once:
+                        ledger_id = queue.popleft()
+                        active[tasks.start(self._repair_one(ledger_id))] = ledger_id
+                    await self._wait(active, until=look_at)
+                    for task in [each for each in active if each.done()]:
+                        del active[task]
+                        task.result()
+            finally:
+                unsubscribe()
 
     async def _wait(self, active: Collection[asyncio.Task[None]], *, until: float) -> None:
         """Wait until a repair has ended, `look_now` is called, or the next look is due."""
-        wake = self._loop.create_task(self._wake.wait())
-        try:
+        async with side_tasks() as tasks:
             await asyncio.wait(
-                [*active, wake],
+                [*active, tasks.start(self._wake.wait())],
                 timeout=max(until - self._loop.time(), _LOOK_S_MIN),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-        finally:
-            wake.cancel()
-            await asyncio.gather(wake, return_exceptions=True)
 
     async def _list_due(self, active: Collection[int]) -> list[int]:
         listed = [each async for each in self._repairs.ledger_ids()]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlcore.base.background import side_tasks
 from dlcore.base.reconfiguring import next_configuration
 from dlcore.base.seldom import log_to_stderr
 from dlcore.base.settings import Option, config_of, options_of, require_log_level
@@ -128,12 +129,13 @@ async def _started(
         owner=f"{socket.gethostname()}:{os.getpid()}",
         also=[LogUpkeep.of(namespace, config.upkeep).run],
     )
-    running = asyncio.get_running_loop().create_task(service.run())
-    try:
-        yield running
-    finally:
-        await service.aclose()
-        await asyncio.wait([running])
+    async with side_tasks() as tasks:
+        running = tasks.start(service.run())
+        try:
+            yield running
+        finally:
+            await service.aclose()
+            await asyncio.wait([running])
 
 
 async def _changed(
@@ -149,12 +151,10 @@ async def _changed(
         # Not in another thread: it uses click's context, which belongs to this thread.
         return read()
 
-    stopped = asyncio.create_task(stop.wait())
-    changed = asyncio.create_task(next_configuration(hung_up, read_here, config))
-    await asyncio.wait([running, stopped, changed], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    changed.cancel()
-    await asyncio.wait([stopped, changed])
+    async with side_tasks() as tasks:
+        stopped = tasks.start(stop.wait())
+        changed = tasks.start(next_configuration(hung_up, read_here, config))
+        await asyncio.wait([running, stopped, changed], return_when=asyncio.FIRST_COMPLETED)
     return None if running.done() or stop.is_set() else changed.result()
 
 

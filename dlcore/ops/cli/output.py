@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 
+from dlcore.base.background import side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import DLError
 from dlcore.ops.cli.context import wants_json, wants_names
@@ -162,12 +163,9 @@ def telling_time(
 
     async def run(argument: _Argument) -> _Result:
         with Progress() as progress:
-            telling = asyncio.create_task(tell_time(progress))
-            try:
+            async with side_tasks() as tasks:
+                tasks.start(tell_time(progress))
                 return await work(argument)
-            finally:
-                telling.cancel()
-                await asyncio.wait([telling])
 
     return run
 

@@ -14,15 +14,16 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dlcore.base.background import start_task
 from dlcore.base.config import MIB
 from dlcore.base.errors import ReaderStalledError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
-Send: TypeAlias = "Callable[[bytes], Awaitable[None]]"
+Send: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, None]]"
 STALL_S = 1.0
 """A client that receives nothing for this time may be disconnected if others need memory."""
 _READERS_MIN = 2
@@ -91,13 +92,12 @@ class Outgoing:
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         sending = _Sending(size_bytes, loop.time() + STALL_S, answer)
-        writing = asyncio.ensure_future(send(message))
+        writing = start_task(send(message), partial(self._written, sending))
         self._sending[sending] = None
         self.size_bytes += size_bytes
         self._on_use()
         if self.is_short:
             self._on_full()
-        writing.add_done_callback(partial(self._written, sending))
         answer.add_done_callback(lambda _: answer.cancelled() and writing.cancel())
         return answer
 

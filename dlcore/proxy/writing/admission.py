@@ -7,6 +7,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dlcore.base.background import side_tasks
 from dlcore.base.errors import LogNotReadyError
 from dlcore.flight.put import PutMessage
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
@@ -132,15 +133,9 @@ async def receive(context: Context, log: OwnedLog) -> PutMessage | None:
     """
     if log.has_room and not log.reading_turns.locked():
         return await read_message(context)
-    async with log.reading_turns:
-        await log.wait_for_room()
-        reading = asyncio.create_task(read_message(context), name="reading a stream")
-        try:
+    async with side_tasks() as tasks:
+        async with log.reading_turns:
+            await log.wait_for_room()
+            reading = tasks.start(read_message(context), name="reading a stream")
             await asyncio.wait([reading], timeout=_SOON_S)
-        except BaseException:
-            reading.cancel()
-            raise
-    try:
         return await reading
-    finally:
-        reading.cancel()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, side_tasks
 from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
@@ -317,8 +317,8 @@ class Relay:
             WriteError: the owner is gone.
             LogNotReadyError: a message got no memory here for long; or this proxy stops.
         """
-        taking = asyncio.create_task(self._take(), name="forwarding a stream")
-        try:
+        async with contextlib.aclosing(self._endings), side_tasks() as tasks:
+            taking = tasks.start(self._take(), name="forwarding a stream")
             await self._tell(answer)
             if self._ending.is_set():
                 await self._part(taking)
@@ -326,10 +326,6 @@ class Relay:
                 taking.result()
             else:
                 raise self.lost("the stream was ended there")
-        finally:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
-            await self._endings.aclose()
 
     async def _take(self) -> None:
         """Pass messages on to the owner, until the client has sent all, or memory is refused."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
-from dlcore.base.background import BackgroundTasks, outcome_of
+from dlcore.base.background import BackgroundTasks, end_tasks, outcome_of
 from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
@@ -65,7 +65,7 @@ class LogOwner:
         self._changes: dict[str, asyncio.Future[None]] = {}  # log -> its acquisition or release
         self._tasks = BackgroundTasks(_told)
         self._unsubscribe = context.store.on_session(self._session_changed)
-        self._idle_looks = asyncio.create_task(self._release_idle(), name="releasing idle logs")
+        self._idle_looks = self._tasks.start(self._release_idle(), name="releasing idle logs")
 
     def __len__(self) -> int:
         return len(self._ownership)
@@ -212,8 +212,7 @@ class LogOwner:
     async def aclose(self) -> None:
         """Drain, and end the background tasks."""
         self._unsubscribe()
-        self._idle_looks.cancel()
-        await asyncio.gather(self._idle_looks, return_exceptions=True)
+        await end_tasks(self._idle_looks)
         await self.drain()
         await self._tasks.aclose()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 import msgspec
 
+from dlcore.base.background import side_tasks
 from dlcore.base.errors import DLError
 from dlcore.flight.calls import send_reply
 from dlcore.flight.producer_server import (
@@ -83,19 +84,18 @@ class ProducerStream:
     async def serve(self) -> None:
         """Serve the stream to its end.  Raises: the error with which it ends."""
         self._log.join(self._on_release)
-        taking = asyncio.create_task(self._take(), name="taking a stream")
-        try:
-            self._handle(Signal.BEGIN)
-            if self._log.ending is not None:
-                self._on_release()
-            while await self._reply(await self._replies.get()):
-                pass
-        finally:
-            self._log.leave(self._on_release)
-            if self._parting is not None:
-                self._parting.cancel()
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+        async with side_tasks() as tasks:
+            tasks.start(self._take(), name="taking a stream")
+            try:
+                self._handle(Signal.BEGIN)
+                if self._log.ending is not None:
+                    self._on_release()
+                while await self._reply(await self._replies.get()):
+                    pass
+            finally:
+                self._log.leave(self._on_release)
+                if self._parting is not None:
+                    self._parting.cancel()
 
     def _handle(self, event: Event) -> None:
         self._perform(self._machine.handle(event))

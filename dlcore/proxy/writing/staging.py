@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from dlcore.base.background import BackgroundTasks, outcome_of
+from dlcore.base.background import BackgroundTasks, outcome_of, side_tasks
 from dlcore.base.errors import DLError, OverCapacityError
 from dlcore.flight.calls import send_reply
 from dlcore.flight.put import PutMessage, log_of
@@ -159,12 +159,13 @@ class Stagings:
 
 async def _to_its_end(call: Coroutine[Any, Any, _Result]) -> _Result:
     """Return the result of a writer's call; if the client goes away, the call still completes."""
-    task = asyncio.create_task(call, name="staging")
-    try:
-        return await outcome_of(task)
-    except asyncio.CancelledError:
-        await asyncio.gather(task, return_exceptions=True)
-        raise
+    async with side_tasks() as tasks:
+        task = tasks.start(call, name="staging")
+        try:
+            return await outcome_of(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
 
 
 async def _close_quietly(writer: DirectStagingWriter, *, delete: bool = False) -> None:
