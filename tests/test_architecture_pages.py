@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from dlcore.base.machines import Machine
 from tests.fixtures import machines_page
+from tests.test_purity import pure_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "architecture").glob("*.md"))
@@ -56,6 +58,15 @@ def test_every_machine_with_a_table_is_on_the_page() -> None:
         if re.search(r"^TRANSITIONS = ", path.read_text(encoding="utf-8"), re.M)
     }
     assert found == {module.__name__ for _, module in machines_page.MACHINES}
+
+
+def test_every_machine_is_pure_and_takes_events() -> None:
+    """The other pure modules hold values, and what computes with them."""
+    for name, module in machines_page.MACHINES:
+        assert module.__name__ in pure_modules()
+        machine = getattr(module, name)
+        assert issubclass(machine, Machine)
+        assert callable(getattr(machine, "handle", None)), name
 
 
 def test_architecture_names_every_page() -> None:
