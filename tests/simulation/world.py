@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dlcore.backends.direct.ports import NamespacePorts
+from dlcore.base.background import side_tasks
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
@@ -237,13 +238,11 @@ class World:
 
     async def until(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` to its end, or raise as soon as anything failed."""
-        task = self.loop.create_task(work)
-        failed = self.loop.create_task(self._failed.wait())
-        await asyncio.wait([task, failed], return_when=asyncio.FIRST_COMPLETED)
-        failed.cancel()
+        async with side_tasks() as tasks:
+            task = tasks.start(work)
+            failed = tasks.start(self._failed.wait())
+            await asyncio.wait([task, failed], return_when=asyncio.FIRST_COMPLETED)
         if self.failure is not None:
-            task.cancel()
-            await asyncio.wait([task])
             raise self.failure
         task.result()
 
