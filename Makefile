@@ -36,7 +36,7 @@ endif
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark blackbox abuse fuzz bench bench-peers docs proto proto-check sync sync-check requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark blackbox abuse fuzz bench bench-peers trace docs proto proto-check sync sync-check requirements clean
 
 ##@ Use
 
@@ -150,6 +150,9 @@ bench: $(STAMP) ## Measure each figure beside its limit; ONLY=core_write runs on
 # CONNECTOR=4.2.0 chooses another version of Spark's connector to Kafka than that of PySpark.
 bench-peers: $(STAMP) ## Measure the same work beside a Kafka, which Maven brings; CONNECTOR=4.2.0.
 	@CONNECTOR=$(CONNECTOR) $(BIN)/python -m benchmarks.main --only peers $(ARGS)
+
+trace: $(STAMP) ## Show which modules a record passes, and counts of the code, beside their aims.
+	@$(BIN)/python -m tools.trace $(ARGS)
 
 ##@ Maintain
 
