@@ -96,19 +96,17 @@ class LedgerStorage:
         events = EntryLogEvents(
             self._on_durable, self._on_sealed, self._on_failed, self._on_stalled
         )
-        self._log = EntryLog(
-            disk, config, opened, owner=owner, new_life=clock.new_token, events=events
-        )
+        log = EntryLog(disk, config, opened, owner=owner, new_life=clock.new_token, events=events)
         handles = SealedHandles(
             disk,
-            self._log,
+            log,
             damage,
             open_files_max=config.open_files_max,
             footer_bytes_max=config.footer_bytes_max,
         )
-        reader = EntryReader(self._log, handles, ledgers, damage)
-        files = SealedFiles(disk, self._log, handles, ledgers, damage)
-        core = StorageCore(disk, self._log, handles, reader, files, ledgers, damage)
+        reader = EntryReader(log, handles, ledgers, damage)
+        files = SealedFiles(disk, log, handles, ledgers, damage)
+        core = StorageCore(disk, log, handles, reader, files, ledgers, damage)
         _take_opened(opened, core)
         self.core = core
         self.status = StorageStatus(core, config, self._timers)
@@ -124,7 +122,7 @@ class LedgerStorage:
         self.reads = Reads(core, status=self.status, writes=self.writes)
         self.upkeep = Upkeep(core, config, status=self.status, owner=owner, clock=clock)
         self._tasks = BackgroundTasks(told_to_callers)
-        self._writer = self._tasks.start(self._log.commits.run(), name="bookie entry log")
+        self._writer = self._tasks.start(log.commits.run(), name="bookie entry log")
         self.status.look()
         self._settle_later()
 
@@ -136,7 +134,7 @@ class LedgerStorage:
         if self.status.is_closed:
             await self._tasks.finish()
             return
-        self._log.commits.end_waiting()
+        self.core.log.commits.end_waiting()
         try:
             await self.status.aclose()
             # Writes that wait for an id may be LACs, which only their timer makes durable.
@@ -144,7 +142,7 @@ class LedgerStorage:
             self._timers.close()
             if self.status.state is not StorageState.FAILED:
                 self._settle()
-                await self._log.commits.flush()
+                await self.core.log.commits.flush()
             await self.writes.finish()
         except BookieError as error:
             logger.warning("closing after a failure: %s", error)
@@ -153,7 +151,7 @@ class LedgerStorage:
             await self._tasks.aclose()
             self.followers.wake_all()
             self.core.handles.close()
-            self._log.unsealed.close()
+            self.core.log.unsealed.close()
         if not self._writer.cancelled():
             self._writer.result()
 
@@ -178,13 +176,13 @@ class LedgerStorage:
         self.status.note_stalled(is_stalled)
 
     def _settle_later(self) -> None:
-        if not self._log.is_marked:
+        if not self.core.log.is_marked:
             self._timers.call_later(self._settle_interval_s, self._settle)
 
     def _settle(self) -> None:
         """Log a record that proves that the last flush was durable."""
-        if self.status.state is not StorageState.FAILED and not self._log.is_marked:
-            self._log.append_mark()
+        if self.status.state is not StorageState.FAILED and not self.core.log.is_marked:
+            self.core.log.append_mark()
 
 
 def _take_opened(opened: OpenedLog, core: StorageCore) -> None:

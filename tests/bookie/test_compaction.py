@@ -119,7 +119,7 @@ def held_bytes(storage: LedgerStorage) -> tuple[int, int]:
             if key[0] != DOOMED:
                 twice += sealed.get(key, 0)
                 sealed[key] = RECORD_HEADER_BYTES + int(size)
-    for index in storage._log.unsealed.indexes():
+    for index in storage.core.log.unsealed.indexes():
         for ledger_id in (1, 2):
             entries = index.entries(ledger_id)
             for entry_id in () if entries is None else entries.entry_ids:
@@ -243,7 +243,7 @@ def test_garbage_that_is_only_in_the_cache_is_not_deleted_yet() -> None:
         storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
         await fill(storage)
         await delete_doomed(storage)
-        append_garbage, sync = storage._log.append_garbage, disk.sync
+        append_garbage, sync = storage.core.log.append_garbage, disk.sync
 
         async def die(_inode: object, generation: int) -> None:
             disk.crash(keep_cache=True)
@@ -253,7 +253,7 @@ def test_garbage_that_is_only_in_the_cache_is_not_deleted_yet() -> None:
             disk.sync = die  # type: ignore[method-assign,assignment]
             append_garbage(numbers)
 
-        storage._log.append_garbage = append_and_die  # type: ignore[method-assign]
+        storage.core.log.append_garbage = append_and_die  # type: ignore[method-assign]
         with pytest.raises(BookieStorageError):
             await storage.upkeep.compact()
         await storage.aclose()
@@ -279,7 +279,7 @@ def test_a_crash_between_copy_and_drop_copies_nothing_twice() -> None:
         storage = await LedgerStorage.open(disk, CONFIG, clock=ManualClock())
         await fill(storage)
         await delete_doomed(storage)
-        storage._log.append_garbage = None  # type: ignore[assignment,method-assign]
+        storage.core.log.append_garbage = None  # type: ignore[assignment,method-assign]
         with pytest.raises(TypeError):
             await storage.upkeep.compact()
         disk.crash(keep_cache=True)
@@ -313,8 +313,8 @@ def test_a_damaged_newer_copy_is_replaced_by_the_older_one() -> None:
             older = storage.core.reader.find(1, 0)
             assert older is not None
             (frame,) = await storage.core.reader.read([older])
-            storage._log.copy_entry(decode_frame(frame))
-            await storage._log.commits.flush()
+            storage.core.log.copy_entry(decode_frame(frame))
+            await storage.core.log.commits.flush()
             newer = storage.core.reader.find(1, 0)
             assert newer is not None
             assert newer > older
@@ -463,8 +463,8 @@ def test_a_ledger_in_use_again_keeps_its_file() -> None:
             await delete_doomed(storage)
             files = storage.core.files.numbers()
             passing = asyncio.create_task(storage.upkeep.compact())
-            copied = storage._log.unsealed.written_bytes
-            await until(lambda: storage._log.unsealed.written_bytes > copied)
+            copied = storage.core.log.unsealed.written_bytes
+            await until(lambda: storage.core.log.unsealed.written_bytes > copied)
             await storage.writes.add_entry(make_frame(DOOMED, 5000), is_recovery=True)
             held = [n for n in range(ENTRIES) if n % 4 and storage.core.reader.find(DOOMED, n)]
             assert held
@@ -498,7 +498,7 @@ def test_a_read_only_bookie_frees_space_by_compaction() -> None:
         async with open_storage(disk, config) as storage:
             await fill(storage)
             await delete_doomed(storage)
-            left = storage._log.claimed_bytes + 4_000
+            left = storage.core.log.claimed_bytes + 4_000
             disk.filler_bytes = disk.space().free_bytes - left
             storage.status.look()
             assert storage.status.stats().is_read_only

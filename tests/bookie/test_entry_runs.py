@@ -308,7 +308,7 @@ def test_entries_added_together_are_stored_as_each_by_itself(spread: int) -> Non
             assert future is not None
             assert not future.done()
             await asyncio.gather(future, *map(other.writes.add_entry, frames[1:]))
-            stored, expected = (storage._log.unsealed.indexes()[-1] for storage in (one, other))
+            stored, expected = (storage.core.log.unsealed.indexes()[-1] for storage in (one, other))
             for name in EntryColumns._fields:
                 column = getattr(stored.columns(), name)
                 assert column.tolist() == getattr(expected.columns(), name).tolist()

@@ -130,7 +130,7 @@ def test_a_file_takes_only_so_many_lacs() -> None:
         async with open_storage(disk, config) as storage:
             for last_add_confirmed in range(1000):
                 storage.writes.write_lac(1, last_add_confirmed)
-            await storage._log.commits.flush()
+            await storage.core.log.commits.flush()
             assert len(storage.core.files.numbers()) == 9
         async with open_storage(disk, config) as storage:
             assert await storage.reads.read_lac(1, fence=False) == 999

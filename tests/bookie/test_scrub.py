@@ -39,7 +39,7 @@ async def fill(storage: LedgerStorage) -> None:
         await storage.writes.add_entry(make_frame(1 + entry_id % 2, entry_id, body))
         if entry_id % 5 == 0:
             storage.writes.write_lac(8, entry_id)
-    await storage._log.commits.flush()
+    await storage.core.log.commits.flush()
 
 
 def flip(disk: MemoryDisk, number: int, offset: int) -> None:

@@ -42,7 +42,7 @@ async def expect_refusal(disk: MemoryDisk, config: StorageConfig) -> None:
 
 async def marked(disk: MemoryDisk, storage: LedgerStorage) -> None:
     """Wait until the storage has written its proof and come to rest."""
-    await until(lambda: storage._log.is_marked and storage._log.commits.pending_bytes == 0)
+    await until(lambda: storage.core.log.is_marked and storage.core.log.commits.pending_bytes == 0)
 
 
 def test_the_last_batch_is_proven_also_if_the_mark_was_due_while_it_waited() -> None:
@@ -119,9 +119,9 @@ def test_a_footer_whose_sync_failed_is_written_again() -> None:
         disk = MemoryDisk()
         storage = await LedgerStorage.open(disk, config, clock=ManualClock())
         held = 0
-        while len(storage._log.unsealed.indexes()) == 1:
+        while len(storage.core.log.unsealed.indexes()) == 1:
             added = storage.writes.add_entry(make_frame(1, held))
-            if len(storage._log.unsealed.indexes()) == 1:
+            if len(storage.core.log.unsealed.indexes()) == 1:
                 await added
                 held += 1
         disk.sync_error = "Input/output error"

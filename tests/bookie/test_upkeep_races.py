@@ -75,7 +75,7 @@ def test_damage_elsewhere_does_not_keep_a_damaged_file_open(is_idle: bool) -> No
             for entry_id in range(100):
                 await storage.writes.add_entry(make_frame(1, entry_id))
             storage._settle()
-            await storage._log.commits.flush()
+            await storage.core.log.commits.flush()
             newest = damage(disk, storage, 1, 98)
             assert newest not in storage.core.files
             assert damage(disk, storage, 1, 2) in storage.core.files

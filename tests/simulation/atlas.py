@@ -63,13 +63,13 @@ class FaultAtlas:
 def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
     """Return the length of the part of a file whose damage is told from a torn write."""
     number = file_number(file)
-    if number is None or storage._log.unsealed.handle(number) is None:
+    if number is None or storage.core.log.unsealed.handle(number) is None:
         return disk.size_of(file)
-    if not storage._log.is_marked or storage._log.commits.pending_bytes:
+    if not storage.core.log.is_marked or storage.core.log.commits.pending_bytes:
         return 0
-    newest = max(each.number for each in storage._log.unsealed.indexes())
+    newest = max(each.number for each in storage.core.log.unsealed.indexes())
     if file != file_name(newest):
         return 0  # its footer is on the way
-    unsealed = storage._log.unsealed.durable_part(number)
+    unsealed = storage.core.log.unsealed.durable_part(number)
     assert unsealed is not None
     return unsealed[1] - RECORD_HEADER_BYTES
