@@ -58,7 +58,6 @@ class LogOwner:
         self._membership = membership
         self._config = config
         context = namespace.log_context
-        self._clock = context.clock
         self._log_config = replace(context.config, lock_timeout_s=config.lock_timeout_s)
         self._ownership = Ownership(membership.location, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
@@ -256,7 +255,7 @@ class LogOwner:
         except BaseException:
             self._ownership.gone(name)
             raise
-        log = self._logs[name] = OwnedLog(writer, self._clock, producers)
+        log = self._logs[name] = OwnedLog(writer, self._namespace.log_context.clock, producers)
         log.unreached = frozenset(unreached)
         self._ownership.acquired(name)
         logger.info("log=%s is owned", name)
