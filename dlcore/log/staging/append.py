@@ -75,8 +75,6 @@ class DirectStagedAppend(StagedAppend):
         if not 0 <= version < 2**63:
             raise ConfigurationError(f"version={version}: expected 0 … 2**63-1")
         self._context = context
-        self._owner = owner
-        self._config = config
         self._round = "" if shared is None else shared.round
         self._keep_record = keep_record
         self._terms = AppendTerms(
@@ -91,7 +89,7 @@ class DirectStagedAppend(StagedAppend):
         )
         self._commit = Commit(context.paths, self._terms, config, context.client_id)
         self._driver = CommitDriver(context, self._commit)
-        self._writer: DirectStagingWriter | None = None
+        self._writer = DirectStagingWriter(context, owner, staged_as, config)
         self._staged: list[StagedExtent] = []
         self._aborted = False
 
@@ -101,9 +99,6 @@ class DirectStagedAppend(StagedAppend):
     @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         self._require_alive()
-        if self._writer is None:
-            staged_as = self._terms.staged_as
-            self._writer = DirectStagingWriter(self._context, self._owner, staged_as, self._config)
         await self._writer.write_batch(log, batch)
 
     @override
@@ -122,8 +117,7 @@ class DirectStagedAppend(StagedAppend):
 
     @override
     async def stage(self) -> list[StagedExtent]:
-        if self._writer is not None:
-            self._staged += await self._writer.stage()
+        self._staged += await self._writer.stage()
         return list(self._staged)
 
     @override
@@ -142,11 +136,9 @@ class DirectStagedAppend(StagedAppend):
     async def _tidy(self) -> None:
         """Close and settle ledgers that are not needed after the decision."""
         context, commit = self._context, self._commit
-        unsettled = set(commit.listed or ())
-        if self._writer is not None:
-            await self._writer.aclose()
-            # Committed and closed by this process: no more of it can be committed.
-            unsettled.update(extent.ledger_id for extent in self._staged)
+        await self._writer.aclose()
+        # Committed and closed by this process: no more of it can be committed.
+        unsettled = {*(commit.listed or ()), *(extent.ledger_id for extent in self._staged)}
         await settle(context, sorted(unsettled), in_round=self._round)
         if commit.result is not None and commit.result.committed:
             await ask_for_upkeep(context, commit.planned.to_merge)
@@ -175,7 +167,7 @@ class DirectStagedAppend(StagedAppend):
 
     @override
     async def aclose(self) -> None:
-        if self._writer is not None and self._commit.result is None:
+        if self._commit.result is None:
             await self._writer.aclose(delete=True)
 
 
