@@ -190,7 +190,8 @@ def what_was_sent_is_not_sent_again() -> Iterator[None]:
 
     async def forget(self: FlightStagingWriter) -> None:
         await end_call(self)
-        self._kept = []
+        if self._kept is not None:
+            self._kept.clear()
 
     with patch.object(FlightStagingWriter, "_end_call", forget):
         yield

@@ -69,9 +69,8 @@ class FlightStagingWriter(StagingWriter):
         self._message_bytes_max = 0  # limit of the proxy
         self._answer: asyncio.Task[list[StagedExtent]] | None = None
         self._schema: pa.Schema | None = None
-        self._kept: list[bytes] = []
+        self._kept: list[bytes] | None = []  # all messages; None once they are too many
         self._kept_bytes = 0
-        self._is_all_kept = True
         self._attempts = Attempts(self._calls, self._target.staging, self._patience_s)
 
     @override
@@ -109,7 +108,7 @@ class FlightStagingWriter(StagingWriter):
             raise
 
     async def _send(self, message: bytes) -> None:
-        if not self._is_all_kept:
+        if self._kept is None:
             try:
                 await self._write(message)
             except EndedError as end:
@@ -118,11 +117,10 @@ class FlightStagingWriter(StagingWriter):
         self._kept.append(message)
         self._kept_bytes += len(message)
         if self._kept_bytes > KEPT_BYTES_MAX:
-            await self._send_kept()
-            self._is_all_kept = False
-            self._kept = []
+            await self._send_kept(self._kept)
+            self._kept = None
 
-    async def _send_kept(self) -> None:
+    async def _send_kept(self, kept: list[bytes]) -> None:
         """Open streams until one has taken all kept records."""
         while self._call is None:
             self._call = call = self._attempts.begin()
@@ -133,7 +131,7 @@ class FlightStagingWriter(StagingWriter):
                 self._message_bytes_max = ready.message_bytes_max
                 self._calls.is_reached = True
                 self._answer = self._tasks.start(_hear(call), name="hearing of what is staged")
-                for message in self._kept:
+                for message in kept:
                     await self._write(message)
             except EndedError as end:
                 await self._end_call()
@@ -181,14 +179,14 @@ class FlightStagingWriter(StagingWriter):
             return []
         async with self._whole():
             while True:
-                if self._is_all_kept:
-                    await self._send_kept()
+                if self._kept is not None:
+                    await self._send_kept(self._kept)
                 try:
                     if not self._heard().done():
                         await self._call.done_writing()
                     staged = await self._heard()
                 except EndedError as end:
-                    if not self._is_all_kept:
+                    if self._kept is None:
                         raise await self._lost(end) from end
                     await self._end_call()
                     await self._attempts.failed(end)
