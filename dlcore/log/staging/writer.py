@@ -39,7 +39,7 @@ from dlcore.log.writing.transmit import Transmitter
 from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     import pyarrow as pa
 
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.store import LogStore
     from dlcore.log.metadata.values import LogMetadata
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,110 @@ class _Lane:
         self.part: _Part | None = None  # the part whose turn it is
 
 
+class _KnownLogs:
+    """The logs that were named, with their settings and schemas."""
+
+    def __init__(self, store: LogStore, config: LogConfig) -> None:
+        self._store = store
+        self._config = config
+        self.by_name: dict[str, LogMetadata] = {}
+        self._found_s = 0.0  # when the first of the names was looked up
+        self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
+        self._schemas: dict[str, FittingSchema] = {}  # by log id, for typed logs
+
+    async def find(self, names: Collection[str]) -> None:
+        """Look up those of the names that are not known."""
+        unknown = sorted({*names}.difference(self.by_name))
+        if not unknown:
+            return
+        if not self.by_name:
+            self._found_s = asyncio.get_running_loop().time()
+        found = await self._store.find_many(unknown)
+        await self._read_settings(found)
+        schemas = await self._store.read_schemas(found)
+        for log, schema in zip(found, schemas, strict=True):
+            if schema is not None:
+                self._schemas[log.log_id] = FittingSchema(self._store, log, schema)
+        self.by_name.update(zip(unknown, found, strict=True))
+
+    async def _read_settings(self, logs: Sequence[LogMetadata]) -> None:
+        settings = await self._store.read_settings_of(logs)
+        for log, each in zip(logs, settings, strict=True):
+            self._configs[log.log_id] = self._config.with_settings(each)
+
+    async def refresh_settings(self) -> None:
+        """Read the settings again, which may have changed."""
+        await self._read_settings(list(self.by_name.values()))
+
+    def config_of(self, log: LogMetadata) -> LogConfig:
+        """Return the configuration of the log's records."""
+        return self._configs[log.log_id]
+
+    async def fit(
+        self, log: LogMetadata, batch: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch | TypedRows, bool]:
+        """Return rows as entries of the log hold them, and whether they have transaction ids."""
+        if log.typed:
+            return await self._schemas[log.log_id].fit_latest(batch)
+        has_txids = batch.schema.get_field_index("txid") >= 0
+        return byte_log_batch(batch, assigned_txid=0), has_txids
+
+    def forget_names(self) -> None:
+        """Now and then, between extents, forget names: other logs may have them by then."""
+        if asyncio.get_running_loop().time() - self._found_s >= NAMES_KEPT_S:
+            self.by_name.clear()
+
+
+class _StagedLedgers:
+    """The ledgers of one identity that are not settled."""
+
+    def __init__(self, context: LogContext, owner: StagingOwner, identity: str) -> None:
+        self._context = context
+        self._owner = owner
+        self._identity = identity
+        self.entries: dict[int, int] = {}
+        """How many entries are in extents, by ledger."""
+        self.round = 0
+
+    async def create(self, quorum: QuorumConfig) -> LedgerWriter:
+        """Create a ledger."""
+        ledger = await create_staged_ledger(
+            self._context, self._owner, quorum, identity=self._identity, custom={}
+        )
+        self.entries[ledger.ledger_id] = 0
+        return ledger
+
+    async def settle(self, *, open_ids: Collection[int], are_decided: bool) -> None:
+        """Settle the ledgers that are full, and whose entries are all committed, or all decided."""
+        filled = [ledger_id for ledger_id in self.entries if ledger_id not in open_ids]
+        nodes = await read_staged(self._context, filled)
+        for ledger_id in filled:
+            node = nodes.get(ledger_id)
+            committed = sum(end + 1 - start for start, end in node.staged.committed) if node else 0
+            is_due = are_decided or committed >= self.entries[ledger_id]
+            if node is None or (is_due and await drop(self._context, node)):
+                del self.entries[ledger_id]
+
+    async def leave(self, *, delete: bool) -> None:
+        """Settle the ledgers without staged entries, or all of them, and give up the others."""
+        nodes = await read_staged(self._context, sorted(self.entries))
+        for ledger_id, node in nodes.items():
+            if delete or self.entries[ledger_id] == 0:
+                await drop(self._context, node)
+            else:
+                await self._disown(ledger_id)
+
+    async def _disown(self, ledger_id: int) -> None:
+        while True:
+            node = (await read_staged(self._context, [ledger_id])).get(ledger_id)
+            if node is None or not node.staged.owner:
+                return
+            put = node.put(replace(node.staged, owner=""))
+            with contextlib.suppress(NoNodeError, MetadataVersionError, *UNANSWERED):
+                await self._context.store.multi([put])
+                return
+
+
 class DirectStagingWriter(StagingWriter):
     """Stages records for any number of logs, under one identity.
 
@@ -93,51 +198,39 @@ class DirectStagingWriter(StagingWriter):
         self, context: LogContext, owner: StagingOwner, identity: str, config: LogConfig
     ) -> None:
         self._context = context
-        self._owner = owner
         self._identity = identity
-        self._config = config
         self._limits = SegmentLimits.of(config)
-        self._logs: dict[str, LogMetadata] = {}
-        self._found_s = 0.0  # when the first of the logs was looked up
-        self._configs: dict[str, LogConfig] = {}  # by log id, with the settings of the log
-        self._schemas: dict[str, FittingSchema] = {}  # by log id, for typed logs
+        self._logs = _KnownLogs(context.logs, config)
         self._parts: dict[str, _Part] = {}
         self._queued_bytes = 0
         self._lanes: dict[QuorumConfig, _Lane] = {}
-        self._staged: dict[int, int] = {}  # entries in extents, by ledger that is not settled
-        self._round = 0
+        self._staged = _StagedLedgers(context, owner, identity)
         self._error: DLError | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<StagingWriter identity={self._identity!r} logs={len(self._logs)}>"
+        return f"<StagingWriter identity={self._identity!r} logs={len(self._logs.by_name)}>"
 
     @override
     async def write_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         self._require_usable()
         require_few_logs(self._parts.keys() | {log for log, batch in parts if batch.num_rows})
-        unknown = sorted({log for log, _ in parts if log not in self._logs})
-        if unknown:
-            await self._find(unknown)
+        await self._logs.find([log for log, _ in parts])
         for log, batch in parts:
             await self.write_batch(log, batch)
 
     @override
     async def write_batch(self, log: str, batch: pa.RecordBatch) -> None:
         self._require_usable()
-        metadata = await self._metadata_of(log)
-        rows: pa.RecordBatch | TypedRows
-        if metadata.typed:
-            rows, has_txids = await self._schemas[metadata.log_id].fit_latest(batch)
-        else:
-            has_txids = batch.schema.get_field_index("txid") >= 0
-            rows = byte_log_batch(batch, assigned_txid=0)
+        await self._logs.find([log])
+        metadata = self._logs.by_name[log]
+        rows, has_txids = await self._logs.fit(metadata, batch)
         if batch.num_rows == 0:
             return
         part = self._parts.get(log)
         if part is None:
             require_few_logs({*self._parts, log})
-            part = _Part(metadata, self._configs[metadata.log_id], has_txids=has_txids)
+            part = _Part(metadata, self._logs.config_of(metadata), has_txids=has_txids)
         if part.has_txids is not has_txids:
             raise ConfigurationError(
                 f"staging for log {log!r}: one extent mixes batches with and without a column txid"
@@ -155,32 +248,6 @@ class DirectStagingWriter(StagingWriter):
         if lane.part is part:
             await self._send_full(lane, part)
         await self._spill()
-
-    async def _metadata_of(self, log: str) -> LogMetadata:
-        if log not in self._logs:
-            await self._find([log])
-        return self._logs[log]
-
-    async def _find(self, names: Sequence[str]) -> None:
-        if not self._logs:
-            self._found_s = asyncio.get_running_loop().time()
-        found = await self._context.logs.find_many(names)
-        await self._read_settings(found)
-        schemas = await self._context.logs.read_schemas(found)
-        for log, schema in zip(found, schemas, strict=True):
-            if schema is not None:
-                self._schemas[log.log_id] = FittingSchema(self._context.logs, log, schema)
-        self._logs.update(zip(names, found, strict=True))
-
-    def _forget_names(self) -> None:
-        """Now and then, between extents, forget names: other logs may have them by then."""
-        if asyncio.get_running_loop().time() - self._found_s >= NAMES_KEPT_S:
-            self._logs.clear()
-
-    async def _read_settings(self, logs: Sequence[LogMetadata]) -> None:
-        settings = await self._context.logs.read_settings_of(logs)
-        for log, each in zip(logs, settings, strict=True):
-            self._configs[log.log_id] = self._config.with_settings(each)
 
     def _lane_of(self, log: LogMetadata) -> _Lane:
         return self._lanes.setdefault(log.quorum, _Lane(log.quorum))
@@ -238,7 +305,7 @@ class DirectStagingWriter(StagingWriter):
             return
         ledger = self._lane_of(part.log).ledger
         assert ledger is not None  # the run's ledger: the next one is begun after the run's end
-        self._staged[ledger.ledger_id] += run.entry_count
+        self._staged.entries[ledger.ledger_id] += run.entry_count
         log, extent = part.log, run.extent(ledger.ledger_id)
         if not part.has_txids:
             extent = replace(extent, first_txid=-1, last_txid=-1)
@@ -259,33 +326,21 @@ class DirectStagingWriter(StagingWriter):
             await self._guarded(lane.ledger.flush)
             await self._finish(lane)
             await self._settle_filled()
-        ledger = await create_staged_ledger(
-            self._context, self._owner, lane.quorum, identity=self._identity, custom={}
-        )
-        lane.ledger = ledger
-        await self._read_settings(list(self._logs.values()))  # they may have changed
+        lane.ledger = ledger = await self._staged.create(lane.quorum)
+        await self._logs.refresh_settings()
         lane.started_ms = self._context.clock.now_ms()
-        self._staged[ledger.ledger_id] = 0
         return ledger
 
     @override
     async def begin_round(self, number: int) -> None:
         self._require_usable()
-        if number > self._round:
+        if number > self._staged.round:
             await self._settle_filled(are_decided=True)
-            self._round = number
+            self._staged.round = number
 
     async def _settle_filled(self, *, are_decided: bool = False) -> None:
-        """Settle earlier ledgers whose staged entries are all committed, or all decided."""
         open_ids = {lane.ledger.ledger_id for lane in self._lanes.values() if lane.ledger}
-        filled = [ledger_id for ledger_id in self._staged if ledger_id not in open_ids]
-        nodes = await read_staged(self._context, filled)
-        for ledger_id in filled:
-            node = nodes.get(ledger_id)
-            committed = sum(end + 1 - start for start, end in node.staged.committed) if node else 0
-            is_due = are_decided or committed >= self._staged[ledger_id]
-            if node is None or (is_due and await drop(self._context, node)):
-                del self._staged[ledger_id]
+        await self._staged.settle(open_ids=open_ids, are_decided=are_decided)
 
     # Staging
 
@@ -299,7 +354,7 @@ class DirectStagingWriter(StagingWriter):
             if lane.ledger is not None:
                 await self._guarded(lane.ledger.flush)
         parts, self._parts = self._parts, {}
-        self._forget_names()
+        self._logs.forget_names()
         extents = [extent for log in sorted(parts) for extent in parts[log].extents]
         return extents
 
@@ -308,9 +363,11 @@ class DirectStagingWriter(StagingWriter):
         self._require_usable()
         for part in self._parts.values():
             for extent in part.extents:
-                self._staged[extent.ledger_id] -= extent.last_entry_id + 1 - extent.first_entry_id
+                self._staged.entries[extent.ledger_id] -= (
+                    extent.last_entry_id + 1 - extent.first_entry_id
+                )
         self._parts = {}
-        self._forget_names()
+        self._logs.forget_names()
         self._queued_bytes = 0
         for lane in self._lanes.values():
             lane.part = None
@@ -341,12 +398,7 @@ class DirectStagingWriter(StagingWriter):
             return  # its ledgers were abandoned, and are settled like those of a dead process
         for lane in self._lanes.values():
             await self._finish(lane)
-        nodes = await read_staged(self._context, sorted(self._staged))
-        for ledger_id, node in nodes.items():
-            if delete or self._staged[ledger_id] == 0:
-                await drop(self._context, node)
-            else:
-                await self._disown(ledger_id)
+        await self._staged.leave(delete=delete)
 
     async def _finish(self, lane: _Lane) -> None:
         """Stop filling the lane's ledger."""
@@ -362,13 +414,3 @@ class DirectStagingWriter(StagingWriter):
             # The staged entries are durable; settling the ledger recovers it.
             logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
             await ledger.abandon()
-
-    async def _disown(self, ledger_id: int) -> None:
-        while True:
-            node = (await read_staged(self._context, [ledger_id])).get(ledger_id)
-            if node is None or not node.staged.owner:
-                return
-            put = node.put(replace(node.staged, owner=""))
-            with contextlib.suppress(NoNodeError, MetadataVersionError, *UNANSWERED):
-                await self._context.store.multi([put])
-                return
