@@ -119,16 +119,73 @@ def unescape(component: str) -> str:
         raise CorruptMetadataError(f"{component!r} is not an escaped name") from error
 
 
+class _Below:
+    """A path that is the same below each namespace's root."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, paths: NamespacePaths, _owner: object) -> str:
+        return f"{paths.root}/{self._path}"
+
+
 @dataclass(frozen=True, slots=True)
 class NamespacePaths:
     """Paths below one namespace's root."""
 
     root: str
 
+    bookies_available = _Below("bookies/available")
+    """Parent of the registrations of writable bookies."""
+    bookies_readonly = _Below("bookies/readonly")
+    """Parent of the registrations of read-only bookies."""
+    cookies = _Below("bookies/cookies")
+    """Parent of the bookies' cookies."""
+    ledgers = _Below("ledgers")
+    """Root of the ledgers' tree."""
+    ledger_idgen = _Below("ledgers/idgen")
+    """Counter of ledger ids."""
+    logs = _Below("logs")
+    """Parent of the buckets of logs."""
+    heads = _Below("heads")
+    """Parent of the buckets of heads."""
+    deleted_logs = _Below("deleted")
+    """Parent of the deleted logs whose data is still being removed."""
+    commits = _Below("commits")
+    """Parent of the commit records."""
+    staging = _Below("staging")
+    """Parent of staged ledgers, by identity."""
+    merged = _Below("merged")
+    """Parent of ledgers whose last extent was merged, until they are deleted."""
+    staging_owners = _Below("staging-owners")
+    """Parent of the ephemeral nodes of staging processes."""
+    retained_logs = _Below("retention")
+    """Parent of the buckets of logs that have a retention."""
+    upkeep = _Below("upkeep")
+    """Root of the upkeep of logs."""
+    upkeep_requests = _Below("upkeep/requests")
+    """Parent of the buckets of logs that ask for upkeep."""
+    upkeep_locks = _Below("upkeep/locks")
+    """Parent of the locks of upkeep."""
+    proxies = _Below("proxies")
+    """Parent of the ephemeral nodes of proxies."""
+    auditor = _Below("autorecovery/auditor")
+    """Ephemeral node of the auditor."""
+    troubles = _Below("autorecovery/troubles")
+    """Parent of the items that the last sweeps left out."""
+    autorecovery_paused = _Below("autorecovery/paused")
+    """Exists while auto-recovery is paused."""
+    last_check = _Below("autorecovery/last-check")
+    """The last full replica check."""
+    check_progress = _Below("autorecovery/check-progress")
+    """Progress of the current full replica check."""
+    under_replicated = _Below("autorecovery/ledgers")
+    """Root of the tree of under-replicated ledgers."""
+
     @property
-    def bucketed(self) -> tuple[str, ...]:
-        """Nodes whose children are divided among buckets, so that every list stays below 1 MB."""
-        return (
+    def buckets(self) -> tuple[str, ...]:
+        """All buckets, which are created with the namespace, and keep every list below 1 MB."""
+        divided = (
             self.logs,
             self.heads,
             self.commits,
@@ -136,26 +193,7 @@ class NamespacePaths:
             self.retained_logs,
             self.upkeep_requests,
         )
-
-    @property
-    def buckets(self) -> tuple[str, ...]:
-        """All buckets, which are created with the namespace."""
-        return tuple(f"{above}/{name}" for above in self.bucketed for name in BUCKETS)
-
-    @property
-    def bookies_available(self) -> str:
-        """Parent of the registrations of writable bookies."""
-        return f"{self.root}/bookies/available"
-
-    @property
-    def bookies_readonly(self) -> str:
-        """Parent of the registrations of read-only bookies."""
-        return f"{self.root}/bookies/readonly"
-
-    @property
-    def cookies(self) -> str:
-        """Parent of the bookies' cookies."""
-        return f"{self.root}/bookies/cookies"
+        return tuple(f"{above}/{name}" for above in divided for name in BUCKETS)
 
     def bookie_available(self, name: str) -> str:
         """Registration of a writable bookie."""
@@ -177,16 +215,6 @@ class NamespacePaths:
         """Exists to release the brake of a bookie's garbage collection once."""
         return f"{self.root}/bookies/garbage/{escape(name)}"
 
-    @property
-    def ledgers(self) -> str:
-        """Root of the ledgers' tree."""
-        return f"{self.root}/ledgers"
-
-    @property
-    def ledger_idgen(self) -> str:
-        """Counter of ledger ids."""
-        return f"{self.ledgers}/idgen"
-
     def ledger(self, ledger_id: int) -> str:
         """Metadata of a ledger; at most 10,000 children per node, as ZooKeeper bounds answers."""
         return f"{self.ledgers}/{_split(ledger_id)}"
@@ -198,11 +226,6 @@ class NamespacePaths:
         except ValueError as error:
             raise CorruptMetadataError(f"{high}/{middle}/{low} is not a ledger's path") from error
 
-    @property
-    def logs(self) -> str:
-        """Parent of the buckets of logs."""
-        return f"{self.root}/logs"
-
     def log(self, name: str) -> str:
         """The node of a log's name."""
         return f"{self.logs}/{bucket_of(name)}/{_component_of(name)}"
@@ -211,37 +234,17 @@ class NamespacePaths:
         """Parent of the names of one bucket."""
         return f"{self.logs}/{bucket}"
 
-    @property
-    def heads(self) -> str:
-        """Parent of the buckets of heads."""
-        return f"{self.root}/heads"
-
     def log_of(self, log_id: str) -> LogPaths:
         """Paths of one log, which do not depend on its name."""
         return LogPaths(f"{self.heads}/{bucket_of(log_id)}/{escape(log_id)}")
-
-    @property
-    def deleted_logs(self) -> str:
-        """Parent of the deleted logs whose data is still being removed."""
-        return f"{self.root}/deleted"
 
     def deleted_log(self, log_id: str) -> str:
         """One deleted log."""
         return f"{self.deleted_logs}/{escape(log_id)}"
 
-    @property
-    def commits(self) -> str:
-        """Parent of the commit records."""
-        return f"{self.root}/commits"
-
     def commit(self, identity: str) -> str:
         """Commit record of an identity of atomic appends."""
         return f"{self.commits}/{bucket_of(identity)}/{escape(identity)}"
-
-    @property
-    def staging(self) -> str:
-        """Parent of staged ledgers, by identity."""
-        return f"{self.root}/staging"
 
     def staging_of(self, identity: str) -> str:
         """Parent of the ledgers staged under an identity."""
@@ -255,98 +258,33 @@ class NamespacePaths:
         """State of a staged ledger."""
         return f"{self.ledger(ledger_id)}/staged"
 
-    @property
-    def merged(self) -> str:
-        """Parent of ledgers whose last extent was merged, until they are deleted."""
-        return f"{self.root}/merged"
-
     def merged_ledger(self, ledger_id: int) -> str:
-        """Lists such a ledger."""
+        """Lists a ledger of `merged`."""
         return f"{self.merged}/{ledger_id}"
-
-    @property
-    def staging_owners(self) -> str:
-        """Parent of the ephemeral nodes of staging processes."""
-        return f"{self.root}/staging-owners"
 
     def staging_owner(self, token: str) -> str:
         """Ephemeral node of one staging process."""
         return f"{self.staging_owners}/{token}"
 
-    @property
-    def retained_logs(self) -> str:
-        """Parent of the buckets of logs that have a retention."""
-        return f"{self.root}/retention"
-
     def retained_log(self, log_id: str) -> str:
         """A log that has a retention."""
         return f"{self.retained_logs}/{bucket_of(log_id)}/{escape(log_id)}"
-
-    @property
-    def upkeep(self) -> str:
-        """Root of the upkeep of logs."""
-        return f"{self.root}/upkeep"
-
-    @property
-    def upkeep_requests(self) -> str:
-        """Parent of the buckets of logs that ask for upkeep."""
-        return f"{self.upkeep}/requests"
 
     def upkeep_request(self, log_id: str) -> str:
         """A log that asks for upkeep."""
         return f"{self.upkeep_requests}/{bucket_of(log_id)}/{escape(log_id)}"
 
-    @property
-    def upkeep_locks(self) -> str:
-        """Parent of the locks of upkeep."""
-        return f"{self.upkeep}/locks"
-
     def upkeep_lock(self, what: str) -> str:
         """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
         return f"{self.upkeep_locks}/{escape(what)}"
-
-    @property
-    def proxies(self) -> str:
-        """Parent of the ephemeral nodes of proxies."""
-        return f"{self.root}/proxies"
 
     def proxy(self, location: str) -> str:
         """Ephemeral node of the proxy at `location`."""
         return f"{self.proxies}/{escape(location)}"
 
-    @property
-    def auditor(self) -> str:
-        """Ephemeral node of the auditor."""
-        return f"{self.root}/autorecovery/auditor"
-
-    @property
-    def troubles(self) -> str:
-        """Parent of the items that the last sweeps left out."""
-        return f"{self.root}/autorecovery/troubles"
-
     def troubles_of(self, sweep: str) -> str:
         """Items that the last sweep of a kind left out, if there were any."""
         return f"{self.troubles}/{escape(sweep)}"
-
-    @property
-    def autorecovery_paused(self) -> str:
-        """Exists while auto-recovery is paused."""
-        return f"{self.root}/autorecovery/paused"
-
-    @property
-    def last_check(self) -> str:
-        """The last full replica check."""
-        return f"{self.root}/autorecovery/last-check"
-
-    @property
-    def check_progress(self) -> str:
-        """Progress of the current full replica check."""
-        return f"{self.root}/autorecovery/check-progress"
-
-    @property
-    def under_replicated(self) -> str:
-        """Root of the tree of under-replicated ledgers."""
-        return f"{self.root}/autorecovery/ledgers"
 
     def under_replicated_ledger(self, ledger_id: int) -> str:
         """Node of one under-replicated ledger; bounded children per node, as for `ledger`."""
