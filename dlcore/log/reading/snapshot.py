@@ -48,10 +48,8 @@ class LogFollower:
         self._from_lssn = from_lssn
         self._history = LogHistory(context.logs, log)
         self._views: dict[int, tuple[LogSegment, SegmentView]] = {}
-        self._version = -1
         self._state: LogState | None = None
         self._snapshot: LogSnapshot | None = None
-        self._is_final = False  # the snapshot stays valid until the head changes
         self._watches: list[Unsubscribe] = []
         self.heard = 0
         """Number of change notifications so far; a head read from now on reflects all of them."""
@@ -108,6 +106,11 @@ class LogFollower:
         return self._is_current and not self._is_final
 
     @property
+    def _is_final(self) -> bool:
+        """Whether the snapshot stays valid until the head changes."""
+        return self._state is not None and self._state.head.open_extent is None
+
+    @property
     def _is_current(self) -> bool:
         is_connected = self._context.store.session_state is SessionState.CONNECTED
         return bool(self._watches) and self._covered >= self.heard and is_connected
@@ -125,9 +128,9 @@ class LogFollower:
     async def take_at(self, at: VersionedHead, *, heard: int = -1) -> LogSnapshot:
         """Return a snapshot as of a head, or a later one; `heard` is from before its read."""
         while True:
-            same = self._snapshot
+            same, last = self._snapshot, self._state
             # With the same head only addresses and schema can differ: they have nodes of their own.
-            if same is not None and self._is_final and at.version <= self._version:
+            if same and last and self._is_final and at.version <= last.version:
                 addresses = await persistently(self._context.registry.get_addresses)
                 schema = await self._read_schema()
                 if self._snapshot is not same:
@@ -146,9 +149,9 @@ class LogFollower:
                 if at.version == known.version:
                     raise
             else:
-                if state.version >= self._version:  # another call may have seen a later head
-                    self._snapshot, self._version, self._state = snapshot, state.version, state
-                    self._is_final = state.head.open_extent is None
+                # Another call may have seen a later head.
+                if self._state is None or state.version >= self._state.version:
+                    self._snapshot, self._state = snapshot, state
                 self._covered = max(self._covered, heard)
                 return snapshot
 
