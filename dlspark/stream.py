@@ -67,6 +67,29 @@ LOSSES_KEPT_MAX = 10_000
 each trigger, and truncated ranges when their batch is planned again."""
 
 
+class _ReportedLosses:
+    """The losses of a query, each counted and reported once however often it is found."""
+
+    def __init__(self, *, fail: bool) -> None:
+        self._fail = fail
+        self.known: dict[tuple[str, ...], None] = {}
+        """Those found last are at the end."""
+        self.count = 0
+        self.records = 0
+
+    def report(self, losses: list[DataLoss]) -> None:
+        """Raise for a loss if the query is to fail, or report those that are new."""
+        new = [loss for loss in losses if self._fail or loss.key not in self.known]
+        report_losses(new, fail=self._fail)
+        for loss in losses:
+            self.known.pop(loss.key, None)  # moves it to the end: the oldest ones are dropped
+            self.known[loss.key] = None
+        while len(self.known) > max(LOSSES_KEPT_MAX, len(losses)):
+            del self.known[next(iter(self.known))]
+        self.count += len(new)
+        self.records += sum(loss.records or 0 for loss in new)
+
+
 class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows logs; every offset contains all that is needed to read its batch again.
 
@@ -91,10 +114,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Position by log id where a run with Trigger.AvailableNow ends; None for a continuous run.
         """
         self._last_batch_ns: int | None = None
-        self._counted: dict[tuple[str, ...], None] = {}
-        """Reported losses, those found last at the end."""
-        self._losses = 0
-        self._skipped_records = 0
+        self._losses = _ReportedLosses(fail=options.fail_on_data_loss)
         self._is_warned = False
 
     def initialOffset(self) -> dict[str, Any]:
@@ -109,7 +129,7 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.must_reach_start:
                 for snapshot in snapshots.values():
                     require_reached(snapshot, options.start)
-            self._report(losses_of(self._logs, snapshots.values(), options.start))
+            self._losses.report(losses_of(self._logs, snapshots.values(), options.start))
             positions = resolve(self._logs, snapshots, options.start)
             for log, position in positions.items():
                 warn_of_bounds(snapshots[log], position.dlsn)
@@ -150,10 +170,10 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         views = self._look(since)
         # Reported before the offset goes on: an offset without these logs cannot report them.
         left_out = self._left_out(since)
-        self._report(left_out)
+        self._losses.report(left_out)
         since = since.without(loss.log for loss in left_out)
         offset, losses = since.advanced(views, self._ends(views))
-        self._report(losses)
+        self._losses.report(losses)
         if not is_unlimited(limit):
             offset = self._limited(since, offset, views)
         # Only a batch with records starts the wait of minRecordsPerTrigger anew.
@@ -243,8 +263,8 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return LagReport(
             logs={log: lag for log, lag in lags.items() if lag.records},
             ends={log: str(snapshot.end) for log, snapshot in self._snapshots.items()},
-            skipped_records=self._skipped_records,
-            losses=self._losses,
+            skipped_records=self._losses.records,
+            losses=self._losses.count,
         ).to_json()
 
     def _look(self, since: StreamOffset) -> dict[str, LogView | None]:
@@ -316,16 +336,16 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _stretches(self, wanted: LogRange) -> list[Stretch]:
         snapshot = self._snapshot_of(wanted)
         if snapshot is None:
-            self._report([DataLoss.deleted(wanted.log, wanted.start)])
+            self._losses.report([DataLoss.deleted(wanted.log, wanted.start)])
             return []
         view = LogView.of(snapshot)
         if view.log_id != wanted.start.log_id:
             # Positions of the old log mean nothing in the new one.  `latestOffset` starts the new
             # log from its beginning.
-            self._report([DataLoss.recreated(wanted.log, wanted.start, view)])
+            self._losses.report([DataLoss.recreated(wanted.log, wanted.start, view)])
             return []
         if view.has_lost_after(wanted.start):
-            self._report([DataLoss.truncated(wanted.log, wanted.start, view)])
+            self._losses.report([DataLoss.truncated(wanted.log, wanted.start, view)])
         return [Stretch(snapshot=snapshot, start=wanted.start.dlsn, end=wanted.end)]
 
     def _snapshot_of(self, wanted: LogRange) -> LogSnapshot | None:
@@ -376,19 +396,6 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_warned:
             self._is_warned = True
             logger.warning("%s", ADVICE_WITHOUT_ADMISSION)
-
-    def _report(self, losses: list[DataLoss]) -> None:
-        """Raise for a loss, or report and count it, once however often it is found."""
-        fail = self._options.fail_on_data_loss
-        new = [loss for loss in losses if fail or loss.key not in self._counted]
-        report_losses(new, fail=fail)
-        for loss in losses:
-            self._counted.pop(loss.key, None)  # moves it to the end: the oldest ones are dropped
-            self._counted[loss.key] = None
-        while len(self._counted) > max(LOSSES_KEPT_MAX, len(losses)):
-            del self._counted[next(iter(self._counted))]
-        self._losses += len(new)
-        self._skipped_records += sum(loss.records or 0 for loss in new)
 
 
 def _readable_start(wanted: LogRange, view: LogView | None) -> LogPosition:

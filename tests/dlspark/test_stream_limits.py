@@ -334,7 +334,7 @@ def test_losses_are_told_once_and_not_kept_for_ever(
     assert caplog.text.count("log 'b': it was deleted") == 1
     assert caplog.text.count("log 'a': records from") == 5
     assert (query.lag().skipped_records, query.lag().losses) == (50, 6)
-    assert len(query.reader._counted) == 3
+    assert len(query.reader._losses.known) == 3
 
 
 def test_available_now_leaves_a_recreated_log_for_the_next_run(
