@@ -65,25 +65,27 @@ class LedgerClient:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self._ledger_store = ledger_store
         self._bookies = bookies
         self._config = config
-        self._clock = clock
-        self._rng = rng
         conduct_s = 4 * config.add_timeout_s
         self._health = BookieHealth(
             adds=Conduct(config.quarantine, conduct_s=conduct_s, rng=rng),
             reads=Conduct(config.quarantine, conduct_s=conduct_s, rng=rng),
         )
-        self._placer = (
-            None
-            if registry is None
-            else Placer(registry, config=config.placement, health=self._health, rng=rng)
-        )
+        self._ledgers: LedgerContext | None = None
+        if ledger_store is not None and registry is not None:
+            self._ledgers = LedgerContext(
+                ledger_store=ledger_store,
+                placer=Placer(registry, config=config.placement, health=self._health, rng=rng),
+                bookies=bookies,
+                config=config,
+                clock=clock,
+                rng=rng,
+                in_flight=InFlight(
+                    bytes_max=config.pending_bytes_max, entries_max=config.pending_entries_max
+                ),
+            )
         self._writers: set[LedgerWriter] = set()
-        self._in_flight = InFlight(
-            bytes_max=config.pending_bytes_max, entries_max=config.pending_entries_max
-        )
         self._entries_written = self._bytes_written = 0  # by writers that ended
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
         self._is_short = False  # too few bookies were writable when the last ledger was created
@@ -146,8 +148,8 @@ class LedgerClient:
             quorum=place.quorum,
             state=LedgerState.OPEN,
             ensembles=(Ensemble(0, place.bookies),),
-            token=self._clock.new_token(),
-            created_ms=self._clock.now_ms(),
+            token=context.clock.new_token(),
+            created_ms=context.clock.now_ms(),
             custom=dict(custom),
             wanted=None if place.quorum == quorum else quorum,
         )
@@ -207,7 +209,7 @@ class LedgerClient:
         return LedgerReader(
             metadata,
             bookies=self._bookies,
-            ledger_store=self._ledger_store,
+            ledger_store=None if self._ledgers is None else self._ledgers.ledger_store,
             config=self._config,
             health=self._health,
         )
@@ -257,16 +259,9 @@ class LedgerClient:
 
     def _context(self) -> LedgerContext:
         self._require_open()
-        if self._ledger_store is None or self._placer is None:
+        if self._ledgers is None:
             raise ConfigurationError("this ledger client has no metadata store: it can only read")
-        return LedgerContext(
-            ledger_store=self._ledger_store,
-            placer=self._placer,
-            bookies=self._bookies,
-            config=self._config,
-            rng=self._rng,
-            in_flight=self._in_flight,
-        )
+        return self._ledgers
 
     def _require_open(self) -> None:
         if self._is_closed:

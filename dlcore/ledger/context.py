@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import random
 
+    from dlcore.base.clock import Clock
     from dlcore.base.config import LedgerClientConfig
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.placer import Placer
@@ -23,5 +24,6 @@ class LedgerContext:
     placer: Placer
     bookies: BookieClient
     config: LedgerClientConfig
+    clock: Clock
     rng: random.Random
     in_flight: InFlight

@@ -30,7 +30,7 @@ def test_all_writers_of_a_client_share_its_limits() -> None:
         assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.1)
         for writer in writers:
             await writer.close()
-        total = cluster.client._in_flight
+        total = cluster.client._context().in_flight
         assert (total.size_bytes, total.entry_count, total.line) == (0, 0, {})
 
     run(scenario, config=replace(CONFIG, pending_entries_max=4))
@@ -56,9 +56,9 @@ def test_a_writer_whose_bookies_do_not_answer_holds_up_no_other() -> None:
         await asyncio.sleep(0.01)
         abandoned.cancel()
         await asyncio.gather(abandoned, return_exceptions=True)
-        assert cluster.client._in_flight.line == {}
+        assert cluster.client._context().in_flight.line == {}
         await stuck.abandon()
-        assert cluster.client._in_flight.entry_count == 0
+        assert cluster.client._context().in_flight.entry_count == 0
         await other.close()
 
     run(scenario, config=replace(CONFIG, pending_entries_max=4))
