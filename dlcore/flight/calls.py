@@ -1,10 +1,11 @@
-"""Functions for both ends of a gRPC call, which may end at any moment and be silent for long."""
+"""Both ends of a gRPC call, which may end at any moment and be silent for long."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -12,10 +13,12 @@ from urllib.parse import unquote
 import grpc
 import msgspec
 
+from dlcore.base.background import BackgroundTasks
 from dlcore.base.config import MIB
 from dlcore.base.proto import flight_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeAlias
 
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -25,6 +28,8 @@ METHOD = "/arrow.flight.protocol.FlightService/"
 """The path of a method of Flight, before its name."""
 BROKEN = "Internal error from Core"
 """gRPC's message if a call ended while a message was sent."""
+_IDLE_MAX = 16
+"""Most channels without a call that are kept."""
 _SILENCE_MS, _ANSWER_MS = 2_000, 3_000
 _DROPPED_S, _QUIET_S = 1.0, 0.05
 _DROPPED_BYTES = 16 * MIB
@@ -54,6 +59,48 @@ CLIENT_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 """Options of a channel from a client or a proxy to a proxy."""
+
+
+class _Channel:
+    """A channel to a proxy, and its number of calls."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.calls = 0
+
+
+class Channels:
+    """Channels to proxies by location; those without calls are closed, except the latest few.
+
+    Restarted proxies may have new addresses, so the number of locations has no bound.
+    """
+
+    def __init__(self, connect: Callable[[str], grpc.aio.Channel]) -> None:
+        self._connect = connect
+        self.known: dict[str, _Channel] = {}
+        """Open channels in the order of use, the latest last."""
+        self._closings = BackgroundTasks()
+
+    def call(self, location: str, kind: str, method: str, *request: bytes, **options: Any) -> Any:
+        """Begin a call of a method of Flight to the proxy at a location."""
+        channel = self.known.pop(location, None) or _Channel(self._connect(location))
+        self.known[location] = channel
+        call = getattr(channel.channel, kind)(f"{METHOD}{method}")(*request, **options)
+        channel.calls += 1
+        call.add_done_callback(partial(self._ended, channel))
+        return call
+
+    def _ended(self, channel: _Channel, _: object) -> None:
+        channel.calls -= 1
+        idle = [location for location, each in self.known.items() if not each.calls]
+        for location in idle[:-_IDLE_MAX]:
+            closing = self.known.pop(location).channel.close()
+            self._closings.start(closing, name=f"closing the channel to {location}")
+
+    async def aclose(self) -> None:
+        """Close the channels; their calls end with an error."""
+        await asyncio.gather(*(each.channel.close() for each in self.known.values()))
+        await self._closings.finish()
 
 
 def client_of(context: Context) -> str:

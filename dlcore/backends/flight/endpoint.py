@@ -7,14 +7,12 @@ import logging
 import random
 import re
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from dlcore.backends.flight.tls_reasons import tls_reason
 from dlcore.base import errors
-from dlcore.base.background import BackgroundTasks
 from dlcore.base.backoff import Backoff, Wait
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import (
@@ -24,7 +22,7 @@ from dlcore.base.errors import (
     ProxyUnavailableError,
 )
 from dlcore.flight.actions import ANSWER_S
-from dlcore.flight.calls import CLIENT_OPTIONS, METHOD
+from dlcore.flight.calls import CLIENT_OPTIONS, METHOD, Channels
 from dlcore.flight.put import UNREACHABLE_MAX
 from dlcore.flight.statuses import LOCATION_KEY, RETRY_KEY
 
@@ -41,8 +39,6 @@ _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
 _NAMED = re.compile(r"(\w+Error): (.*)", re.DOTALL)
 LIST_ANSWER_S = 300.0
 """Timeout of the list of logs."""
-_IDLE_MAX = 16
-"""Most channels without a call that are kept, to proxies to which calls were redirected."""
 _LOGS_MAX = 10_000
 """Most logs whose owner is remembered; for the other logs the proxies are asked."""
 _FIRST_PAUSE_S, _PAUSE_MAX_S = 0.01, 1.0
@@ -153,14 +149,6 @@ class Retries:
         return min(retry_after_s + random.uniform(pause_s / 2, pause_s), left_s)
 
 
-class _Located:
-    """A channel to a proxy from a redirection, and its number of open calls."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.calls = 0
-
-
 def _note(known: dict[str, _T], log: str, value: _T) -> None:
     """Note a value of a log; beyond `_LOGS_MAX` the oldest note is forgotten."""
     known.pop(log, None)
@@ -183,8 +171,8 @@ class Endpoint(AsyncClosing):
         and is always retried."""
         self._owners: dict[str, str] = {}  # log -> location of the proxy that writes it
         self._unreached: dict[str, tuple[str, ...]] = {}
-        self._located: dict[str, _Located] = {}  # in the order of use, the latest last
-        self._closings = BackgroundTasks()
+        self._located = Channels(lambda location: open_channels(location, tls)[0])
+        """Channels to proxies to which calls were redirected."""
         self.patience_s = patience_s
         self._turn = 0
         self._closed = False
@@ -292,28 +280,10 @@ class Endpoint(AsyncClosing):
         within_s: float | None = None,  # gRPC's own deadline
     ) -> Any:
         """Begin a call to the proxy at a location, or to the current one."""
-        path = f"{METHOD}{method}"
         if location is None:
-            return getattr(self._channels[self._turn], kind)(path)(*request, timeout=within_s)
-        located = self._located.pop(location, None)
-        if located is None:
-            located = _Located(*open_channels(location, self._tls))
-        self._located[location] = located
-        call = getattr(located.channel, kind)(path)(*request, timeout=within_s)
-        located.calls += 1
-        call.add_done_callback(partial(self._call_ended, located))
-        return call
-
-    def _call_ended(self, located: _Located, _: object) -> None:
-        """Close channels without calls, except the latest few.
-
-        Restarted proxies may have new addresses, so the number of locations has no bound.
-        """
-        located.calls -= 1
-        idle = [location for location, each in self._located.items() if not each.calls]
-        for location in idle[:-_IDLE_MAX]:
-            channel = self._located.pop(location).channel
-            self._closings.start(channel.close(), name=f"closing the channel to {location}")
+            begin = getattr(self._channels[self._turn], kind)(f"{METHOD}{method}")
+            return begin(*request, timeout=within_s)
+        return self._located.call(location, kind, method, *request, timeout=within_s)
 
     def is_owned_by(self, log: str, location: str) -> None:
         """Note the location of the proxy that writes a log."""
@@ -349,6 +319,4 @@ class Endpoint(AsyncClosing):
     async def aclose(self) -> None:
         """Close the connections; waiting calls end with an error."""
         self._closed = True
-        channels = [*self._channels, *(each.channel for each in self._located.values())]
-        await asyncio.gather(*(channel.close() for channel in channels))
-        await self._closings.finish()
+        await asyncio.gather(*(each.close() for each in self._channels), self._located.aclose())

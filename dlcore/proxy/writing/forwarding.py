@@ -31,7 +31,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.tls import TlsFiles
-from dlcore.flight.calls import BROKEN, CLIENT_OPTIONS, METHOD, client_of, send
+from dlcore.flight.calls import BROKEN, CLIENT_OPTIONS, Channels, client_of, send
 from dlcore.flight.forwards import Forwarder, Wish, wish_of
 from dlcore.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_IDLE_MAX = 16
-"""Most channels without a call that are kept."""
 _PARTING_S = 1.0
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """Exceptions of a write to a call that has ended."""
@@ -97,9 +95,8 @@ class Forwarding:
     def __init__(self, membership: Membership, config: ProxyConfig) -> None:
         self._membership = membership
         self._config = config
-        self._channels: dict[str, _Channel] = {}  # in the order of use, the latest last
+        self._channels = Channels(self._open)
         self._relays: dict[Relay, None] = {}  # an ordered set
-        self._closings = BackgroundTasks()
 
     def __len__(self) -> int:
         return len(self._relays)
@@ -223,7 +220,9 @@ class Forwarding:
         self, location: str, request: bytes, client: str, timeout_s: float | None
     ) -> tuple[list[bytes], Refusal | None]:
         """Have another proxy perform an action; return its answers, or its refusal."""
-        call = self._call(location, "unary_stream", "DoAction", client, request, timeout_s)
+        call = self._call(
+            location, "unary_stream", "DoAction", client, request, timeout_s=timeout_s
+        )
         try:
             return [answer async for answer in call], None
         except grpc.aio.AioRpcError:
@@ -239,20 +238,13 @@ class Forwarding:
         kind: str,
         method: str,
         client: str,
-        request: bytes | None = None,
+        *request: bytes,
         timeout_s: float | None = None,
     ) -> Any:
-        channel = self._channels.pop(location, None)
-        if channel is None:
-            channel = _Channel(self._open(location))
-        self._channels[location] = channel
         here = Forwarder(self._membership.location, self._membership.secret, client)
-        begin = getattr(channel.channel, kind)(f"{METHOD}{method}")
-        arguments = () if request is None else (request,)
-        call = begin(*arguments, metadata=here.metadata(), timeout=timeout_s)
-        channel.calls += 1
-        call.add_done_callback(lambda _: self._ended(channel))
-        return call
+        return self._channels.call(
+            location, kind, method, *request, metadata=here.metadata(), timeout=timeout_s
+        )
 
     def _open(self, location: str) -> grpc.aio.Channel:
         config, (scheme, _, address) = self._config, location.partition("://")
@@ -262,13 +254,6 @@ class Forwarding:
         credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
         return grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
 
-    def _ended(self, channel: _Channel) -> None:
-        channel.calls -= 1
-        idle = [location for location, each in self._channels.items() if not each.calls]
-        for location in idle[:-_IDLE_MAX]:
-            closing = self._channels.pop(location).channel.close()
-            self._closings.start(closing, name=f"closing the channel to {location}")
-
     def end(self) -> None:
         """Stop forwarding on open streams; they end when all forwarded messages are answered."""
         for relay in list(self._relays):
@@ -276,17 +261,7 @@ class Forwarding:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await asyncio.gather(*(each.channel.close() for each in self._channels.values()))
-        self._channels.clear()
-        await self._closings.finish()
-
-
-class _Channel:
-    """A channel to a proxy, and its number of calls."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.calls = 0
+        await self._channels.aclose()
 
 
 class Relay:

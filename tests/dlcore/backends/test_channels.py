@@ -20,7 +20,7 @@ AWAY_S = 11.5
 
 def test_rolling_restarts_leave_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each proxy hands its log over to one of another address, and the writer follows."""
-    monkeypatch.setattr(endpoint, "_IDLE_MAX", 1)
+    monkeypatch.setattr("dlcore.flight.calls._IDLE_MAX", 1)
 
     async def scenario(served: Proxies) -> None:
         clients = [await served.start()]
@@ -30,7 +30,7 @@ def test_rolling_restarts_leave_no_channels(monkeypatch: pytest.MonkeyPatch) -> 
                 clients.append(await served.start())
                 await clients.pop(0).act("drain")
                 await writer.write(numbered(number, 1)[0])
-                assert len(log._calls._located) <= 2
+                assert len(log._calls._located.known) <= 2
         assert await payloads(served) == [b"%d" % number for number in range(5)]
 
     with_proxies("clicks")(scenario)
@@ -38,7 +38,7 @@ def test_rolling_restarts_leave_no_channels(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many others were used since; those are closed, and used again they are opened."""
-    monkeypatch.setattr(endpoint, "_IDLE_MAX", 1)
+    monkeypatch.setattr("dlcore.flight.calls._IDLE_MAX", 1)
 
     async def scenario(served: Proxies) -> None:
         first = await served.start()
@@ -48,17 +48,17 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         calls = log._calls
         async with await log.open_writer() as writer:
             await writer.write(numbered(0, 1)[0])
-            (owner,) = calls._located.items()
+            (owner,) = calls._located.known.items()
             for _ in range(2):
                 await served.start()
             closed = []
             for server in [*served.servers[2:]] * 2:
                 calls.is_owned_by("other", server.location)
                 call, _ = calls.put("other")
-                closed.append(calls._located[server.location].channel)
+                closed.append(calls._located.known[server.location].channel)
                 call.cancel()
-                assert next(iter(calls._located.items())) == owner
-                assert len(calls._located) == 2
+                assert next(iter(calls._located.known.items())) == owner
+                assert len(calls._located.known) == 2
             *closed, last = closed
             await until(
                 lambda: all(
