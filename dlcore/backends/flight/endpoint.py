@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
-from dlcore.backends.flight.tls_reasons import tls_reason
+from dlcore.backends.flight.tls_reasons import TlsReasons
 from dlcore.base import errors
 from dlcore.base.backoff import Backoff, Wait
 from dlcore.base.closing import AsyncClosing
@@ -162,10 +162,9 @@ class Endpoint(AsyncClosing):
 
     def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
         self._channels = open_channels(endpoint, tls)
-        self._addresses = addresses_of(endpoint)
-        self._scheme = endpoint.partition("://")[0]
-        self._tls = tls
-        self._reasons: dict[str, str] = {}
+        scheme = endpoint.partition("://")[0]
+        self._locations = [f"{scheme}://{each}" for each in addresses_of(endpoint)]
+        self._reasons = TlsReasons(self._locations, tls)
         self.is_reached = False
         """Whether a proxy has answered once.  Then a later failure is no error of configuration,
         and is always retried."""
@@ -246,22 +245,11 @@ class Endpoint(AsyncClosing):
     async def explained(self, error: DLError, turn: int) -> DLError:
         """Return the error to report for a failure at the proxy number `turn`.
 
-        While no proxy has answered, the reason may be TLS.  If TLS is wrong at every proxy, the
-        error is a `ConfigurationError`, which is not retried.
+        While no proxy has answered, the reason may be TLS.
         """
         if self.is_reached or not isinstance(error, ProxyUnavailableError) or _LATE in str(error):
             return error
-        address = self._addresses[turn]
-        is_secure = self._scheme == "grpc+tls"
-        reason = await tls_reason(address, self._tls, is_secure=is_secure)
-        if reason is None:
-            self._reasons.pop(address, None)
-            return error
-        self._reasons[address] = f"the proxy at {self._scheme}://{address}: {reason}"
-        kind = (
-            ConfigurationError if len(self._reasons) == len(set(self._addresses)) else type(error)
-        )
-        return kind("; ".join(self._reasons.values()))
+        return await self._reasons.explained(error, self._locations[turn])
 
     def put(self, log: str) -> tuple[Any, int]:
         """Begin a stream that writes to a log, at the proxy that owns it, if this is known.
@@ -298,7 +286,7 @@ class Endpoint(AsyncClosing):
         location = self._owners.pop(log, None)
         if location is None:
             self._pass_by(turn)
-            location = f"{self._scheme}://{self._addresses[turn]}"
+            location = self._locations[turn]
         if not reached:
             others = [each for each in self.unreached(log) if each != location]
             _note(self._unreached, log, (*others[1 - UNREACHABLE_MAX :], location))

@@ -10,13 +10,40 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
+from dlcore.base.errors import ConfigurationError, DLError
 from dlcore.base.tls_refusals import explained, judge_as_grpc, own_refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.base.tls import TlsFiles
 
 _LOOK_S = 2.0
 """A proxy that answers at all sends its first byte within this time."""
+
+
+class TlsReasons:
+    """Why TLS fails with each of several proxies, as far as it was looked for."""
+
+    def __init__(self, locations: Sequence[str], tls: TlsFiles | None) -> None:
+        self._locations = locations
+        self._tls = tls
+        self._found: dict[str, str] = {}
+
+    async def explained(self, error: DLError, location: str) -> DLError:
+        """Return the error to report if a proxy does not answer.
+
+        If TLS is wrong at every proxy, it is a `ConfigurationError`, which is not retried.
+        """
+        scheme, _, address = location.partition("://")
+        reason = await tls_reason(address, self._tls, is_secure=scheme == "grpc+tls")
+        if reason is None:
+            self._found.pop(location, None)
+            return error
+        self._found[location] = f"the proxy at {location}: {reason}"
+        is_everywhere = len(self._found) == len(set(self._locations))
+        kind = ConfigurationError if is_everywhere else type(error)
+        return kind("; ".join(self._found.values()))
 
 
 async def tls_reason(address: str, tls: TlsFiles | None, *, is_secure: bool) -> str | None:
