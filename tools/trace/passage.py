@@ -57,6 +57,8 @@ T = TypeVar("T")
 _URI = "distributedlog://memory:2181/trace"
 _BOOKIES = 3
 _RECORD_BYTES = 1024
+_PAUSE_S = 0.02
+"""Between two records: for answers and flushes that no caller waits for."""
 # A disk's threads have no context of their own; the client has no threads.
 ROLE = contextvars.ContextVar("role", default="bookie")
 
@@ -122,17 +124,23 @@ def _module_of(filename: str) -> str:
 
 
 def usual(passages: list[Passage]) -> Passage:
-    """Return the modules that more than half of the records pass, with the median of the calls."""
+    """Return the modules that more than half of the records pass, with the median of the calls.
+
+    They are in the order of the median of their places.
+    """
 
     def side(counted: list[dict[str, int]]) -> dict[str, int]:
-        counts = {
-            module: [calls[module] for calls in counted if module in calls]
-            for module in dict.fromkeys(module for calls in counted for module in calls)
+        found: dict[str, list[tuple[int, int]]] = {}
+        for calls in counted:
+            for place, (module, number) in enumerate(calls.items()):
+                found.setdefault(module, []).append((place, number))
+        common = {each: seen for each, seen in found.items() if 2 * len(seen) > len(counted)}
+        places = {
+            each: statistics.median(place for place, _ in seen) for each, seen in common.items()
         }
         return {
-            module: statistics.median_low(calls)
-            for module, calls in counts.items()
-            if 2 * len(calls) > len(counted)
+            each: statistics.median_low(number for _, number in common[each])
+            for each in sorted(common, key=lambda each: places[each])
         }
 
     return Passage(
@@ -221,6 +229,7 @@ async def trace(records: int, folder: Path) -> list[Passage]:
             await writer.write(LogRecord(next(txids), bytes(_RECORD_BYTES)))
 
         async def write_one() -> Passage:
+            await asyncio.sleep(_PAUSE_S)
             recorder.begin("writer", "bookie", then=("writer",))
             await _as("writer", write())
             return recorder.take("write", "writer")
@@ -230,6 +239,7 @@ async def trace(records: int, folder: Path) -> list[Passage]:
         reader = await _as("reader", log.open_reader(txid=next(txids)))
 
         async def read_one() -> Passage:
+            await asyncio.sleep(_PAUSE_S)
             recorder.begin("reader", then=("reader", "bookie"))
             read = asyncio.create_task(_as("reader", reader.read_next()))
             await _as("writer", write())
