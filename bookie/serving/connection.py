@@ -148,9 +148,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._handle(Signal.LOST)
-        self._share.release()
+        # Also so that nothing refers back: thousands that leave are freed at once, and not by the
+        # collector, which comes late.
+        self._share.close()
         self._end.close()
-        self._room.give()
+        self._room.close()
         self.closed.set()
 
     # Calls from the service

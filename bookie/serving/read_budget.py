@@ -149,6 +149,11 @@ class ReadShare:
         finally:
             self._budget.give(held)
 
+    def close(self) -> None:
+        """Give everything back, and let go of the connection, which refers to this."""
+        self.release()
+        self._write = lambda _message: False
+
     def release(self) -> None:
         """Give back the bytes that the network has taken, or will never take."""
         unsent, self._unsent_bytes = self._unsent_bytes, 0

@@ -96,6 +96,11 @@ class ReceiveRoom:
             self._budget.take(self, size)
         return bool(self.held_bytes)
 
+    def close(self) -> None:
+        """Give the memory back for good, and let go of the connection, which refers to this."""
+        self.give()
+        self.on_granted = lambda: None
+
     def hold(self, size: int) -> None:
         """Note the memory that was granted, and the time."""
         self.held_bytes = size

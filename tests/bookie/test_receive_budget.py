@@ -7,6 +7,8 @@ up nobody for long.  Method: the budget itself, and a bookie whose clients stop 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -145,6 +147,23 @@ def test_a_connection_that_is_lost_lets_go_of_what_it_had_received(tmp_path: Pat
             await connection.closed.wait()
             assert connection._end._assembly._partial is None
             assert served.service.receive_budget._held_bytes == 0
+
+    run(scenario)
+
+
+def test_a_connection_that_ended_is_freed_without_the_collector(tmp_path: Path) -> None:
+    """Thousands of them would else wait for it, for long."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path) as served:
+            gc.disable()
+            try:
+                async with raw_connection(served.address):
+                    await until(lambda: len(served.service.connections) == 1)
+                    ended = [weakref.ref(each) for each in served.service.connections]
+                await until(lambda: ended[0]() is None)
+            finally:
+                gc.enable()
 
     run(scenario)
 
