@@ -37,7 +37,8 @@ from dlcore.log.entries.body import (
     encode_entry,
 )
 from dlcore.log.entries.compression import Compressor
-from dlcore.log.reading.rows import EntryRows, take_records
+from dlcore.log.reading.rows import EntryRows
+from dlcore.log.reading.taking import take_records
 
 
 @pytest.mark.parametrize("count", [1, 2, 100, 101, 5000])
