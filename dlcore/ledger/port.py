@@ -75,12 +75,13 @@ class BookieClient(Protocol):
         *,
         is_recovery: bool = False,
     ) -> None:
-        """Store `frame` as `add_entry` does; the answer comes without a turn of the event loop.
+        """Store `frame` as `add_entry` does; `on_answer` is called once, and not within this call.
 
-        `on_answer` is called once with the error, None for success, from the event loop and never
-        within this call.
+        Where an answer comes over a wire, the call can come without another turn of the event loop.
         """
-        ...
+        added = self.add_entry(bookie, frame, is_recovery=is_recovery)
+        # Nobody else has the future, so it is not cancelled, and its errors are those of bookies.
+        added.add_done_callback(lambda done: on_answer(cast("DLError | None", done.exception())))
 
     def add_entry(
         self, bookie: BookieId, frame: bytes | FrameParts, *, is_recovery: bool = False
@@ -187,8 +188,3 @@ class BookieClient(Protocol):
     async def aclose(self) -> None:
         """Close every connection; pending requests fail with `BookieUnavailableError`."""
         ...
-
-
-def answer_by(on_answer: OnAnswer, future: asyncio.Future[None]) -> None:
-    """Call `on_answer` when a write's future is done; the future is never cancelled."""
-    future.add_done_callback(lambda done: on_answer(cast("DLError | None", done.exception())))

@@ -246,7 +246,7 @@ class WireBookieClient:
             # is gone shows by the keepalive.
             yield _update_of(await reading.next(self._config.read_timeout_s))
             if take is not None:
-                reading.offer_to(partial(_offer, take))
+                reading.offer_to(take)
             while True:
                 yield _update_of(await reading.next(None))
 
@@ -316,11 +316,11 @@ class _Reading:
         self._incoming: Incoming = connection.read(request)
         self._taken = 0
 
-    def offer_to(self, take: Callable[[Answer], bool]) -> None:
-        """Offer to `take` each answer that comes while `next` waits; see `Incoming.taker`."""
+    def offer_to(self, take: Callable[[FollowUpdate], bool]) -> None:
+        """Offer to `take` each update that comes while `next` waits; see `Incoming.taker`."""
 
         def take_now(answer: Answer) -> bool:
-            if not take(answer):
+            if not take(_update_of(answer)):
                 return False
             self._connection.take(self._incoming, _cost_of(answer))
             return True
@@ -433,10 +433,6 @@ def _update_of(answer: Answer) -> FollowUpdate:
     return FollowUpdate(
         frames=answer.frames, last_add_confirmed=answer.last_add_confirmed, fenced=answer.fenced
     )
-
-
-def _offer(take: Callable[[FollowUpdate], bool], answer: Answer) -> bool:
-    return take(_update_of(answer))
 
 
 @contextmanager

@@ -26,11 +26,10 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.port import (
     ENTRY_ID_MAX,
+    BookieClient,
     EntryRange,
     FollowUpdate,
     HeldEntries,
-    OnAnswer,
-    answer_by,
 )
 from dlcore.wire.digest import decode_frame
 
@@ -199,7 +198,7 @@ def _check_at_least(lowest: int, **values: int) -> None:
             raise BadRequestError(f"{name}={value}: expected at least {lowest}")
 
 
-class MemoryBookieClient:
+class MemoryBookieClient(BookieClient):
     """A `BookieClient` of the given bookies; every answer takes one turn of the loop."""
 
     def __init__(
@@ -229,17 +228,6 @@ class MemoryBookieClient:
         else:
             future.set_result(None)
         return future
-
-    def send_add(
-        self,
-        bookie: BookieId,
-        frame: bytes | FrameParts,
-        on_answer: OnAnswer,
-        *,
-        is_recovery: bool = False,
-    ) -> None:
-        """Store `frame`, and call `on_answer`."""
-        answer_by(on_answer, self.add_entry(bookie, frame, is_recovery=is_recovery))
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import BookieUnavailableError, DLError
-from dlcore.ledger.port import HeldEntries, answer_by
+from dlcore.ledger.port import BookieClient, HeldEntries
 from dlcore.wire.digest import decode_frame
 from tests.fixtures.storage import follow, read_entries
 from tests.simulation.truth import BookieRecord, is_known, is_no
@@ -16,7 +16,7 @@ from tests.simulation.truth import BookieRecord, is_known, is_no
 if TYPE_CHECKING:
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
-    from dlcore.ledger.port import EntryRange, FollowUpdate, OnAnswer
+    from dlcore.ledger.port import EntryRange, FollowUpdate
     from dlcore.wire.frames import FrameParts
     from tests.simulation.network import Network
     from tests.simulation.processes import SimBookie
@@ -57,7 +57,7 @@ class SimStream:
             self.server.cancel()
 
 
-class SimBookieClient:
+class SimBookieClient(BookieClient):
     """One client process's `BookieClient`: requests and answers travel over the network.
 
     It gives up after `timeout_s`, as a real connection does.
@@ -112,17 +112,6 @@ class SimBookieClient:
         return self._request(
             bookie, lambda b, reply: b.serve_add(self.name, data, reply, is_recovery=is_recovery)
         )
-
-    def send_add(
-        self,
-        bookie: BookieId,
-        frame: bytes | FrameParts,
-        on_answer: OnAnswer,
-        *,
-        is_recovery: bool = False,
-    ) -> None:
-        """Store `frame`, and call `on_answer`."""
-        answer_by(on_answer, self.add_entry(bookie, frame, is_recovery=is_recovery))
 
     def write_lac(
         self, bookie: BookieId, *, ledger_id: int, last_add_confirmed: int
