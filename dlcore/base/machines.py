@@ -25,17 +25,14 @@ StateT = TypeVar("StateT", bound=State)
 class Transitions(Generic[StateT]):
     """Every transition that a machine may make, with its cause in words for the diagram.
 
-    The machine asserts `allow` at each change of its state.  Therefore the table, and the diagram
-    in docs/architecture/machines.md that `make docs` draws of it, cannot differ from the code.
+    The machine asserts at each change of its state that the table has it.  Therefore the table, and
+    the diagram in docs/architecture/machines.md that `make docs` draws of it, cannot differ from
+    the code.
     """
 
     start: StateT
     causes: Mapping[StateT, Mapping[StateT, str]]
     """The cause of each transition, by the state before and the state after it."""
-
-    def allow(self, before: StateT, after: StateT) -> bool:
-        """Return whether the table has this transition."""
-        return after in self.causes[before]
 
     def diagram(self) -> str:
         """Return the table as a Mermaid state diagram."""

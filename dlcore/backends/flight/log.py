@@ -296,9 +296,8 @@ class FlightLog(DistributedLogManager):
         position = start.dlsn or DLSN.INITIAL
         if start.txid is not None or start.timestamp_ms is not None:
             asked = Ticket(log=self.name, log_id=self.log_id, start=place_of_start(start))
-            info, _ = await planning.look(
-                self._calls, asked
-            )  # refuses a transaction id that was truncated
+            # It refuses a transaction id that was truncated.
+            info, _ = await planning.look(self._calls, asked)
             position = DLSN.parse(info.first or info.end)
         await FlightHold(self._calls, self._log, subscriber).take(position, waits=False)
         return position

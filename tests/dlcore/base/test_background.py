@@ -23,7 +23,7 @@ from dlcore.log.tidying import Tidier
 from tests.fixtures.aio import run
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 
 async def _fail() -> None:
@@ -181,6 +181,15 @@ def test_who_is_cancelled_leaves_the_outcome_to_the_others() -> None:
     assert asyncio.run(scenario()) == []
 
 
+async def uncollected(ended: Callable[[], Awaitable[weakref.ref[Any]]]) -> None:
+    """See that what `ended` refers to is freed without the collector."""
+    gc.disable()
+    try:
+        assert (await ended())() is None
+    finally:
+        gc.enable()
+
+
 def test_a_cancelled_task_lets_go_of_the_frames_that_it_was_cancelled_in() -> None:
     """Who holds the task, and is held by such a frame, is freed by its count of references."""
 
@@ -199,14 +208,7 @@ def test_a_cancelled_task_lets_go_of_the_frames_that_it_was_cancelled_in() -> No
         forget_frames(holder.task)
         return weakref.ref(holder)
 
-    async def scenario() -> None:
-        gc.disable()
-        try:
-            assert (await ended())() is None
-        finally:
-            gc.enable()
-
-    run(scenario())
+    run(uncollected(ended))
 
 
 def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None:
@@ -226,14 +228,7 @@ def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None
         await owner.tasks.aclose()
         return weakref.ref(owner)
 
-    async def scenario() -> None:
-        gc.disable()
-        try:
-            assert (await ended())() is None
-        finally:
-            gc.enable()
-
-    run(scenario())
+    run(uncollected(ended))
 
 
 def test_side_tasks_end_with_their_block() -> None:

@@ -256,7 +256,7 @@ class Life:
             # The promise: an append that commits in its turn finds no open extent.
             assert self.turn != "given" or self.is_aside
             assert len(self.calls) <= 1, "one call at a time"
-        return {each for each in made if TRANSITIONS.allow(*each)}
+        return {(one, other) for one, other in made if other in TRANSITIONS.causes[one]}
 
     def step(self) -> list[Effect]:
         """Let an append act, a timer end, or a call be answered; return the effects."""
