@@ -16,11 +16,13 @@ ARCHIVE := $(VENV)/spark.jsa
 SEEDS ?= 2000
 SEEDS_MAX ?= 3000
 SECONDS ?= 600
+HOURS ?= 2
 HISTORIES ?= 1000
 WORKERS ?= 5
 SPARK_VERSIONS ?= 4.1 4.2 4.3
 SPARK_VENVS := .venv-spark
 LOWEST := .venv-lowest
+RELEASE := .venv-release
 PYTHONS ?= 3.11 3.12 3.13 3.14
 ONLY ?=
 CONNECTOR ?=
@@ -36,7 +38,7 @@ endif
 
 .DEFAULT_GOAL := help
 .SHELLFLAGS := -eu -c
-.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest coverage prove check lint types layers sim model mutants chaos chaos-spark blackbox abuse fuzz bench bench-peers trace docs proto proto-check sync sync-check requirements clean
+.PHONY: help install demo test test-spark-matrix test-pythons test-elsewhere test-lowest test-upgrade coverage prove check lint types layers sim model mutants chaos chaos-spark soak blackbox abuse fuzz bench bench-peers trace docs site proto proto-check sync sync-check release-check release requirements clean
 
 ##@ Use
 
@@ -47,7 +49,7 @@ help: ## Explain every target.
 
 install: $(STAMP) ## Make .venv and install dlog in it, editable, with all tools. Fast the second time.
 
-demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a bookie, compare.
+demo: $(STAMP) ## Run the main job on real data: cluster, write, stream, kill a bookie, compare. ARGS=--secure.
 	@$(BIN)/python -m demo.main $(ARGS)
 
 ##@ Prove
@@ -65,7 +67,7 @@ SPARK_CORE = $(addprefix tests/spark/test_,batch_read.py batch_write.py pushdown
 	limited_streams.py stream_shapes.py many_targets.py progress.py workers.py threads.py tls.py endpoint.py) \
 	tests/dlspark/test_stream.py
 # At full length: all types, each kind of table, what truncation leaves, and each way in which a sink fails.
-SPARK_WHOLE = $(addprefix tests/spark/test_,sql.py typed_logs.py stream_read.py stream_write.py foreach_batch.py)
+SPARK_WHOLE = $(addprefix tests/spark/test_,sql.py typed_logs.py stateful_streams.py stream_read.py stream_write.py foreach_batch.py)
 # PySpark 4.1 tells a source of no limits: it lacks the words in which these tests ask.
 SPARK_LIMITS = $(addprefix tests/dlspark/test_,stream_limits.py available_now.py)
 # PySpark 4.1 leaves sockets for the garbage collector to close.
@@ -90,6 +92,9 @@ test-elsewhere: $(ARCHIVE) ## Run them in each place of tests/elsewhere/places.p
 test-lowest: $(LOWEST)/.installed ## Run the tests with the lowest versions that pyproject.toml allows.
 	@$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(SPARK_WARNINGS) $(SPARK_LIMITS:%=--ignore=%) \
 		--ignore=tests/simulation/test_mutants.py $(ARGS)
+
+test-upgrade: $(ARCHIVE) ## Run the last release and this one in one cluster, forwards and back. Needs git's history.
+	@$(BIN)/python -m pytest -q -n 0 --full tests/upgrade $(ARGS)
 
 coverage: $(ARCHIVE) ## Run the tests; fail unless they ran the pure modules and most else. ARGS=--full for all.
 	@$(PYTEST) --cov --cov-report= $(ARGS)
@@ -128,11 +133,14 @@ model: $(STAMP) ## Visit all interleavings of fencing and recovery. ARGS="--only
 mutants: $(STAMP) ## Put known bugs back one at a time: a seed of the simulation or a test must catch each.
 	@$(BIN)/python -m tests.simulation.mutants_run --seeds-max $(SEEDS_MAX) $(ARGS)
 
-chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan.
+chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan. ARGS=--secure.
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n.
+chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n. ARGS=--secure.
 	@$(BIN)/python -m tests.chaos_spark --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(STAMP) ## Run all of it secured for HOURS=n, with faults and restarts; nothing may grow. ARGS="--out dir".
+	@$(BIN)/python -m tests.soak --hours $(HOURS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 blackbox: $(STAMP) ## Check HISTORIES=n of clients in Go and Java under faults by a model; SEED=n. Needs Go.
 	@$(BIN)/python -m tests.blackbox --histories $(HISTORIES) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -169,14 +177,23 @@ endef
 proto: $(STAMP) ## Generate dlcore/base/proto/*_pb2* from the .proto files.
 	@$(call generate_proto,.)
 
-docs: $(STAMP) ## Generate the pages and tables of docs that are made of the code.
+docs: $(STAMP) ## Generate pages of the code, run notebooks that changed (ARGS=--all: all), build the site.
 	@$(BIN)/python -m tests.fixtures.configuration_page > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/python -m tests.fixtures.machines_page > docs/architecture/machines.md.new
 	@mv docs/architecture/machines.md.new docs/architecture/machines.md
 	@$(BIN)/python -m tests.flight_document
+	@$(BIN)/python -m tests.entrances_document
 	@$(BIN)/python -m tests.backends_document
 	@$(BIN)/python -m tests.spark_document
+	@$(BIN)/python -m tests.metrics_document
+	@$(BIN)/python -m tests.dashboards_document
+	@for page in commands errors api figures; do $(BIN)/python -m tests.$${page}_document; done
+	@$(BIN)/python -m tools.site.notebooks $(ARGS)
+	@$(MAKE) --no-print-directory site
+
+site: $(STAMP) ## Build the documentation site of the pages as they are; a link that leads nowhere fails.
+	@$(BIN)/python -m tools.site
 
 proto-check: $(STAMP) ## Check that the generated files are those of the .proto files.
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -195,6 +212,13 @@ sync: $(STAMP) ## Generate the blocking calls of dlcore/sync and dlcore/remote f
 
 sync-check: $(STAMP) ## Check that the blocking calls are those of the async classes.
 	@$(BIN)/python -m tools.make_sync --check
+
+# With ARGS=--without-audit where the service of pip-audit cannot be reached.
+release-check: $(RELEASE)/.installed ## Build twice, list the parts, ask for known weaknesses. ARGS="--out dist".
+	@$(RELEASE)/bin/python -m tools.release_check $(ARGS)
+
+release: $(RELEASE)/.installed ## Commit, check and tag a release: VERSION=0.2.0. Publishes nothing.
+	@$(RELEASE)/bin/python -m tools.release '$(VERSION)' $(ARGS)
 
 clean: ## Remove the virtual environments, caches and built files.
 	rm -rf .venv .venv-* .debian build dist artifacts spark-warehouse metastore_db derby.log benchmarks/results.json \
@@ -235,6 +259,12 @@ $(LOWEST)/.installed: pyproject.toml | requirements
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9,<1'
 	@echo "installing the lowest versions into $(@D)"
 	@$(@D)/bin/python -m uv pip install --quiet --resolution lowest-direct --editable '.[cli,spark]' --group test --group demo
+	@touch $@
+
+$(RELEASE)/.installed: pyproject.toml | requirements
+	@[ -x $(@D)/bin/python ] || '$(PYTHON)' -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --group release
 	@touch $@
 
 $(SPARK_VENVS)/%/.installed: pyproject.toml | requirements

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from contextlib import AbstractContextManager
 
+    from dlcore.access.tls import TlsFiles
     from dlcore.backends.direct.log import DirectLog
     from dlcore.log.reading.reader import DirectReader
     from dlcore.log.writing.writer import DirectWriter
@@ -87,14 +88,19 @@ def write_log(
     batches: list[pa.RecordBatch],
     *,
     config: LogConfig = CONFIG,
+    encryption_keys: str | None = None,
     counted: Callable[[], AbstractContextManager[None]] = nullcontext,
+    tls: TlsFiles | None = None,
 ) -> tuple[str, float]:
     """Write `batches` into a new log; return its name, and the seconds until all was durable.
 
-    `counted` is open for just these seconds.
+    `counted` is open for just these seconds.  With `tls` bookies are reached by it, and by
+    capabilities.
     """
     name = f"bench/{uuid4().hex}"
-    with open_namespace(uri) as namespace:
+    with open_namespace(
+        uri, encryption_keys=encryption_keys, tls=tls, capabilities=tls is not None
+    ) as namespace:
         namespace.create_log(name, config=config)
         with namespace.open_log(name, config=config) as log, log.open_writer() as writer:
             started = time.perf_counter()
@@ -106,9 +112,9 @@ def write_log(
     return name, seconds
 
 
-def drop_log(uri: str, name: str) -> None:
+def drop_log(uri: str, name: str, *, tls: TlsFiles | None = None) -> None:
     """Delete a log, so that rounds do not fill the disk."""
-    with open_namespace(uri) as namespace:
+    with open_namespace(uri, tls=tls) as namespace:
         namespace.delete_log(name)
 
 
@@ -308,10 +314,12 @@ async def _append_ms(uri: str) -> float:
     return statistics.median(await append_times(uri, _LATENCY_COUNT)) * 1000
 
 
-async def append_times(uri: str, count: int) -> list[float]:
+async def append_times(
+    uri: str, count: int, *, tls: TlsFiles | None = None, capabilities: bool = False
+) -> list[float]:
     """Return how long each of `count` appends to a new log took, one after the other, in s."""
     times = []
-    async with fresh_log(uri) as (_, writer):
+    async with fresh_log(uri, tls=tls, capabilities=capabilities) as (_, writer):
         payload = os.urandom(RECORD_BYTES)
         await writer.write(LogRecord(0, payload))
         for txid in range(count):
@@ -398,10 +406,12 @@ def _beside_bare_call(
 
 
 @asynccontextmanager
-async def fresh_log(uri: str) -> AsyncIterator[tuple[DirectLog, DirectWriter]]:
+async def fresh_log(
+    uri: str, *, tls: TlsFiles | None = None, capabilities: bool = False
+) -> AsyncIterator[tuple[DirectLog, DirectWriter]]:
     """Make a log and open it for writing."""
     name = f"bench/{uuid4().hex}"
-    async with await open_namespace_async(uri) as namespace:
+    async with await open_namespace_async(uri, tls=tls, capabilities=capabilities) as namespace:
         await namespace.create_log(name, config=CONFIG)
         async with (
             await namespace.open_log(name, config=CONFIG) as log,

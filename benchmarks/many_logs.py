@@ -62,7 +62,7 @@ def live_heap_bytes(sandbox: Sandbox) -> int:
     """Return what ZooKeeper's live objects take, after a full collection."""
     jcmd = shutil.which("jcmd")
     assert jcmd is not None, "needs jcmd, which comes with a JDK"
-    command = [jcmd, str(sandbox.zookeeper.pid), "GC.class_histogram"]
+    command = [jcmd, str(sandbox.metadata_server.pid), "GC.class_histogram"]
     output = subprocess.run(command, capture_output=True, check=True, text=True, timeout=60).stdout
     total = re.search(r"^Total +\d+ +(\d+)", output, re.MULTILINE)
     assert total is not None, output

@@ -84,7 +84,7 @@ def _read(
     def value() -> float:
         started = time.perf_counter()
         with proxied.counted():
-            assert _get_all(sandbox.proxies[0].location, log, columns) == _RECORDS
+            assert get_all(sandbox.proxies[0].location, log, columns) == _RECORDS
         return WRITE_BYTES / 1e6 / (time.perf_counter() - started)
 
     def core() -> float:
@@ -133,7 +133,7 @@ def _read(
     ]
 
 
-def _get_all(location: str, log: str, columns: list[str] | None) -> int:
+def get_all(location: str, log: str, columns: list[str] | None) -> int:
     """Return how many rows came: of one part after the other, or of some at once if there are."""
     command = json.dumps({"log": log} | ({"columns": columns} if columns else {})).encode()
     with fl.connect(location) as client:

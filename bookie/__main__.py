@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -18,21 +17,21 @@ from typing import TYPE_CHECKING
 
 from bookie.server import BookieServer
 from bookie.server_config import LEDGER_CLIENT, BookieConfig, bookie_options
+from dlcore.access.zookeeper import ZK_KEYS
 from dlcore.base import event_loop, kept_memory
 from dlcore.base.background import BackgroundTasks, side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import ConfigurationError, DLError
-from dlcore.base.reconfiguring import next_configuration
-from dlcore.base.seldom import log_to_stderr
+from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
+from dlcore.base.reconfiguring import next_configuration, tell_left
+from dlcore.base.self_report import report_oneself
 from dlcore.base.settings import configuration_file, options_of, read_settings
 from dlcore.metadata.paths import parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-logger = logging.getLogger(__name__)
 
 
 class OutputError(DLError):
@@ -68,13 +67,14 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"error: {error}\n")
             return EXIT_FAILED
         return EXIT_STOPPED
-    log_to_stderr()
     try:
         config = _read_config(options)
         file = configuration_file(options["config"], os.environ)
     except ConfigurationError as error:
         return _refuse(str(error))
-    logging.getLogger().setLevel(config.log_level.upper())
+    process = Process("bookie", config.name)
+    report_oneself(process, config.options)
+    log_to_stderr(process, log_format=config.log_format, log_level=config.log_level)
     kept_memory.keep_what_is_freed()
     read_again = partial(_read_config, options) if file else None
     # uvloop, because an append crosses five event loops on its way to three bookies and back.
@@ -126,8 +126,11 @@ def _read_config(options: dict[str, object]) -> BookieConfig:
         environment=os.environ,
     )
     below |= {LEDGER_CLIENT + key: value for key, value in client.items()}
-    if "DLOG_URI" in os.environ:
-        below.setdefault("metadata_uri", os.environ["DLOG_URI"])
+    # As of every command.
+    common = {each: each for each in (*ZK_KEYS, "log_format")}
+    for key, variable in {"metadata_uri": "uri", **common}.items():
+        if f"DLOG_{variable.upper()}" in os.environ:
+            below.setdefault(key, os.environ[f"DLOG_{variable.upper()}"])
     given = {key: value for key, value in options.items() if key != "config"}
     return BookieConfig.from_options({**below, **given})
 
@@ -172,7 +175,9 @@ async def _serve(
 ) -> DLError:
     """Serve until cancelled, or return why the bookie failed."""
     store = await ZooKeeperStore.connect(
-        parse_uri(config.metadata_uri).servers, session_timeout_s=config.session_timeout_s
+        parse_uri(config.metadata_uri).servers,
+        session_timeout_s=config.session_timeout_s,
+        access=config.zookeeper,
     )
     try:
         async with await BookieServer.start(config, store=store, clock=SystemClock()) as server:
@@ -201,10 +206,8 @@ async def _follow(
     while True:
         config, left = config.changed_to(await next_configuration(hung_up, read, config))
         server.configure(config)
-        logging.getLogger().setLevel(config.log_level.upper())
-        for key, value in left.items():
-            kept = config.options[key]
-            logger.warning("%s=%s takes effect after a restart, until then %s", key, value, kept)
+        set_log_level(config.log_level)
+        tell_left(left, config.options)
 
 
 def _call_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

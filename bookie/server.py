@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie.disks.port import DiskSpace
@@ -20,12 +21,15 @@ from bookie.membership.given_ids import GivenIds
 from bookie.membership.identity import begin_life, establish_identity
 from bookie.membership.registration_driver import Registrar
 from bookie.membership.repair import Repairer
+from bookie.serving import metrics
 from bookie.serving.control import BookieControl
 from bookie.serving.service import BookieService
 from bookie.space.budget import SpaceReport
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
 from bookie.upkeep.garbage_collector import GarbageCollector
+from dlcore.access.tls_in_use import LOOK_S, TlsInUse
+from dlcore.access.tls_refusals import own_refusal
 from dlcore.base.background import BackgroundTasks, outcome_of
 from dlcore.base.closing import AsyncClosing
 from dlcore.base.errors import (
@@ -33,20 +37,21 @@ from dlcore.base.errors import (
     ConfigurationError,
     DLError,
 )
-from dlcore.base.tls_refusals import own_refusal
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.metadata.binding import ensure_namespace
+from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.transport.client import WireBookieClient
+from dlcore.transport.operator_port import Operated, operator_port, session_check
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie.server_config import BookieConfig
+    from bookie.serving.access import Access
+    from dlcore.access.tls import TlsFiles
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
-    from dlcore.base.tls import TlsFiles
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -70,6 +75,8 @@ class BookieServer(AsyncClosing):
     """Address that clients connect to, host:port."""
     control_address: str
     """Address of the control service, host:port."""
+    http_port: int | None = None
+    """Port of metrics and health; None: there is none."""
     storage: LedgerStorage
 
     def __init__(
@@ -80,6 +87,7 @@ class BookieServer(AsyncClosing):
         clock: Clock,
     ) -> None:
         self._config = config
+        self._tls = TlsInUse.of(config.tls)
         self._store = store
         self._clock = clock
         self._paths = NamespacePaths(parse_uri(config.metadata_uri).root)
@@ -114,6 +122,7 @@ class BookieServer(AsyncClosing):
             await server._serve()
             await server._register()
             server._keep_house()
+            await server._tell_operators()
         except BaseException:
             await server.aclose()
             raise
@@ -165,7 +174,7 @@ class BookieServer(AsyncClosing):
         await begin_life(disk, self._store, self._paths, cookie, clock=self._clock)
 
     async def _serve(self) -> None:
-        config, tls = self._config, self._config.tls
+        config, tls, asks = self._config, self._tls, self._config.asks_clients
         service = BookieService(
             self.storage,
             bookie=self.bookie,
@@ -173,12 +182,20 @@ class BookieServer(AsyncClosing):
             connection_bytes_max=config.connection_bytes_max,
             read_bytes_max=config.read_bytes_max,
             receive_bytes_max=config.receive_bytes_max,
+            client_names=config.client_names,
+            new_access=await self._follow_keys() if config.takes_capabilities else None,
         )
         try:
             server = await service.listen(
                 config.host,
                 config.port,
-                tls=None if tls is None else tls.server_context(asks_clients=config.asks_clients),
+                tls=None
+                if tls is None
+                else partial(
+                    tls.server_context,
+                    asks_clients=asks,
+                    requires_them=not config.takes_capabilities,
+                ),
             )
         except OSError as error:
             raise ConfigurationError(
@@ -189,7 +206,8 @@ class BookieServer(AsyncClosing):
         port = config.advertised_port or server.sockets[0].getsockname()[1]
         self.address = _host_port(host, port)
         if tls is not None:
-            self._judge_own_certificate(tls, host)
+            tls.on_change = partial(self._judge_own_certificate, tls.files, host)
+            tls.on_change()
 
         async def stop() -> None:
             logger.info("draining bookie=%s", self.bookie)
@@ -197,17 +215,59 @@ class BookieServer(AsyncClosing):
                 async with asyncio.timeout(self._config.drain_timeout_s):
                     await service.drain()
             except TimeoutError:
-                logger.warning("clients did not receive their answers bookie=%s", self.bookie)
+                logger.warning(
+                    "clients did not receive their answers bookie=%s; to do: nothing, clients ask "
+                    "again at other bookies",
+                    self.bookie,
+                )
             server.close()
             await service.aclose(grace_s=_READS_GRACE_S)
 
         self._running.push_async_callback(stop)
-        control = BookieControl(self.storage, bookie=self.bookie)
+        if tls is not None:
+            self._repeat("looking at the certificates", server.renew, lambda: LOOK_S)
+        control = BookieControl(self.storage, bookie=self.bookie, client_names=config.client_names)
         self._running.push_async_callback(control.aclose)
         control_port = await control.start(
-            _host_port(config.host, config.control_port), tls=tls, asks_clients=config.asks_clients
+            _host_port(config.host, config.control_port), tls=tls, asks_clients=asks
         )
         self.control_address = _host_port(host, config.advertised_control_port or control_port)
+        self._samples = partial(
+            metrics.samples, self.storage, service.connections, service.read_budget
+        )
+
+    async def _tell_operators(self) -> None:
+        storage, disk, tls = self.storage, self.storage.core.disk, self._tls
+        checks = {"metadata_store": session_check(self._store), **metrics.checks(storage)}
+        operated = Operated(
+            role="bookie",
+            metrics=metrics.METRICS,
+            sources=[self._samples],
+            checks=checks,
+            trial=partial(metrics.try_disk, disk, self._clock.new_token),
+            store=self._store,
+        )
+        opened = await self._running.enter_async_context(operator_port(self._config, operated, tls))
+        self.http_port = None if opened is None else opened.port
+
+    async def _follow_keys(self) -> Callable[[], Access]:
+        """Return what makes the access of a connection; it has the cluster's present keys."""
+        # Loaded here, because few bookies take capabilities.
+        from bookie.serving.access import Access
+        from dlcore.access.capability import Verifier
+        from dlcore.metadata.capability_keys import FollowedKeys
+
+        clock = self._clock
+        verifier = Verifier(lambda: clock.now_ms() / 1000)
+        keys = FollowedKeys(
+            self._store,
+            self._paths,
+            clock,
+            lambda ring: verifier.use(each.public_key for each in ring.keys),
+        )
+        self._running.push_async_callback(keys.aclose)
+        await keys.start()
+        return lambda: Access(verifier)
 
     def _judge_own_certificate(self, tls: TlsFiles, host: str) -> None:
         """Warn if clients, or the other bookies that this one asks, will refuse its certificate."""
@@ -217,7 +277,12 @@ class BookieServer(AsyncClosing):
             own_refusal(tls, host=None) if is_client else None,
         ):
             if refusal is not None:
-                logger.warning("%s bookie=%s", refusal, self.bookie)
+                logger.warning(
+                    "%s bookie=%s; to do: give it a certificate that fits (docs/tls.md), else "
+                    "clients refuse it",
+                    refusal,
+                    self.bookie,
+                )
 
     async def _register(self) -> None:
         registrar = Registrar(
@@ -248,6 +313,8 @@ class BookieServer(AsyncClosing):
             is_read_only=self.storage.status.state is StorageState.READ_ONLY,
             patience_s=self._config.session_timeout_s + _REGISTER_PATIENCE_S,
         )
+        # What is finalized from now on was asked of this bookie, too.
+        await read_binding(self._store, self._paths, fresh=True)
 
         async def report_space() -> None:
             self._report_space(registrar, report)
@@ -262,7 +329,11 @@ class BookieServer(AsyncClosing):
             registrar.set_space(space)
 
     def _fail(self, error: DLError) -> None:
-        logger.error("bookie fails: %s", error)
+        logger.error(
+            "bookie fails: %s; to do: see why, then start it again; auto-recovery copies its "
+            "entries after its delay",
+            error,
+        )
         if not self._failure.done():
             self._failure.set_result(error)
 
@@ -282,7 +353,7 @@ class BookieServer(AsyncClosing):
             registry.resolve,
             cluster_id=self._cluster_id,
             config=self._config.ledger_client,
-            tls=self._config.tls,
+            tls=self._tls,
         )
         self._running.push_async_callback(client.aclose)
         repairer = Repairer(
@@ -304,10 +375,21 @@ class BookieServer(AsyncClosing):
                 try:
                     await once()
                 except DLError as error:
-                    logger.warning("%s failed bookie=%s: %s", what, self.bookie, error)
+                    logger.warning(
+                        "%s failed bookie=%s: %s; to do: nothing, it runs again after its pause; "
+                        "see to the reason if it comes again",
+                        what,
+                        self.bookie,
+                        error,
+                    )
                 except Exception:
                     # A bug.  If the loop ended, the disk would fill up unnoticed.
-                    logger.exception("%s failed bookie=%s", what, self.bookie)
+                    logger.exception(
+                        "%s failed bookie=%s; to do: report this as a defect; it runs again after "
+                        "its pause",
+                        what,
+                        self.bookie,
+                    )
 
         tasks = BackgroundTasks()
         tasks.start(repeat(), name=f"bookie {what}")

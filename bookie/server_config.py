@@ -16,6 +16,9 @@ from pathlib import Path  # noqa: TC003  get_type_hints looks it up
 from typing import TYPE_CHECKING
 
 from bookie.config import StorageConfig
+from dlcore.access.client_names import ClientNames
+from dlcore.access.tls import TlsFiles
+from dlcore.access.zookeeper import ZK_KEYS, ZooKeeperAccess
 from dlcore.base.config import (
     DEFAULT_RACK,
     ENTRY_SIZE_BYTES_MAX,
@@ -26,15 +29,16 @@ from dlcore.base.config import (
     require_positive,
 )
 from dlcore.base.errors import ConfigurationError
+from dlcore.base.http_options import require_http
 from dlcore.base.settings import (
     Option,
     config_of,
+    log_levels_of,
     options_of,
     parse_value,
-    require_log_level,
+    require_log_format,
     values_of,
 )
-from dlcore.base.tls import TlsFiles
 from dlcore.metadata.paths import parse_uri
 from dlcore.wire.messages import ADD_BYTES_MAX
 
@@ -85,7 +89,20 @@ class BookieConfig:
     tls_ca: str = ""
     """PEM file of the authorities that sign the certificates of clients and other bookies."""
     tls_client_auth: str = "required"
-    """Whether clients need a certificate: required or none."""
+    """Whether clients need a certificate: required, none, or or_capability: without one they reach
+    only the ledgers of their capabilities, and not the control service."""
+    tls_client_names: str = ""
+    """Names in `subjectAltName` of clients that are let in, between commas, whole or as *.suffix;
+    those of the other bookies are among them.  Empty: every client with a certificate."""
+    zk_tls_ca: str = ""
+    """PEM file of the authorities that sign the certificates of ZooKeeper; empty: no TLS to it."""
+    zk_tls_cert: str = ""
+    """PEM file of the bookie's certificate for ZooKeeper, if that asks for one."""
+    zk_tls_key: str = ""
+    """PEM file of the private key of `zk_tls_cert`."""
+    zk_auth_file: str = ""
+    """File with ZooKeeper's user as a line user:password, for whom all nodes are; empty: they are
+    for everybody."""
     session_timeout_s: float = 10.0
     """After this long without contact the metadata store removes the registration."""
     connection_bytes_max: int = 16 * MIB
@@ -104,15 +121,24 @@ class BookieConfig:
     """Pause between two passes of scrubbing."""
     drain_timeout_s: float = 10.0
     """How long a stopping bookie waits for requests in flight."""
+    http_address: str = ""
+    """Address of metrics and health over HTTP, like 127.0.0.1:9190; empty: none."""
+    http_tls: str = "none"
+    """TLS of that port, with `tls_cert`: none, server, or required: callers need a certificate that
+    `tls_ca` has signed."""
     log_level: str = "info"
-    """Lowest level that is logged: debug, info, warning or error."""
+    """Lowest level that is logged: debug, info, warning or error; levels of modules may follow, as
+    in info,bookie.serving=debug."""
+    log_format: str = "plain"
+    """How the log is written: plain, or json with one object on each line."""
     storage: StorageConfig = field(default_factory=StorageConfig)
     ledger_client: LedgerClientConfig = field(default_factory=LedgerClientConfig)
     """Options of the client that fetches intact copies of damaged entries from other bookies."""
 
     def __post_init__(self) -> None:
         parse_uri(self.metadata_uri)
-        require_log_level(self.log_level)
+        log_levels_of(self.log_level)
+        require_log_format(self.log_format)
         require(
             condition=0 < len(self.name) <= _NAME_LENGTH_MAX and self.name.isprintable(),
             key="name",
@@ -149,15 +175,9 @@ class BookieConfig:
             value=self.read_bytes_max,
             rule=f"expected at least {ADD_BYTES_MAX}, the size of the largest entry",
         )
-        require(
-            condition=self.tls_client_auth in ("required", "none"),
-            key="tls_client_auth",
-            value=self.tls_client_auth,
-            rule="expected required or none",
-        )
-        if self.tls is not None:
-            # Its error names the wrong file.
-            self.tls.server_context(asks_clients=self.asks_clients)
+        self._require_tls()
+        require_http(self, has_certificate=self.tls is not None)
+        self.zookeeper.credentials()  # its error names the file
         require_positive(
             self,
             "session_timeout_s",
@@ -170,6 +190,30 @@ class BookieConfig:
             "drain_timeout_s",
         )
 
+    def _require_tls(self) -> None:
+        require(
+            condition=self.tls_client_auth in ("required", "or_capability", "none"),
+            key="tls_client_auth",
+            value=self.tls_client_auth,
+            rule="expected required, or_capability or none",
+        )
+        require(
+            condition=self.tls is not None or not self.takes_capabilities,
+            key="tls_client_auth",
+            value=self.tls_client_auth,
+            rule="expected tls_ca, tls_cert and tls_key as well: who hears a capability may use it",
+        )
+        require(
+            condition=not self.client_names.patterns
+            or (self.tls is not None and self.asks_clients),
+            key="tls_client_names",
+            value=self.tls_client_names,
+            rule="expected tls_ca, tls_cert and tls_key as well, and no tls_client_auth=none",
+        )
+        if self.tls is not None:
+            # Its error names the wrong file.
+            self.tls.server_context(asks_clients=self.asks_clients)
+
     @property
     def tls(self) -> TlsFiles | None:
         """Certificates of the connections; None: no encryption."""
@@ -177,8 +221,23 @@ class BookieConfig:
 
     @property
     def asks_clients(self) -> bool:
-        """Whether clients need a certificate, with TLS."""
-        return self.tls_client_auth == "required"
+        """Whether clients are asked for a certificate, with TLS."""
+        return self.tls_client_auth != "none"
+
+    @property
+    def takes_capabilities(self) -> bool:
+        """Whether clients without a certificate are let in, for what their capabilities give."""
+        return self.tls_client_auth == "or_capability"
+
+    @property
+    def zookeeper(self) -> ZooKeeperAccess:
+        """Certificates and user for the metadata store."""
+        return ZooKeeperAccess.of({key: getattr(self, key) for key in ZK_KEYS})
+
+    @property
+    def client_names(self) -> ClientNames:
+        """The names of clients that are let in."""
+        return ClientNames.parse(self.tls_client_names)
 
     @property
     def options(self) -> dict[str, object]:

@@ -6,6 +6,7 @@ process and no data is left but the plot.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -64,6 +65,9 @@ class Outcome(NamedTuple):
 
 def main() -> int:
     """Run the demo and return its exit code."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--secure", action="store_true", help="with TLS between all processes")
+    is_secure = parser.parse_args().secure
     progress = Progress()
     mark_children()
     signal.signal(signal.SIGTERM, _interrupt)
@@ -72,7 +76,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             try:
-                outcome = _run(progress, stack)
+                outcome = _run(progress, stack, is_secure=is_secure)
             except BaseException as error:
                 if not _was_interrupted(error):
                     failure = describe_failure(error)  # before the stack stops Spark
@@ -111,17 +115,20 @@ def _ignore_interrupts() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _run(progress: Progress, stack: ExitStack) -> Outcome:
+def _run(progress: Progress, stack: ExitStack, *, is_secure: bool) -> Outcome:
     progress.step(f"1. Start a ZooKeeper and {BOOKIES} bookies")
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-demo-")))
     with progress.waiting("starting the cluster"):
         sandbox = stack.enter_context(
-            Sandbox(bookies=BOOKIES, data_dir=folder / "cluster", autorecovery=False)
+            Sandbox(
+                bookies=BOOKIES, data_dir=folder / "cluster", autorecovery=False, secure=is_secure
+            )
         )
     for bookie in sandbox.bookies:
         progress.say(f"{bookie.name} on {bookie.address}, process {bookie.pid}")
-    namespace = stack.enter_context(open_namespace(sandbox.uri))
+    tls = sandbox.tls
+    namespace = stack.enter_context(open_namespace(sandbox.uri, tls=tls))
     for log in (FLIGHTS_LOG, DELAYS_LOG):
         namespace.create_log(log, config=LogConfig(quorum=QuorumConfig()))
     stack.callback(stop_spark)
@@ -131,7 +138,11 @@ def _run(progress: Progress, stack: ExitStack) -> Outcome:
         spark = _start_spark(folder)
     progress.say(f"namespace {sandbox.uri}, Spark {spark.version}")
 
-    jobs = FlightJobs(spark, sandbox.uri, folder / "checkpoint")
+    options = {"uri": sandbox.uri}
+    if tls is not None:
+        options |= {"tlsCa": tls.ca, "tlsCert": tls.cert, "tlsKey": tls.key}
+        progress.say("bookies let only clients with a certificate in")
+    jobs = FlightJobs(spark, options, folder / "checkpoint")
     flights = load_flights()
     story = _Story(progress, sandbox, namespace, jobs, flights, folder)
     story.write_first_share()

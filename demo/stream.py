@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as F
 from demo.flights import FLIGHT_SCHEMA, STATISTICS_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pyspark.sql.streaming.query import StreamingQuery
@@ -35,11 +35,11 @@ _ASKED = "carrier string, dep_delay bigint, distance bigint"
 
 
 class FlightJobs:
-    """Jobs over the logs `flights`, `delays` and `flights-typed` of one namespace."""
+    """Jobs over the logs `flights`, `delays` and `flights-typed` of the namespace of options."""
 
-    def __init__(self, spark: SparkSession, uri: str, checkpoint: Path) -> None:
+    def __init__(self, spark: SparkSession, namespace: Mapping[str, str], checkpoint: Path) -> None:
         self._spark = spark
-        self._uri = uri
+        self._namespace = namespace
         self._checkpoint = checkpoint
 
     def write_flights(self, table: Path, *, start: int, stop: int) -> None:
@@ -67,14 +67,14 @@ class FlightJobs:
         self._append(columns, TYPED_LOG, createLog="true")
 
     def _append(self, rows: DataFrame, log: str = FLIGHTS_LOG, **options: str) -> None:
-        target = rows.write.format("dlog").options(uri=self._uri, log=log, **options)
+        target = rows.write.format("dlog").options(log=log, **self._namespace, **options)
         target.mode("append").save()
 
     def start_statistics(self) -> StreamingQuery:
         """Start, or go on with, the query that computes `delays` from `flights`."""
         records = (
             self._spark.readStream.format("dlog")
-            .option("uri", self._uri)
+            .options(**self._namespace)
             .option("log", FLIGHTS_LOG)
             .option("startingOffsets", "earliest")
             .load()
@@ -83,7 +83,7 @@ class FlightJobs:
             statistics_of(records)
             .writeStream.format("dlog")
             .queryName("delays")
-            .option("uri", self._uri)
+            .options(**self._namespace)
             .option("log", DELAYS_LOG)
             .option("checkpointLocation", str(self._checkpoint))
             .outputMode("append")
@@ -118,7 +118,7 @@ class FlightJobs:
         return _answer(self._load(TYPED_LOG, columns=",".join(asked)))
 
     def _load(self, log: str, **options: str) -> DataFrame:
-        return self._spark.read.format("dlog").options(uri=self._uri, log=log, **options).load()
+        return self._spark.read.format("dlog").options(log=log, **self._namespace, **options).load()
 
     def _read(self, log: str, schema: str) -> pd.DataFrame:
         parsed = F.from_json(F.col("value").cast("string"), schema).alias("parsed")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlcore.access.tls import TlsFiles
+from dlcore.access.zookeeper import ZooKeeperAccess
 from dlcore.base.config import LedgerClientConfig, LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import DLError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.base.ids import DLSN, BookieId
 from dlcore.base.records import LogRecord, LogRecordWithDLSN
 from dlcore.base.statistics import NamespaceStatistics
-from dlcore.base.tls import TlsFiles
 from dlcore.log.metadata.commits import AppendRun, SharedStaging
 from dlcore.log.metadata.names import LogChange, LogChangeKind
 from dlcore.log.reading.scan import (
@@ -77,6 +78,7 @@ __all__ = [
     "StagedExtent",
     "StagingWriter",
     "TlsFiles",
+    "ZooKeeperAccess",
     "copy_log",
     "open_namespace",
     "scan",

@@ -17,6 +17,7 @@ from dlspark.commit import THREAD_PROPERTY
 from dlspark.plotting import follow_progress, plot_progress
 from dlspark.progress import ProgressListener
 from dlspark.source import DistributedLogDataSource
+from dlspark.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,7 @@ __all__ = [
     "in_batch",
     "plot_progress",
     "register",
+    "table",
 ]
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ def register(spark: SparkSession) -> None:
             logger.warning(
                 "dlog comes from %s, which Spark ships to tasks, but not to the processes that "
                 "plan streams: set PYTHONPATH to it before the driver starts, or install dlog on "
-                "the driver's machine",
+                "the driver's machine; to do: either of these before streams start",
                 shipped,
             )
     spark.dataSource.register(DistributedLogDataSource)

@@ -19,13 +19,15 @@ from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from dlcore.sync import ScanBatch
+    from dlcore.sync import ScanRun
     from dlspark.schema import WriteColumns
 
 ROWS_PER_BATCH = 64 * 1024
 COUNTED_ROWS_PER_BATCH = 1024 * 1024
 """Rows per batch if only numbers are returned: a row has few bytes, and no read delays it."""
 BYTES_PER_BATCH = 8 * 1024 * 1024
+_FIRST_BYTES, _GROWTH = 64 * 1024, 2
+"""Wanted size of the first batch, and how many times more each next one may have."""
 _INT64 = pa.int64()
 ROW_SCHEMA = byte_row_schema()
 """The Arrow schema of `dlspark.schema.READ_SCHEMA`."""
@@ -86,22 +88,29 @@ class RowBuilder:
         self._names = pa.nulls(0, pa.string())
         self._ramp = np.arange(0, dtype=np.int64)
 
-    def build(self, batches: Iterable[ScanBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield rows in the order of `batches`, joining small ones."""
-        waiting: list[ScanBatch] = []
+    def build(self, runs: Iterable[ScanRun]) -> Iterator[pa.RecordBatch]:
+        """Yield rows in the order of `runs`, joining small ones.
+
+        The first batches are small, for a query that stops when it has a few rows.
+        """
+        waiting: list[ScanRun] = []
         rows = size_bytes = 0
-        for scanned in batches:
-            if scanned.batch.num_rows == 0:
-                continue
+        wanted_bytes = _FIRST_BYTES
+        for run in runs:
             if waiting and (
-                rows + scanned.batch.num_rows > ROWS_PER_BATCH
-                or size_bytes + scanned.batch.nbytes > BYTES_PER_BATCH
+                rows + run.batch.num_rows > ROWS_PER_BATCH
+                or size_bytes + run.batch.nbytes > wanted_bytes
             ):
                 yield self._join(waiting)
                 waiting, rows, size_bytes = [], 0, 0
-            waiting.append(scanned)
-            rows += scanned.batch.num_rows
-            size_bytes += scanned.batch.nbytes
+                wanted_bytes = min(_GROWTH * wanted_bytes, BYTES_PER_BATCH)
+            waiting.append(run)
+            rows += run.batch.num_rows
+            size_bytes += run.batch.nbytes
+            if size_bytes >= wanted_bytes:
+                yield self._join(waiting)
+                waiting, rows, size_bytes = [], 0, 0
+                wanted_bytes = min(_GROWTH * wanted_bytes, BYTES_PER_BATCH)
         if waiting:
             yield self._join(waiting)
 
@@ -114,33 +123,31 @@ class RowBuilder:
             arrays = [columns[known or ""] for known in self._shape.known]
             yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _join(self, parts: list[ScanBatch]) -> pa.RecordBatch:
-        counts = np.array([part.batch.num_rows for part in parts], dtype=np.int64)
+    def _join(self, parts: list[ScanRun]) -> pa.RecordBatch:
+        def of_entries(name: str) -> Any:
+            return _concatenated([getattr(part, name) for part in parts])
+
+        counts = of_entries("records")
         row = self._row_numbers(int(counts.sum()))
 
-        def repeated(values: Iterable[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-            return np.repeat(np.fromiter(values, np.int64, len(parts)), counts)
+        def of_rows(name: str) -> Any:
+            return np.repeat(of_entries(name), counts)
 
-        def row_in_part() -> np.ndarray[Any, np.dtype[np.int64]]:
+        def row_in_entry() -> Any:
             return row - np.repeat(np.cumsum(counts) - counts, counts)
 
         def dlsn() -> pa.StructArray:
-            slot = repeated(part.first_slot for part in parts) + row_in_part()
-            lssn = repeated(part.lssn for part in parts)
-            entry = repeated(part.entry_id for part in parts)
-            numbers = [_over(column) for column in (lssn, entry, slot)]
+            lssn = np.repeat([part.lssn for part in parts], [part.batch.num_rows for part in parts])
+            slot = of_rows("first_slots") + row_in_entry()
+            numbers = [_over(column) for column in (lssn, of_rows("entry_ids"), slot)]
             return pa.StructArray.from_arrays(numbers, fields=list(_DLSN))
 
         columns: dict[str, Callable[[], pa.Array]] = {
             "log": lambda: self._repeated_name(len(row)),
             "dlsn": dlsn,
             "txid": lambda: _joined([part.batch.column(0) for part in parts]),
-            "sequence_id": lambda: _over(
-                repeated(part.sequence_id for part in parts) + row_in_part()
-            ),
-            "timestamp": lambda: _over(
-                repeated(part.timestamp_ms * 1000 for part in parts), _TIMESTAMP
-            ),
+            "sequence_id": lambda: _over(of_rows("sequence_ids") + row_in_entry()),
+            "timestamp": lambda: _over(of_rows("timestamps_ms") * 1000, _TIMESTAMP),
         }
         arrays = [
             columns[known]() if known is not None else self._data(parts, name, field)
@@ -150,7 +157,7 @@ class RowBuilder:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def _data(self, parts: list[ScanBatch], name: str, field: pa.Field) -> pa.Array:
+    def _data(self, parts: list[ScanRun], name: str, field: pa.Field) -> pa.Array:
         """Return a column of the records in Spark's type; nulls if the log does not have it."""
         kind = field.type
         if parts[0].batch.schema.get_field_index(name) < 0:
@@ -198,6 +205,12 @@ def _over(numbers: np.ndarray[Any, np.dtype[np.int64]], kind: pa.DataType = _INT
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _concatenated(
+    arrays: list[np.ndarray[Any, np.dtype[np.int64]]],
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def batches_by_log(

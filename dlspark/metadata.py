@@ -265,7 +265,7 @@ def _ledgers(namespace: Namespace) -> Iterator[dict[str, Any]]:
                 "last_entry": ledger.last_entry_id if is_closed else None,
                 "size_bytes": ledger.length_bytes if is_closed else None,
                 "ensembles": len(ledger.ensembles),
-                "bookies": [bookie.name for bookie in ledger.ensembles[-1].bookies],
+                "bookies": ledger.home,
             }
         first = ledger_id + 1
 

@@ -4,7 +4,7 @@ An offset holds the next position to read of every log.  Its JSON has sorted key
 compares offsets as text:
 
     {"ids": {"clicks": "9f…"}, "init": {"clicks": "1:0:0"}, "logs": {"clicks": "3:17:0"},
-     "seq": {"clicks": 52113}, "v": 1}
+     "query": "5d0c…", "seq": {"clicks": 52113}, "v": 2}
 
 * ``ids`` distinguishes a log from a later log with the same name, and finds a renamed log: the
   query continues with its new name, at its position.
@@ -14,6 +14,8 @@ compares offsets as text:
   way.
 * ``seq`` is the number of records before the position, if it is known.  It proves that a position
   at the end of a segment that was truncated since has lost nothing.
+* ``query`` is the query's own id, made with the end of its first batch: logs keep its positions
+  under it.  An offset of version 1 has none, and is followed by one that has.
 * ``gone`` names the logs whose loss was accepted, by ``failOnDataLoss=false``: the loss is reported
   once, and the query continues without them, even if later losses are errors again.
 
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
 
     from dlcore.sync import LogSnapshot
 
-OFFSET_VERSION = 1
-_KEYS = frozenset({"gone", "ids", "init", "logs", "seq", "v"})
+OFFSET_VERSION = 2
+_KEYS = frozenset({"gone", "ids", "init", "logs", "query", "seq", "v"})
 _NAMED_MAX = 5
 """Most logs that an error names."""
 
@@ -223,6 +225,7 @@ class StreamOffset:
     logs: Mapping[str, LogPosition]
     init: Mapping[str, DLSN] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
+    query: str | None = None
 
     @classmethod
     def initial(cls, logs: Mapping[str, LogPosition]) -> StreamOffset:
@@ -238,9 +241,11 @@ class StreamOffset:
         if self.init:
             value["init"] = {log: str(self.init[log]) for log in sorted(self.init)}
         value["logs"] = {log: str(self.logs[log].dlsn) for log in names}
+        if self.query is not None:
+            value["query"] = self.query
         if any(count is not None for count in counts.values()):
             value["seq"] = {log: count for log, count in counts.items() if count is not None}
-        return value | {"v": OFFSET_VERSION}
+        return value | {"v": 1 if self.query is None else OFFSET_VERSION}
 
     @classmethod
     def from_json(cls, value: object) -> StreamOffset:
@@ -280,7 +285,7 @@ class StreamOffset:
             raise ConfigurationError(
                 f"init and gone name other logs than logs: {sorted(init.keys() | gone)}"
             )
-        return cls(logs=logs, init=init, gone=gone)
+        return cls(logs=logs, init=init, gone=gone, query=_parse_query(value.get("query")))
 
     def without(self, logs: Iterable[str]) -> StreamOffset:
         """Return the offset of a query that continues without these logs and accepts the loss."""
@@ -321,7 +326,7 @@ class StreamOffset:
                 step.take(log, known, view)
             elif known is not None:
                 step.pass_over(log, known, is_gone=log in self.gone)
-        moved = StreamOffset(logs=step.logs, init=step.init, gone=frozenset(step.gone))
+        moved = replace(self, logs=step.logs, init=step.init, gone=frozenset(step.gone))
         # Spark runs no batch if the offset is equal: `init` alone must not make a difference.
         is_same = (moved.logs, moved.gone) == (self.logs, self.gone)
         return (self if is_same else moved), step.losses
@@ -365,6 +370,12 @@ class StreamOffset:
                 f"log {log!r}; the checkpoint was changed by hand, or belongs to another query"
             )
         return known  # with its sequence id
+
+
+def _parse_query(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"query={value!r}: expected a text")
+    return value
 
 
 class _Step:

@@ -223,6 +223,15 @@ OPTIONS = (
         meaning="The longest that `minRecordsPerTrigger` waits.",
     ),
     Option(
+        name="subscription",
+        uses=_STREAM_READ,
+        values="a name, or `none`",
+        default="`spark:` and an id in the checkpoint",
+        meaning="The subscriber for whom the logs keep the query's position, so that "
+        "`dlog log lag`, `dlog log subscriptions` and `dlog log truncate --read` know it "
+        "([how far a query is](#how-far-a-query-is-behind)).",
+    ),
+    Option(
         name="minPartitions",
         uses=_READS,
         values="an integer ≥ 1",
@@ -315,8 +324,69 @@ OPTIONS = (
         default="",
         meaning="Its key.",
     ),
+    Option(
+        name="tokenFile",
+        uses=(*_READS, *_WRITES),
+        values="a file on every host",
+        default="",
+        meaning="With `endpoint`: send the token in this file to the proxies. The file is read "
+        "again before the token expires ([docs/security.md](security.md#users)).",
+    ),
+    Option(
+        name="zkTlsCa",
+        uses=_ALL,
+        values="a PEM file on every host",
+        default="",
+        meaning="Use TLS to ZooKeeper, and trust these certificates.",
+    ),
+    Option(
+        name="zkTlsCert",
+        uses=_ALL,
+        values="a PEM file on every host",
+        default="",
+        meaning="Our own certificate, where ZooKeeper asks for one.",
+    ),
+    Option(
+        name="zkTlsKey",
+        uses=_ALL,
+        values="a PEM file on every host",
+        default="",
+        meaning="Its key.",
+    ),
+    Option(
+        name="zkAuthFile",
+        uses=_ALL,
+        values="a file on every host",
+        default="",
+        meaning="ZooKeeper's user as a line `user:password`, for whom the namespace's nodes are.",
+    ),
+    Option(
+        name="encryptionKeys",
+        uses=_ALL,
+        values="a file on every host, or `command:…`",
+        default="",
+        meaning="With `uri`: the keys of encrypted logs. Plans have the path only; the file is "
+        "read by the driver and by executors "
+        "([docs/security.md](security.md#encryption-at-rest)).",
+    ),
+    Option(
+        name="capabilities",
+        uses=_ALL,
+        values="a time such as `1h`, at most `24h`",
+        default="none are used",
+        meaning="With `uri`: present capabilities to bookies in place of a certificate. Planning "
+        "signs one for each partition, to read it and nothing else, for this time: longer than the "
+        "read takes. The driver, and tasks that write, must be allowed to read the cluster's keys "
+        "in ZooKeeper; tasks that read need not ([docs/security.md](security.md)).",
+    ),
 )
 
+CATALOG_ADVICE = (
+    "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
+    "A table that was created without columns of its own, and not by saveAsTable, can be read, and "
+    "none inserted into: insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS "
+    "(uri '…', log '…')), or write a DataFrame"
+)
 KAFKA_NAMES = {
     "kafka.bootstrap.servers": "uri",
     "subscribe": "log or logs",

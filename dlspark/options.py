@@ -11,11 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from dlcore.access.tls import TlsFiles
+from dlcore.access.zookeeper import ZK_KEYS, ZooKeeperAccess
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, validate_log_name
-from dlcore.base.tls import TlsFiles
+from dlspark.keeping import parse_subscription
 from dlspark.limits import DELAY_S_MAX, Limits
 from dlspark.option_table import (
+    CATALOG_ADVICE,
     CATALOG_PREFIX,
     KAFKA_NAMES,
     KAFKA_ONLY,
@@ -32,6 +35,7 @@ from dlspark.positions import (
     TxidBound,
     parse_duration,
     parse_integer,
+    parse_lifetime,
     parse_offsets,
     parse_size,
     parse_timestamp,
@@ -52,16 +56,12 @@ _BOUNDS: dict[str, Callable[[str, str], Bound]] = {
     "Offsets": parse_offsets,
 }
 """Parsers of the options that set where a read starts or ends, in order of priority."""
+_ENDS = tuple(f"ending{key}" for key in _BOUNDS)
 _STRATEGY = "startingOffsetsByTimestampStrategy"
-_LIMITS = ("maxRecordsPerTrigger", "maxBytesPerTrigger", "minRecordsPerTrigger", "maxTriggerDelay")
+_OF_STREAMS = tuple(option.name for option in OPTIONS if option.uses == (Use.STREAM_READ,))
 _TLS_KEYS = ("tlsCa", "tlsCert", "tlsKey")
+_ZK_KEYS = ("zkTlsCa", "zkTlsCert", "zkTlsKey", "zkAuthFile")
 _ADDED_BY_SPARK = frozenset({"checkpointlocation", "queryname"})  # streaming sinks get these
-_CATALOG_ADVICE = (
-    "If this is a table of Spark's catalog: Spark drops its options on the way to a Python source. "
-    "A table that was created without columns of its own, and not by saveAsTable, can be read, and "
-    "none inserted into: insert into a temporary view (CREATE TEMPORARY VIEW v USING dlog OPTIONS "
-    "(uri '…', log '…')), or write a DataFrame"
-)
 _CATALOG_KEY = "provider"  # a property of every table in Spark's catalog
 _WORDS = {
     Use.BATCH_WRITE: "writing",
@@ -86,11 +86,17 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Location of a namespace, and TLS files for its bookies; pickled with the paths only."""
+    """Location of a namespace, and files for its connections; pickled with the paths only."""
 
     uri: str
     """A namespace, or an endpoint of proxies."""
     tls: TlsFiles | None = None
+    token_file: str | None = None
+    """The path of a file, on every host, with the token for proxies."""
+    zookeeper: ZooKeeperAccess | None = None
+    encryption_keys: str | None = None
+    capabilities_s: int | None = None
+    """Seconds for which capabilities of partitions are valid; None: none are used."""
 
     def __str__(self) -> str:
         return self.uri
@@ -182,16 +188,14 @@ class ReadOptions:
     fail_on_data_loss: bool
     limits: Limits
     division: Division
+    subscription: str | None
+    """The subscriber of a stream; None for one that is made."""
     shape: RowShape | None = None
     """Shape of the rows of typed logs, once it is known; None for byte logs."""
 
     @property
     def byte_columns(self) -> tuple[str, ...]:
-        """The columns to read of byte logs.
-
-        Raises:
-            ConfigurationError: byte logs have no such column.
-        """
+        """The columns to read of byte logs.  Raises: ConfigurationError: they have no such one."""
         columns = self.columns or READ_COLUMNS
         for name in columns:
             if name not in READ_COLUMNS:
@@ -214,12 +218,12 @@ class ReadOptions:
         start = _parse_bound(table, "starting", selection)
         end = _parse_bound(table, "ending", selection)
         if mode is Mode.STREAM:
-            table.refuse(_ends(), "a stream has no end; it is for batch reads")
+            table.refuse(_ENDS, "a stream has no end; it is for batch reads")
             start, end = start or Edge.LATEST, None
         else:
             start, end = start or Edge.EARLIEST, end or Edge.LATEST
         if mode is Mode.BATCH:
-            table.refuse(_LIMITS, "a batch reads all there is; it is for streams")
+            table.refuse(_OF_STREAMS, "a batch reads all there is; it is for streams")
             _refuse_edge(start, "startingOffsets", Edge.LATEST, "a batch would always be empty")
         if end is not None:
             _refuse_edge(end, "endingOffsets", Edge.EARLIEST, "a batch would always be empty")
@@ -235,6 +239,7 @@ class ReadOptions:
             fail_on_data_loss=table.parse("failOnDataLoss", _parse_boolean, default=True),
             limits=_parse_limits(table),
             division=_parse_division(table),
+            subscription=table.parse("subscription", parse_subscription, default=None),
         )
 
 
@@ -368,14 +373,27 @@ def _join(keys: tuple[str, ...]) -> str:
 
 
 def _parse_address(table: _Table) -> Address:
-    files = {key: table.get(key) for key in _TLS_KEYS}
-    ca, cert, key = (text or "" for text in files.values())
+    files = {key: table.get(key) for key in (*_TLS_KEYS, *_ZK_KEYS)}
+    ca, cert, key, *of_zookeeper = (text or "" for text in files.values())
     try:
         tls = TlsFiles.of(ca=ca, cert=cert, key=key)
+        zookeeper = ZooKeeperAccess.of(dict(zip(ZK_KEYS, of_zookeeper, strict=True)))
     except ConfigurationError as error:
         given = ", ".join(f"{key}={text!r}" for key, text in files.items() if text is not None)
         raise ConfigurationError(f"options {given}: {error}") from error
-    return Address(uri=_parse_uri(table), tls=tls)
+    token_file = table.get("tokenFile")
+    if table.get("endpoint") is not None:
+        table.refuse(("capabilities", "encryptionKeys"), "for bookies, which the proxies read")
+    elif token_file is not None:
+        raise ConfigurationError(f"option tokenFile={token_file!r}: expected endpoint as well")
+    return Address(
+        uri=_parse_uri(table),
+        tls=tls,
+        token_file=token_file,
+        zookeeper=zookeeper if any(of_zookeeper) else None,
+        encryption_keys=table.get("encryptionKeys"),
+        capabilities_s=table.parse("capabilities", parse_lifetime, default=None),
+    )
 
 
 def _refuse_endpoint(options: Mapping[str, str], why: str) -> None:
@@ -397,7 +415,7 @@ def _parse_uri(table: _Table) -> str:
     if uri is None:
         raise ConfigurationError(
             f"option uri is missing: {_URI_RULE}; or, to reach it through proxies alone, endpoint. "
-            f"{_CATALOG_ADVICE}"
+            f"{CATALOG_ADVICE}"
         )
     if not re.match(r"distributedlog(-bk)?://[^/]+/.", uri.strip(), re.IGNORECASE):
         raise ConfigurationError(f"option uri={uri!r}: {_URI_RULE}")
@@ -459,10 +477,6 @@ def _parse_bound(table: _Table, word: str, selection: LogSelection) -> Bound | N
     return bounds[0][1] if bounds else None
 
 
-def _ends() -> tuple[str, ...]:
-    return tuple(f"ending{key}" for key in _BOUNDS)
-
-
 def _refuse_edge(bound: Bound, key: str, edge: Edge, why: str) -> None:
     positions = bound.positions if isinstance(bound, PositionsByLog) else {"": bound}
     for log, position in positions.items():
@@ -502,25 +516,21 @@ def _check_logs_named(key: str, bound: Bound, selection: LogSelection) -> None:
             raise ConfigurationError(f"option {key} names no position for the selected log {log!r}")
 
 
-def _parse_boolean(key: str, text: str) -> bool:
+def _parse_boolean(key: str, text: str, words: tuple[str, str] = ("true", "false")) -> bool:
     word = text.strip().lower()
-    if word not in ("true", "false"):
-        raise ConfigurationError(f"option {key}={text!r}: expected true or false")
-    return word == "true"
+    if word not in words:
+        raise ConfigurationError(f"option {key}={text!r}: expected {_join(words)}")
+    return word == words[0]
 
 
 def _parse_positive(key: str, text: str) -> int | None:
     return parse_integer(key, text, minimum=1)
 
 
-def _parse_size(key: str, text: str) -> int | None:
-    return parse_size(key, text)
-
-
 def _parse_limits(table: _Table) -> Limits:
     limits = Limits(
         max_records=table.parse("maxRecordsPerTrigger", _parse_positive, default=None),
-        max_bytes=table.parse("maxBytesPerTrigger", _parse_size, default=None),
+        max_bytes=table.parse("maxBytesPerTrigger", parse_size, default=None),
         min_records=table.parse("minRecordsPerTrigger", _parse_positive, default=None),
         max_delay_s=table.parse("maxTriggerDelay", parse_duration, default=DELAY_S_MAX),
     )
@@ -559,10 +569,7 @@ def _parse_columns(key: str, text: str) -> tuple[str, ...] | None:
 
 
 def _parse_strategy(key: str, text: str) -> bool:
-    word = text.strip().lower()
-    if word not in ("error", "latest"):
-        raise ConfigurationError(f"option {key}={text!r}: expected error or latest")
-    return word == "error"
+    return _parse_boolean(key, text, ("error", "latest"))
 
 
 def _parse_table(key: str, text: str) -> MetadataTable:
@@ -584,9 +591,7 @@ def _parse_transaction(table: _Table) -> Transaction | None:
         return None
     if app_id is None or version is None:
         missing = "txnAppId" if app_id is None else "txnVersion"
-        raise ConfigurationError(
-            f"options txnAppId and txnVersion go together: {missing} is missing"
-        )
+        raise ConfigurationError(f"txnAppId and txnVersion go together: {missing} is missing")
     if not app_id.strip() or len(app_id.encode()) > _APP_ID_BYTES_MAX:
         raise ConfigurationError(
             f"option txnAppId={app_id!r}: expected 1 … {_APP_ID_BYTES_MAX} bytes of text"

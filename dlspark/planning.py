@@ -31,25 +31,27 @@ COUNTED_ROWS_MAX = 16 * 1024 * 1024
 class DlogPartition(InputPartition):
     """Ranges of logs, read in order by one task; ranges of one log are consecutive.
 
-    It contains ledgers, ensembles and addresses, so that the task reads without the metadata store.
+    It contains ledgers, ensembles and addresses, so that the task reads without the metadata store,
+    and capabilities, if they are used.
     """
 
-    def __init__(self, scans: Sequence[ScanRange]) -> None:
+    def __init__(self, scans: Sequence[ScanRange], capabilities: tuple[bytes, ...] = ()) -> None:
         super().__init__(None)
         self.scans = tuple(scans)
+        self.capabilities = capabilities
 
     def __reduce__(self) -> tuple[object, ...]:
         # Packed, because Spark pickles all partitions of a read in one process, and a range names
         # many extents.
-        return _unpacked, (ScanRange.pack(self.scans),)
+        return _unpacked, (ScanRange.pack(self.scans), self.capabilities)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{scan.log} {scan.start} … {scan.end}" for scan in self.scans)
         return f"DlogPartition({parts})"
 
 
-def _unpacked(packed: bytes) -> DlogPartition:
-    return DlogPartition(ScanRange.unpack(packed))
+def _unpacked(packed: bytes, capabilities: tuple[bytes, ...]) -> DlogPartition:
+    return DlogPartition(ScanRange.unpack(packed), capabilities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

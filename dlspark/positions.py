@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlcore.access.capability import LIFETIME_S_MAX
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, TXID_MAX
 
@@ -174,6 +175,18 @@ def parse_duration(option: str, text: str) -> float:
             f"option {option}={text!r}: expected a time such as 90s, 15m or 1h"
         )
     return int(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}[found[2]]
+
+
+def parse_lifetime(option: str, text: str) -> int | None:
+    """Parse for how long capabilities are valid; return seconds.
+
+    Raises:
+        ConfigurationError: it is no time, or not within a day.
+    """
+    seconds = parse_duration(option, text)
+    if not 1 <= seconds <= LIFETIME_S_MAX:
+        raise ConfigurationError(f"option {option}={text!r}: expected a time from 1s to 24h")
+    return int(seconds)
 
 
 def parse_timestamp(option: str, text: str) -> TimestampBound:

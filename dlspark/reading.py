@@ -17,6 +17,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlspark.arrow import RowBuilder, RowShape
+from dlspark.keeping import NAME_PREFIX, QUERIES_MAX
 from dlspark.offsets import DataLoss, LogPosition, LogView
 from dlspark.planning import (
     CountedPartition,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
     from dlcore.base.records import RecordPlace
-    from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.sync import LogSnapshot, ScanRange, ScanRun
     from dlspark.options import Address, LogSelection, ReadOptions
     from dlspark.pruning import Wanted
 
@@ -86,6 +87,21 @@ class LogSnapshots:
     def find(self, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]) -> list[RecordPlace]:
         """Return the first record of each search; bookies are asked for entries."""
         return open_shared_namespace(self._address).find_places(wanted) if wanted else []
+
+    def store_position(self, log: str, position: LogPosition, subscriber: str) -> bool:
+        """Let a log keep a position, unless another log has its name now, or it keeps too many.
+
+        Returns: False if it keeps those of `QUERIES_MAX` other queries.
+        """
+        with open_shared_namespace(self._address).open_log(log) as manager:
+            if manager.log_id != position.log_id:
+                return True
+            if subscriber.startswith(NAME_PREFIX):
+                kept = [n for n in manager.get_subscriptions() if n.startswith(NAME_PREFIX)]
+                if subscriber not in kept and len(kept) >= QUERIES_MAX:
+                    return False
+            manager.move_subscription(subscriber, dlsn=position.dlsn)
+            return True
 
 
 def require_all(
@@ -148,8 +164,7 @@ def losses_of(
 ) -> list[DataLoss]:
     """Return the losses of a read from a transaction id on: such records were truncated.
 
-    Through a proxy only losses of whole extents are known.  The id 0 means the beginning, as
-    elsewhere.
+    The id 0 means the beginning, as elsewhere.
     """
     found, searched = [], []
     for snapshot in snapshots:
@@ -211,7 +226,8 @@ def warn_of_bounds(snapshot: LogSnapshot, start: DLSN, end: DLSN | None = None) 
     """
     if start > snapshot.end:
         logger.warning(
-            "log %r: the start %s lies beyond its end, %s: no record is read before it gets there",
+            "log %r: the start %s lies beyond its end, %s: no record is read before it gets "
+            "there; to do: correct the option if a later start was not meant",
             snapshot.log,
             start,
             snapshot.end,
@@ -219,7 +235,7 @@ def warn_of_bounds(snapshot: LogSnapshot, start: DLSN, end: DLSN | None = None) 
     elif end is not None and end < start < snapshot.end:
         logger.warning(
             "log %r: no record is read, because the end %s in the options lies before the start "
-            "%s in the options",
+            "%s in the options; to do: correct the two options",
             snapshot.log,
             end,
             start,
@@ -231,7 +247,11 @@ def report_losses(losses: Iterable[DataLoss], *, fail: bool) -> None:
     for loss in losses:
         if fail:
             raise loss.error(f"{loss}. {_ADVICE_ON_LOSS}")
-        logger.warning("data loss: %s; going on, because failOnDataLoss is false", loss)
+        logger.warning(
+            "data loss: %s; going on, because failOnDataLoss is false; to do: find out why "
+            "records are gone (dlog log inspect), and set failOnDataLoss where none may be missed",
+            loss,
+        )
 
 
 def narrow(source: LogSnapshots, stretches: Sequence[Stretch], wanted: Wanted) -> list[Stretch]:
@@ -300,7 +320,7 @@ def plan_read(
     require_kind((each.snapshot for each in stretches), options)
     if not shape_of_rows(options).is_counted:
         scans = [part for stretch in stretches for part in stretch.scans()]
-        return list(plan_partitions(scans, options.division))
+        return list(_granted(plan_partitions(scans, options.division), options.address))
     readable = [
         (each.snapshot, max(each.start, each.snapshot.first), min(each.end, each.snapshot.end))
         for each in stretches
@@ -313,6 +333,19 @@ def plan_read(
         for (snapshot, _, _), start, end in zip(readable, starts, ends, strict=True)
     ]
     return list(plan_counts(ranges, options.division))
+
+
+def _granted(partitions: list[DlogPartition], address: Address) -> list[DlogPartition]:
+    """Return the partitions with capabilities to read each of them, if they are used."""
+    if address.capabilities_s is None:
+        return partitions
+    found = open_shared_namespace(address).grant(
+        [each.scans for each in partitions], lifetime_s=address.capabilities_s
+    )
+    return [
+        DlogPartition(each.scans, capabilities)
+        for each, capabilities in zip(partitions, found, strict=True)
+    ]
 
 
 def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -331,7 +364,10 @@ def read_rows(partition: InputPartition | None, options: ReadOptions) -> Iterato
             yield from RowBuilder(log, shape).count(first_sequence_id, records)
     elif isinstance(partition, DlogPartition):
         for log, parts in groupby(partition.scans, key=lambda part: part.log):
-            wanted = (replace(part, columns=shape.log_columns) for part in parts)
+            wanted = (
+                replace(part, columns=shape.log_columns, capabilities=partition.capabilities)
+                for part in parts
+            )
             yield from RowBuilder(log, shape).build(_scan(wanted, options))
 
 
@@ -350,7 +386,7 @@ def find_log(
     return next((each for each in others if each is not None and each.log_id == log_id), here)
 
 
-def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanBatch]:
+def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanRun]:
     """Scan ranges of one log; at lost records fail or continue, as failOnDataLoss says."""
     for part in parts:
         left: ScanRange | None = part
@@ -360,16 +396,14 @@ def _scan(parts: Iterable[ScanRange], options: ReadOptions) -> Iterator[ScanBatc
 
 def _scan_until_lost(
     part: ScanRange, options: ReadOptions
-) -> Generator[ScanBatch, None, ScanRange | None]:
+) -> Generator[ScanRun, None, ScanRange | None]:
     """Scan a range up to lost records; return the rest behind them, None at the range's end."""
     # Counted along, so that a loss is reported with the exact number of records.
     start, sequence_id = part.start, first_sequence_id(part)
     try:
-        for batch in scan_range(options.address, part):
-            yield batch
-            rows = batch.batch.num_rows
-            start = DLSN(batch.lssn, batch.entry_id, batch.first_slot + rows)
-            sequence_id = batch.sequence_id + rows
+        for run in scan_range(options.address, part):
+            yield run
+            start, sequence_id = run.end, run.end_sequence_id
     except (AlreadyTruncatedError, LogNotFoundError) as error:
         return _left_after(part, start, sequence_id, options, error)
     return None
@@ -396,7 +430,7 @@ def _left_after(
     scans = [] if snapshot is None else snapshot.scans(start, part.end)
     left, end, number_at_end = None, part.end, end_sequence_id(part)
     if snapshot is not None and scans:
-        left = replace(scans[0], columns=part.columns)
+        left = replace(scans[0], columns=part.columns, capabilities=part.capabilities)
         end, number_at_end = left.start, source.find([(snapshot, left.start)])[0].sequence_id
         if (left.log, end) == (part.log, part.start):
             raise error  # the whole range exists, but could not be read
@@ -415,7 +449,9 @@ def _left_after(
     if options.fail_on_data_loss:
         raise type(error)(f"log {part.log!r}: {loss}. {_ADVICE_ON_LOSS}") from error
     logger.warning(
-        "data loss: log %r: %s; going on, because failOnDataLoss is false: %s",
+        "data loss: log %r: %s; going on, because failOnDataLoss is false: %s; to do: find "
+        "out why records are gone (dlog log inspect), and set failOnDataLoss where none may "
+        "be missed",
         part.log,
         loss,
         error,

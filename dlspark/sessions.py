@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import pyarrow as pa
 
-    from dlcore.sync import Namespace, ScanBatch, ScanRange, StagingWriter
+    from dlcore.sync import Namespace, ScanRange, ScanRun, StagingWriter
     from dlspark.commit import AppendIdentity
     from dlspark.options import Address
 
@@ -62,15 +62,37 @@ def open_shared_namespace(address: Address) -> Namespace:
         if address not in _kept.namespaces:
             from dlcore.sync import open_namespace
 
-            _kept.namespaces[address] = open_namespace(address.uri, tls=address.tls)
+            _kept.namespaces[address] = open_namespace(
+                address.uri,
+                tls=address.tls,
+                token=_token_of(address),
+                zookeeper=address.zookeeper,
+                encryption_keys=address.encryption_keys,
+                capabilities=address.capabilities_s is not None,
+            )
         return _kept.namespaces[address]
 
 
-def scan_range(address: Address, part: ScanRange) -> Iterator[ScanBatch]:
+def scan_range(address: Address, part: ScanRange) -> Iterator[ScanRun]:
     """Return the records of a range, read from bookies or through proxies."""
-    from dlcore.sync import scan
+    from dlcore.sync import scan_runs
 
-    return scan([part], uri=address.uri, tls=address.tls)
+    return scan_runs(
+        [part],
+        uri=address.uri,
+        tls=address.tls,
+        token=_token_of(address),
+        zookeeper=address.zookeeper,
+        encryption_keys=address.encryption_keys,
+    )
+
+
+def _token_of(address: Address) -> Callable[[], str] | None:
+    if address.token_file is None:
+        return None
+    from dlcore.backends.flight.bearer import token_file
+
+    return token_file(address.token_file)
 
 
 def close_shared_namespace(address: Address) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from dlcore.base.clock import SystemClock
 from dlcore.base.errors import LedgerReadError
 from dlcore.base.records import NotLessThan, RecordField
 from dlspark.admission import (
@@ -26,6 +27,7 @@ from dlspark.admission import (
 )
 from dlspark.batch import task_properties
 from dlspark.commit import stream_identity
+from dlspark.keeping import KeptPositions
 from dlspark.lag import Lag, LagReport
 from dlspark.limits import Backlog, share
 from dlspark.offsets import DataLoss, LogPosition, LogRange, LogView, StreamOffset
@@ -62,6 +64,8 @@ REGRESSED_END_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Pauses while waiting for records that were readable before and are not now: a bookie may be
 restarting."""
 
+_ID_LENGTH = 12
+"""Length of a query's id: people read it, and few queries read one log."""
 LOSSES_KEPT_MAX = 10_000
 """Most reported losses that are remembered, to report each only once.  Deleted logs are found at
 each trigger, and truncated ranges when their batch is planned again."""
@@ -116,6 +120,9 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_batch_ns: int | None = None
         self._losses = _ReportedLosses(fail=options.fail_on_data_loss)
         self._is_warned = False
+        self._new_query = SystemClock().new_token()[:_ID_LENGTH]
+        """Id of the query, unless its offsets have one."""
+        self._kept = KeptPositions(lambda: self._logs, options.subscription, monotonic_ns)
 
     def initialOffset(self) -> dict[str, Any]:
         """Resolve the start of a new query; only once, however often and late Spark asks."""
@@ -162,8 +169,10 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new query for this before it asks for the initial offset.
         """
         if start is not None:
-            since = StreamOffset.from_json(start)
+            # Spark asks for the next batch when the one before, which ends here, has ended.
+            ended = since = StreamOffset.from_json(start)
         else:
+            ended = None
             since = self._known or self._initial_offset()
             if self._options.limits.bounds_batches and not has_admission_control():
                 self._warn_of_version()
@@ -176,9 +185,14 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._losses.report(losses)
         if not is_unlimited(limit):
             offset = self._limited(since, offset, views)
+        is_more = offset.logs != since.logs
         # Only a batch with records starts the wait of minRecordsPerTrigger anew.
-        if offset.logs != since.logs:
+        if is_more:
             self._last_batch_ns = self._monotonic_ns()
+            if offset.query is None:
+                offset = replace(offset, query=self._new_query)
+        if ended is not None:
+            self._kept.note(ended, is_last=self._target is not None and not is_more)
         self._known = offset
         return offset.to_json()
 
@@ -379,10 +393,12 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_rows(partition, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the owners of logs set the retention, not the readers."""
+        """Let the logs keep the positions up to which all batches have ended, for others to see."""
+        self._kept.note(StreamOffset.from_json(end))
 
     def stop(self) -> None:
-        """Close the connections of this process."""
+        """Store the last positions, and close the connections of this process."""
+        self._kept.flush()
         self._source = None
         close_shared_namespace(self._options.address)
 
@@ -395,7 +411,10 @@ class DlogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _warn_of_version(self) -> None:
         if not self._is_warned:
             self._is_warned = True
-            logger.warning("%s", ADVICE_WITHOUT_ADMISSION)
+            logger.warning(
+                "%s; to do: as told, or nothing if no such trigger is used",
+                ADVICE_WITHOUT_ADMISSION,
+            )
 
 
 def _readable_start(wanted: LogRange, view: LogView | None) -> LogPosition:

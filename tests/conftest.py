@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.lengths",
     "tests.fixtures.examples",  # after what it imports
     "tests.fixtures.zookeeper",
+    "tests.fixtures.browser",
     "tests.fixtures.proxies",  # after what it imports, as spark
     "tests.fixtures.shell",
     "tests.fixtures.spark",

@@ -29,7 +29,10 @@ def render(text: str) -> str:
 
 
 def _table() -> str:
-    lines = ["| action | body | answer | what it does | errors |", "|---|---|---|---|---|"]
+    lines = [
+        "| action | body | answer | right | what it does | errors |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [_row(action) for action in ACTIONS]
     common = _errors(COMMON_ERRORS)
     return "\n".join([*lines, "", f"Every action may also fail with: {common}.", ""])
@@ -38,7 +41,8 @@ def _table() -> str:
 def _row(action: Action[Any, Any]) -> str:
     body, answer = _fields(action.request), _fields(action.answer)
     text = " ".join(each for each in (action.text, action.details) if each)
-    return f"| `{action.name}` | {body} | {answer} | {text} | {_errors(action.errors)} |"
+    right, errors = action.needs.text, _errors(action.errors)
+    return f"| `{action.name}` | {body} | {answer} | {right} | {text} | {errors} |"
 
 
 def _fields(kind: type[msgspec.Struct]) -> str:

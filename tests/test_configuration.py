@@ -30,6 +30,7 @@ from bookie.config import (
     StorageConfig,
 )
 from bookie.server_config import BookieConfig
+from dlcore.access.zookeeper import EVERYBODY
 from dlcore.backends.direct import namespace
 from dlcore.base import kept_memory
 from dlcore.base.config import (
@@ -41,9 +42,11 @@ from dlcore.base.config import (
 )
 from dlcore.base.errors import ConfigurationError, DLError
 from dlcore.base.settings import Option, field_texts, read_settings, variable_of
+from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.ops.cli import proxy
 from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, run
 from dlcore.ops.cli.autorecovery import _serve, _ServiceConfig, autorecovery_options
+from dlcore.ops.live_settings import require_allowed
 from dlcore.proxy.config import ProxyConfig
 from tests.fixtures.configuration_page import MODELS, PROGRAMS, page
 from tests.fixtures.lateness import run_in_own_time
@@ -243,7 +246,7 @@ def test_the_command_takes_its_namespace_from_the_file(
     assert "endpoint 'of-the-file'" in told()
     assert "'of-the-line'" in told("--uri", "of-the-line")  # and no endpoint
     file.write_text("[dlog]\nurl = 1\n")
-    assert "url=1: there is no such setting, expected one of endpoint, patience" in told()
+    assert "url=1: there is no such setting, expected one of encryption_keys, endpoint" in told()
     command += ["--config", str(tmp_path / "none")]
     assert f"{tmp_path}/none" in told()
 
@@ -378,10 +381,14 @@ def test_bookies_take_how_others_are_talked_to(
 def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On SIGHUP; for what else has changed its namespace stays open."""
+    """On SIGHUP, and of its cluster; for what else has changed its namespace stays open."""
     known = _ServiceConfig.of({}, LedgerClientConfig())
     opened: list[LedgerClientConfig] = []
+    given: dict[str, object] = {}
     out = ""
+
+    def read() -> _ServiceConfig:
+        return replace(known, recovery=replace(known.recovery, **given))  # type: ignore[arg-type]
 
     async def until_at_work(times: int) -> None:
         nonlocal out
@@ -398,7 +405,7 @@ def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
                 return await cluster.open(f"service-{len(opened)}")
 
             monkeypatch.setattr(namespace, "open_namespace", open_namespace)
-            serving = asyncio.create_task(_serve("memory", None, lambda: known))
+            serving = asyncio.create_task(_serve("memory", None, EVERYBODY, read, given))
             await until_at_work(1)
             known = _ServiceConfig.of({"audit_interval_s": 5.0}, known.client)
             os.kill(os.getpid(), signal.SIGHUP)
@@ -408,6 +415,11 @@ def test_autorecovery_talks_to_bookies_anew_when_it_is_to_do_so_otherwise(
             os.kill(os.getpid(), signal.SIGHUP)
             await until_at_work(3)
             assert opened == [LedgerClientConfig(), known.client]
+            ports = cluster.namespaces[-1].ports
+            settings = ClusterSettingsStore(ports.store, ports.paths)
+            await settings.change({("autorecovery", "audit_interval_s"): 7.0}, require_allowed)
+            await until_at_work(4)
+            assert given == {"audit_interval_s": 7.0}
             os.kill(os.getpid(), signal.SIGTERM)
             await serving
 

@@ -25,8 +25,6 @@ KNOWN = {
     "dlcore/backends/flight/reader.py FlightReader",
     # It ends once; the others tell whether a write is on its way then, and whether one came late.
     "dlcore/proxy/writing/forwarding.py Relay",
-    # The handshake and the end of a connection, which each entry passes: a machine must be as fast.
-    "dlcore/transport/connection.py Connection",
 }
 """The classes with more flags, each with the reason why it is no machine."""
 

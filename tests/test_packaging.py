@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from dlcore.ops.cli.console.entrances import FILES
+from tools.release_check.twice import ELSEWHERE, HERE, build_from_copy, differences
+
 ROOT = Path(__file__).resolve().parent.parent
 IMPORTED = {"bookie", "dlcore", "dlspark", "pyspark_dlog.py"}
 SOURCES = IMPORTED | {
     "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO",
-    "README.md", "docs", "pyproject.toml", "tests", "tools", ".gitignore",
+    "README.md", "SECURITY.md", "deploy", "docs", "pyproject.toml", "tests", "tools", ".gitignore",
 }  # fmt: skip
 SIZE_BYTES_MAX = 4_000_000
 
@@ -23,11 +26,7 @@ SIZE_BYTES_MAX = 4_000_000
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both, built from this tree without a network."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return build_from_copy(ROOT, tmp_path_factory.mktemp("first"), HERE)
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -47,6 +46,8 @@ def test_the_wheel_holds_what_is_imported_and_nothing_else(built: Path) -> None:
     top = {name.partition("/")[0] for name in names}
     assert {name for name in top if not name.endswith(".dist-info")} == IMPORTED
     assert {"dlcore/py.typed", "bookie/py.typed", "dlspark/py.typed"} <= set(names)
+    static = {Path("dlcore/ops/cli/console/static") / name for name in FILES.values()}
+    assert static <= {Path(name) for name in names}
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "License-Expression: Apache-2.0" in description
     links = re.findall(r"\]\(([^)]+)\)", description)
@@ -68,6 +69,12 @@ def test_the_source_distribution_holds_sources_only(built: Path) -> None:
         check=True,
     )
     assert set(names) - {"PKG-INFO"} <= set(tracked.stdout.splitlines())
+
+
+def test_another_build_makes_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    """Whoever builds the same sources elsewhere can compare the files with those of a release."""
+    elsewhere = build_from_copy(ROOT, tmp_path, ELSEWHERE)
+    assert differences(built, elsewhere) == []
 
 
 def test_an_index_would_take_them(built: Path) -> None:

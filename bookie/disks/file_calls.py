@@ -166,13 +166,21 @@ def capabilities(directory: Path) -> tuple[bool, bool] | None:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        logger.warning("cannot test what the file system supports: %s", error)
+        logger.warning(
+            "cannot test what the file system supports: %s; to do: see that the bookie may write "
+            "in its data folder; until its next start it writes more slowly",
+            error,
+        )
         return None if error.errno in NO_ROOM else (False, False)
     try:
         can_allocate = _is_possible(lambda: fallocate(descriptor, 0, 2 * BLOCK_BYTES))
         is_direct = can_allocate and _is_possible(lambda: _try_direct(path, descriptor))
     except OSError as error:
-        logger.warning("cannot test what the file system supports now, trying later: %s", error)
+        logger.warning(
+            "cannot test what the file system supports now, trying later: %s; to do: nothing, "
+            "but free some space if the disk is full",
+            error,
+        )
         return None
     finally:
         path.unlink()
@@ -242,7 +250,12 @@ def make_folder(directory: Path) -> None:
     try:
         sync_directory(directory.parent)
     except (OSError, BookieStorageError) as error:  # we may have no right to read the parent
-        logger.warning("cannot sync the name of %s: %s", directory, error)
+        logger.warning(
+            "cannot sync the name of %s: %s; to do: let the bookie read the parent folder, or "
+            "sync it once by hand: a power loss may undo a folder that is new",
+            directory,
+            error,
+        )
 
 
 def allocated_bytes(path: Path) -> int:

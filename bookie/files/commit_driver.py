@@ -13,6 +13,7 @@ from bookie.files.commit_queue import (
     CommitQueue,
     DiskFull,
     Durable,
+    Effect,
     Event,
     Fail,
     Failed,
@@ -30,7 +31,9 @@ from bookie.files.index import encode_footer_record
 from bookie.files.replay import note_newest
 from bookie.files.unsealed import check_place
 from dlcore.base.background import BackgroundTasks
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import BookieStorageError, BookieUnavailableError
+from dlcore.base.metrics import Durations
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -62,16 +65,11 @@ class GroupCommit:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()  # by their `accepted_end`
         self._handovers = BackgroundTasks()
         self._retry: asyncio.TimerHandle | None = None
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes that are accepted and not yet durable."""
-        return self.queue.accepted_end - self.queue.durable_end
-
-    @property
-    def durable_bytes(self) -> int:
-        """Bytes made durable since the log was opened, with headers and footers of files."""
-        return self.queue.durable_bytes
+        self._waits_since_s: float | None = None
+        self.add_times = Durations()
+        """From the first record after what is durable until it is durable as well."""
+        self.sync_times = Durations()
+        """The times that the write of a batch with its sync took."""
 
     @property
     def has_failed(self) -> bool:
@@ -88,8 +86,11 @@ class GroupCommit:
 
         Unless it `is_urgent`, they wait for others that are, or for `wake`.
         """
-        if self.queue.accept(size_bytes, is_urgent=is_urgent):
-            self._handle(Signal.WAKE)
+        if self._waits_since_s is None:
+            self._waits_since_s = steady_s()
+        effects = self.queue.accept(size_bytes, is_urgent=is_urgent)
+        if effects:  # not for most records: a turn, or a write, is on its way
+            self._perform(effects)
 
     def wake(self) -> None:
         """Write the batches that wait."""
@@ -143,12 +144,15 @@ class GroupCommit:
             self._handle(Fail(BookieUnavailableError("the bookie's storage was closed")))
 
     def _handle(self, event: Event) -> None:
-        effects = self.queue.handle(event)
+        self._perform(self.queue.handle(event))
+
+    def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Offer():
                     effects += self.queue.handle(self._offered(effect))
                 case Durable():
+                    self._note_durable()
                     self._answer_waiters(effect.end)
                     # After the callbacks of their futures.
                     self._loop.call_soon(self._events.on_durable, effect.ledger_ids)
@@ -167,6 +171,13 @@ class GroupCommit:
                     self._fail(error)
                 case _:
                     assert_never(effect)
+
+    def _note_durable(self) -> None:
+        """Count how long the oldest record waited; what came meanwhile counts from now on."""
+        now_s = steady_s()
+        if self._waits_since_s is not None:
+            self.add_times.note(now_s - self._waits_since_s)
+        self._waits_since_s = now_s if self.queue.pending_bytes else None
 
     def _answer_waiters(self, end: int) -> None:
         waiters = self._waiters
@@ -197,12 +208,16 @@ class GroupCommit:
         assert file is not None
         try:
             check_place(file, offer.batch.offset)
+            begun_s = steady_s()
             is_taken = file.append_now(offer.batch.buffers)
         except DiskFullError as error:
             return DiskFull(error)
         except BookieStorageError as error:
             return Fail(error)
-        return Signal.TAKEN if is_taken else Signal.NOT_TAKEN
+        if not is_taken:
+            return Signal.NOT_TAKEN
+        self.sync_times.note(steady_s() - begun_s)
+        return Signal.TAKEN
 
     async def _answer_to(self, work: Write | MakeFooter) -> Event:
         try:
@@ -233,7 +248,10 @@ class GroupCommit:
         match write.step:
             case Step.FOOTER | Step.BATCH:
                 check_place(file, write.offset)
+                begun_s = steady_s()
                 await self._with_room(write, partial(file.append, write.buffers))
+                if write.step is Step.BATCH:
+                    self.sync_times.note(steady_s() - begun_s)
             case Step.CUT:
                 await file.truncate(file.size)
             case Step.NOTE:

@@ -26,7 +26,9 @@ from __future__ import annotations
 import enum
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+import msgspec
 
 from bookie.files.format import NOTE_BYTES
 from bookie.files.unsealed import Batch, UnsealedFile, UnsealedFiles
@@ -140,14 +142,14 @@ class Call(enum.Enum):
     NOTE_SPACE = "writes wait no longer"
 
 
-class Offer(NamedTuple):
+class Offer(msgspec.Struct, frozen=True):
     """Effect: append to the file if the device takes it at once; say `TAKEN` or `NOT_TAKEN`."""
 
     file: UnsealedFile
     batch: Batch
 
 
-class Durable(NamedTuple):
+class Durable(msgspec.Struct, frozen=True):
     """Effect: everything before `end` is durable, with lately records of these ledgers."""
 
     end: int
@@ -236,6 +238,11 @@ class CommitQueue(Machine[CommitState]):
         self._write: Write | MakeFooter | None = None  # what a thread does, or has to repeat
         self._is_ending = False
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that are accepted and not yet durable."""
+        return self.accepted_end - self.durable_end
+
     def batch_for(self, size_bytes: int, *, is_apart: bool) -> Batch:
         """Return the batch that takes the next records: the last one, unless it is full.
 
@@ -251,17 +258,14 @@ class CommitQueue(Machine[CommitState]):
         self._batches.append(batch)
         return batch
 
-    def accept(self, size_bytes: int, *, is_urgent: bool) -> bool:
-        """Count records that were added to the last batch; return whether `WAKE` is due now.
+    def accept(self, size_bytes: int, *, is_urgent: bool) -> list[Effect]:
+        """Count records that were added to the last batch.
 
-        This is no event, because most records come while a turn, or a write, is on its way.  If
-        they are not urgent, the caller says `WAKE` later.
+        If they are not urgent, the caller says `WAKE` later.
         """
         self._batches[-1].size += size_bytes
         self.accepted_end += size_bytes
-        if is_urgent:
-            self._due_end = self.accepted_end
-        return is_urgent and self.state is _S.IDLE
+        return self._wake() if is_urgent else []
 
     def handle(self, event: Event) -> list[Effect]:  # noqa: C901 - one case for each kind
         """Take one event."""

@@ -45,7 +45,13 @@ class DamageLog:
         if key not in self._entries and len(self._entries) >= self._entries_max:
             return
         self._entries[key] = number
-        logger.error("entry %d:%d is damaged in %s", ledger_id, entry_id, file_name(number))
+        logger.error(
+            "entry %d:%d is damaged in %s; to do: nothing, a copy of another bookie replaces it; "
+            "replace the disk if this comes again",
+            ledger_id,
+            entry_id,
+            file_name(number),
+        )
         for listener in self._listeners:
             listener()
 
@@ -54,7 +60,11 @@ class DamageLog:
         known = self._entries.pop((ledger_id, entry_id), None)
         if is_repaired:
             self.repaired_count += 1
-            logger.warning("repaired entry %d:%d", ledger_id, entry_id)
+            logger.warning(
+                "repaired entry %d:%d; to do: nothing, but replace the disk if this comes often",
+                ledger_id,
+                entry_id,
+            )
         elif known is not None:
             logger.info("entry %d:%d is damaged no longer", ledger_id, entry_id)
 
@@ -72,13 +82,21 @@ class DamageLog:
     def note_footer(self, number: int) -> None:
         """Remember that the footer of a sealed file is damaged."""
         if number not in self._footers:
-            logger.error("the footer of %s is damaged", file_name(number))
+            logger.error(
+                "the footer of %s is damaged; to do: nothing, it is made again of the records; "
+                "replace the disk if this comes again",
+                file_name(number),
+            )
             self._footers.add(number)
 
     def note_header(self, number: int) -> None:
         """Remember that a sealed file has a damaged header: it could not be opened again."""
         if number not in self._headers:
-            logger.error("the header of %s is damaged", file_name(number))
+            logger.error(
+                "the header of %s is damaged; to do: copy the data away while the bookie runs "
+                "(dlog bookie decommission after its stop), and replace the disk",
+                file_name(number),
+            )
             self._headers.add(number)
 
     def footer_is_whole(self, number: int) -> None:

@@ -78,7 +78,7 @@ class EntryLog:
     def claimed_bytes(self) -> int:
         """Bytes that accepted records still cost: these, footers, a new file, a mark."""
         return (
-            self.commits.pending_bytes
+            self.commits.queue.pending_bytes
             + self.unsealed.owed_footer_bytes
             + self.unsealed.current.index.footer_bytes
             + file_header_bytes(len(self._records_ends) + len(self.unsealed))

@@ -147,7 +147,11 @@ async def _prepare(disk: Disk, opened: OpenedLog, *, noted: int) -> OpenedLog:
             note = partial(note_newest, disk, number)
             await write_with_room(disk, NOTE_BYTES, note)
     except DiskFullError as error:
-        logger.warning("the disk is full, nothing can be written yet: %s", error)
+        logger.warning(
+            "the disk is full, nothing can be written yet: %s; to do: free space on the disk; "
+            "until then the bookie is read-only",
+            error,
+        )
         return opened
     return replace(opened, is_noted=True)
 
@@ -301,7 +305,11 @@ async def _open_sealed(
         index: SealedIndex | FileIndex | None = await _read_footer(disk, file, header, records_end)
         has_footer = True
         if index is None:
-            logger.warning("writing a damaged footer again file=%s", file.name)
+            logger.warning(
+                "writing a damaged footer again file=%s; to do: nothing, but replace the disk if "
+                "this comes again",
+                file.name,
+            )
             replayed = await _replay_sealed(disk, file, header, records_end)
             has_footer = await _make_footer(disk, file, replayed)
             index = replayed.index
@@ -328,7 +336,12 @@ async def _make_footer(disk: Disk, file: DiskFile, replayed: _Replayed) -> bool:
     try:
         await write_with_room(disk, len(data), partial(file.rewrite, end, data))
     except DiskFullError as error:
-        logger.warning("%s stays without its footer for now: %s", file.name, error)
+        logger.warning(
+            "%s stays without its footer for now: %s; to do: free space on the disk; until then "
+            "starts take longer",
+            file.name,
+            error,
+        )
         return False
     return True
 
@@ -340,7 +353,11 @@ async def _read_footer(
     try:
         data = await file.read(records_end, max(0, file.size - records_end))
     except BookieStorageError as error:
-        logger.warning("a footer cannot be read: %s", error)
+        logger.warning(
+            "a footer cannot be read: %s; to do: nothing, it is made again; replace the disk if "
+            "this comes again",
+            error,
+        )
         return None
     return await disk.compute(
         read_footer, data, offset=records_end, number=header.number, seed=header.seed

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _READ_PAUSE_S = 0.05
 """Pause between two reads; it bounds the load that made-up ids can put on the metadata store."""
 _READ_TIMEOUT_S = 5.0
-_REFUSED_AT_ONCE = 100
+_REFUSED_AT_ONCE = 8
 """Refusals that are sent before the event loop gets a turn."""
 
 

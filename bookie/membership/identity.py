@@ -168,7 +168,11 @@ async def _wait_alone(
         except ConfigurationError as error:
             if loop.time() >= deadline_s:
                 raise
-            logger.warning("not started yet: %s", error)
+            logger.warning(
+                "not started yet: %s; to do: stop the other process of this name, or wait until "
+                "its session ends",
+                error,
+            )
         await asyncio.sleep(_RETRY_S)
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from bookie.disks.port import DiskSpace
 from dlcore.base.errors import ConfigurationError, DLError, MetadataError, NoNodeError
+from dlcore.base.features import own_release
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put
@@ -331,6 +332,7 @@ class Registration(Machine[RegistrationState]):
             total_bytes=self._space.total_bytes,
             session=self._session,
             control_address=self._control_address,
+            release=own_release(),
         )
         return encode(registration)
 

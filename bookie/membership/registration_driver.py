@@ -123,7 +123,12 @@ class Registrar:
             case Call() | Apply():
                 self._tasks.start(self._call(effect), name="bookie-registrar")
             case RetryLater(after_s, error):
-                logger.warning("not registered bookie=%s: %s", self._machine.bookie, error)
+                logger.warning(
+                    "not registered bookie=%s: %s; to do: see to ZooKeeper; until then nobody "
+                    "uses this bookie, which tries again",
+                    self._machine.bookie,
+                    error,
+                )
                 self._tasks.start(self._retry(after_s))
             case RegisterEnded(None):
                 logger.info("registered bookie=%s", self._machine.bookie)
@@ -135,7 +140,12 @@ class Registrar:
                 self._on_conflict(error)
             case RemovalEnded(error):
                 if error is not None:
-                    logger.warning("not unregistered bookie=%s: %s", self._machine.bookie, error)
+                    logger.warning(
+                        "not unregistered bookie=%s: %s; to do: nothing, the entry goes with its "
+                        "session",
+                        self._machine.bookie,
+                        error,
+                    )
                 self._answer(None)
             case _:
                 assert_never(effect)

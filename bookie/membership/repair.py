@@ -92,7 +92,11 @@ class Repairer:
             retry = self._retries.setdefault(key, Backoff(_FIRST_PAUSE_S, _PAUSE_MAX_S))
             pause_s = retry.failed(asyncio.get_running_loop().time())
             logger.warning(
-                "entry %d:%d is not repaired yet, next try in %.0f s: %s", *key, pause_s, error
+                "entry %d:%d is not repaired yet, next try in %.0f s: %s; to do: see that other "
+                "bookies of its ledger run (dlog ledger check)",
+                *key,
+                pause_s,
+                error,
             )
         else:
             self._retries.pop(key, None)

@@ -18,8 +18,10 @@ from bookie.serving.session import (
     Event,
     MessageRead,
     News,
+    NoteDenial,
     NoteRefusal,
     OpenStream,
+    Outcome,
     Read,
     ReadEnded,
     Received,
@@ -38,9 +40,10 @@ from bookie.serving.session import (
     TickAt,
     WritePaused,
 )
-from dlcore.base.background import start_task
+from dlcore.access.client_names import names_in
+from dlcore.access.tls import name_in_certificate
+from dlcore.base.background import failed, start_task
 from dlcore.base.errors import BookieUnavailableError, DLError
-from dlcore.base.tls import name_in_certificate
 from dlcore.transport.sending import send
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.messages import (
@@ -89,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self._share = ReadShare(service.read_budget, self._send_message)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._landed: list[Outcome] = []
         self._reads: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, ReadStream] = {}
         self._steps: set[asyncio.Task[None]] = set()
@@ -110,13 +114,24 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the last `take_some` left requests because of a bound of the connection."""
         return self.session.left_some
 
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether many of the client's last requests were of no use."""
+        return self.session.is_distrusted
+
     # Calls from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH, low=_UNSENT_BYTES_LOW)
-        self.peer_name = name_in_certificate(transport.get_extra_info("peercert"))
+        certificate = transport.get_extra_info("peercert")
+        self.peer_name = name_in_certificate(certificate)
+        if self._service.new_access is not None and not certificate:
+            access = self.session.access = self._service.new_access()
+            self._room.require_right = access.require_right_to_add
+        else:
+            self._end.refusal = self._service.client_names.refusal(names_in(certificate))
         self._service.connections[self] = None
         self._tick()
 
@@ -127,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Take received bytes."""
         turns = self._service.turns
-        is_turn = turns.are_free
+        is_turn = turns.are_free and not self.session.is_distrusted
         self._handle(Received(nbytes, self._loop.time(), is_turn))
         if is_turn and self.session.is_turn_due:
             turns.wait(self)
@@ -205,14 +220,14 @@ class Connection(asyncio.BufferedProtocol):
                         send(self._transport, effect.buffers)
                 case StoreEach():
                     self._store_each(effect.add)
+                case StoreLac():
+                    self._store_lac(effect.request)
                 case Step():
                     self._step(effect.request_id)
                 case Call():
                     self._call(effect)
                 case StoreRun(add):
                     self._store_run(add)
-                case StoreLac(request):
-                    self._store_lac(request)
                 case Read(request):
                     self._read(request)
                 case CancelRead(request_id):
@@ -224,8 +239,20 @@ class Connection(asyncio.BufferedProtocol):
                     self._streams.pop(request_id).close()
                 case TickAt(at_s):
                     self._timer = self._loop.call_at(at_s, self._tick)
-                case NoteRefusal(error):
-                    logger.warning("connection refused peer=%s: %s", self.peer, error)
+                case NoteRefusal(reason):
+                    logger.warning(
+                        "connection refused peer=%s: %s; to do: if the peer is one of yours, give "
+                        "it what is missing; else nothing",
+                        self.peer,
+                        reason,
+                    )
+                case NoteDenial(reason):
+                    logger.warning(
+                        "request denied peer=%s: %s; to do: if the peer may do this, give it a "
+                        "certificate or a capability; else nothing",
+                        self.peer,
+                        reason,
+                    )
                 case Abort(reason):
                     logger.info("client disconnected peer=%s: %s", self.peer, reason)
                     self.abort()
@@ -287,8 +314,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             future = self._storage.writes.write_lac(request.ledger_id, request.last_add_confirmed)
         except DLError as error:
-            future = self._loop.create_future()
-            future.set_exception(error)
+            future = failed(error)
         self._fly([request.request_id], 0, future)
 
     def _fly(
@@ -301,7 +327,18 @@ class Connection(asyncio.BufferedProtocol):
         self, request_ids: Sequence[int], payload_bytes: int, future: asyncio.Future[None]
     ) -> None:
         error = BookieUnavailableError(_GIVEN_UP) if future.cancelled() else future.exception()
-        self._handle(Stored(request_ids, payload_bytes, _reported(error)))
+        landed = self._landed
+        landed.append(Outcome(request_ids, payload_bytes, _reported(error)))
+        # Writes that end together are one event.  The last one in flight waits for no other.
+        if len(landed) == self.session.in_flight:
+            self._end_landing()
+        elif len(landed) == 1:
+            self._loop.call_soon(self._end_landing)
+
+    def _end_landing(self) -> None:
+        landed, self._landed = self._landed, []
+        if landed:
+            self._handle(Stored(landed))
 
     # Reads
 
@@ -388,5 +425,9 @@ def _error_of(task: asyncio.Task[None]) -> BaseException | None:
 
 def _reported(error: BaseException | None) -> BaseException | None:
     if error is not None and not isinstance(error, DLError):
-        logger.error("a request failed unexpectedly", exc_info=error)
+        logger.error(
+            "a request failed unexpectedly; to do: report this as a defect; the client asks "
+            "another bookie",
+            exc_info=error,
+        )
     return error

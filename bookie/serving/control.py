@@ -6,10 +6,13 @@ Operators and auto-recovery send few messages here.  Entries use the framed prot
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from dlcore.access.client_names import EVERY_CLIENT, ClientNames
+from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, DLError, WrongIncarnationError
 from dlcore.base.proto import bookie_pb2 as pb
 from dlcore.base.proto.bookie_pb2_grpc import (
@@ -20,10 +23,15 @@ from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from typing import TypeAlias
 
     from bookie.storage.ledger_storage import LedgerStorage
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.base.ids import BookieId
-    from dlcore.base.tls import TlsFiles
+
+    Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+logger = logging.getLogger(__name__)
 
 LISTED_RANGES_MAX = 4096
 """Ranges of entries in one page of a list; few enough that a page delays no other request."""
@@ -40,17 +48,26 @@ class BookieControl(BookieControlServicer):
     Args:
         storage: the storage; the caller closes it.
         bookie: this bookie; requests for another incarnation are refused.
+        client_names: the names of clients that are let in.
     """
 
-    def __init__(self, storage: LedgerStorage, *, bookie: BookieId) -> None:
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        *,
+        bookie: BookieId,
+        client_names: ClientNames = EVERY_CLIENT,
+    ) -> None:
         self._reads = storage.reads
         self._status = storage.status
         self._bookie = bookie
+        self._client_names = client_names
+        self._tls: TlsInUse | None = None
         self._server = grpc.aio.server(options=_OPTIONS)
         add_BookieControlServicer_to_server(self, self._server)
 
     async def start(
-        self, address: str, *, tls: TlsFiles | None = None, asks_clients: bool = True
+        self, address: str, *, tls: TlsInUse | None = None, asks_clients: bool = True
     ) -> int:
         """Listen on host:port; return the port.
 
@@ -59,6 +76,7 @@ class BookieControl(BookieControlServicer):
         Raises:
             ConfigurationError: the port is in use, or the host is no address of this machine.
         """
+        self._tls = tls
         try:
             if tls is None:
                 port = self._server.add_insecure_port(address)
@@ -79,9 +97,10 @@ class BookieControl(BookieControlServicer):
         await self._server.stop(_STOP_GRACE_S)
 
     async def ListEntries(
-        self, request: pb.ListEntriesRequest, context: object
+        self, request: pb.ListEntriesRequest, context: Context
     ) -> AsyncIterator[pb.ListEntriesResponse]:
         """Send the ranges of entries held, in pages."""
+        await self._let_in(context)
         try:
             if request.incarnation != self._bookie.incarnation:
                 raise WrongIncarnationError(
@@ -97,8 +116,9 @@ class BookieControl(BookieControlServicer):
             status, detail = status_of(error)
             yield pb.ListEntriesResponse(status=status, detail=detail)
 
-    async def GetInfo(self, request: pb.InfoRequest, context: object) -> pb.InfoResponse:
-        """Send counts and space."""
+    async def GetInfo(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:
+        """Send counts and space, the clock, and when TLS expires."""
+        await self._let_in(context)
         stats = self._status.stats()
         return pb.InfoResponse(
             bookie_name=self._bookie.name,
@@ -111,7 +131,22 @@ class BookieControl(BookieControlServicer):
             disk_total_bytes=stats.disk_total_bytes,
             damaged_entries=stats.damaged_entry_count,
             repaired_entries=stats.repaired_entry_count,
+            expires_at_ms=0 if self._tls is None else self._tls.expires_at_ms or 0,
+            clock_ms=SystemClock().now_ms(),
         )
+
+    async def _let_in(self, context: Context) -> None:
+        """End the call of a client whose certificate has none of the names."""
+        shown = context.auth_context().get("x509_subject_alternative_name", ())
+        refusal = self._client_names.refusal([name.decode() for name in shown])
+        if refusal is not None:
+            logger.warning(
+                "call refused peer=%s: %s; to do: if the peer is one of yours, name it in "
+                "tls_client_names; else nothing",
+                context.peer(),
+                refusal,
+            )
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
 
 def _page(ranges: Sequence[tuple[int, int]]) -> pb.ListEntriesResponse:

@@ -38,6 +38,8 @@ class ReadBudget:
     def __init__(self, bytes_max: int, *, on_wait: Callable[[], None]) -> None:
         self.bytes_max = bytes_max
         self.free = bytes_max
+        self.sent_bytes = 0
+        """The bytes of all messages that were passed to the network."""
         self._on_wait = on_wait
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -142,6 +144,7 @@ class ReadShare:
                 size = total_bytes(message.frames)
                 self._budget.give(held - size)
                 held = size
+                self._budget.sent_bytes += size
                 # The transport keeps the message until the network takes it: `release` gives back.
                 if self._write(message):
                     self._unsent_bytes += held

@@ -116,3 +116,4 @@ class FollowStream:
     def close(self) -> None:
         """Stop watching the ledger."""
         self._end_watch()
+        del self._end_watch  # it refers back to this stream, and so to the connection

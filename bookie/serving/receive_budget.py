@@ -83,6 +83,8 @@ class ReceiveRoom:
         self._now_s = now_s
         self._since_s = 0.0
         self.on_granted = on_granted
+        self.require_right: Callable[[], None] | None = None
+        """Raises an error for a connection that may not have a large payload."""
         self.held_bytes = 0
 
     @property
@@ -93,6 +95,8 @@ class ReceiveRoom:
     def take(self, size: int) -> bool:
         """Return whether a payload of `size` bytes has its memory; if not, call again later."""
         if not self.held_bytes and not self.is_waiting:
+            if self.require_right is not None:
+                self.require_right()
             self._budget.take(self, size)
         return bool(self.held_bytes)
 
@@ -100,6 +104,7 @@ class ReceiveRoom:
         """Give the memory back for good, and let go of the connection, which refers to this."""
         self.give()
         self.on_granted = lambda: None
+        self.require_right = None
 
     def hold(self, size: int) -> None:
         """Note the memory that was granted, and the time."""

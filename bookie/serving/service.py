@@ -16,14 +16,17 @@ from bookie.serving.read_budget import ReadBudget
 from bookie.serving.receive_budget import ReceiveBudget
 from bookie.serving.session import Bounds
 from bookie.serving.shared import Shared
+from dlcore.access.client_names import EVERY_CLIENT, ClientNames
 from dlcore.base.config import MIB
 from dlcore.base.kept_memory import give_back_what_is_free
-from dlcore.base.tls_refusals import tell_refusals
+from dlcore.transport.listener import Listener
 from dlcore.wire.messages import CHUNK_BYTES_MAX
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
+    from bookie.serving.access import Access
     from bookie.storage.ledger_storage import LedgerStorage
     from dlcore.base.ids import BookieId
 
@@ -59,6 +62,9 @@ class BookieService(Shared[Connection]):
         chunk_bytes_max: most bytes of one message to a reader, unless a single entry is larger.
         silence_s: seconds for which a client may be silent.
         handshake_s: most seconds from a connection's acceptance, TLS included, to its HELLO.
+        client_names: the names of clients that are let in.
+        new_access: returns the rights of a connection without a certificate; None: it may do
+            everything.
     """
 
     def __init__(
@@ -73,6 +79,8 @@ class BookieService(Shared[Connection]):
         chunk_bytes_max: int = CHUNK_BYTES_MAX,
         silence_s: float = SILENCE_S,
         handshake_s: float = HANDSHAKE_S,
+        client_names: ClientNames = EVERY_CLIENT,
+        new_access: Callable[[], Access] | None = None,
     ) -> None:
         super().__init__(
             bookie=bookie,
@@ -85,28 +93,24 @@ class BookieService(Shared[Connection]):
             ),
             read_budget=ReadBudget(read_bytes_max, on_wait=self._relieve_later),
             receive_budget=ReceiveBudget(receive_bytes_max, on_wait=self._relieve_later),
+            client_names=client_names,
+            new_access=new_access,
         )
         self._relief: asyncio.TimerHandle | None = None
         self._calm: asyncio.TimerHandle | None = None
         self._storage = storage
 
     async def listen(
-        self, host: str, port: int, *, tls: ssl.SSLContext | None = None
-    ) -> asyncio.Server:
-        """Listen for connections at an address.
+        self, host: str, port: int, *, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> Listener:
+        """Listen for connections at an address; `tls` returns the context for the next ones.
 
         Raises:
             OSError: the port is taken, or the address is not one of this machine.
         """
-        if tls is not None:
-            tell_refusals(tls)
-        return await asyncio.get_running_loop().create_server(
-            self.new_connection,
-            host,
-            port,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.bounds.handshake_s,
-        )
+        listener = Listener(self.new_connection, tls, handshake_s=self.bounds.handshake_s)
+        await listener.open(host, port)
+        return listener
 
     def new_connection(self, storage: LedgerStorage | None = None) -> Connection:
         """Return the protocol of an accepted connection, on `storage` or on the service's own."""

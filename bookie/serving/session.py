@@ -6,6 +6,11 @@ many reads run, or the client does not take its answers, the connection is not r
 the client.  Answers of adds are collected: one message acknowledges thousands.  Entries of streams
 are read one message after the other, within the window of each reader.
 
+A client is trusted with a number of requests: so many are taken in one turn, and, below the most,
+so many may be in flight.  Requests of no use halve the number: those that it should have known to
+be refused, and signs of life.  A request that succeeds doubles it.  A client that is trusted with
+few waits for its turns among the distrusted (`turns.py`).
+
 Invariants:
 
 * Every request of a client that keeps to the protocol has one answer, unless the client cancels it
@@ -29,14 +34,21 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Protocol, TypeAlias, assert_never, cast
+
+import msgspec
 
 from dlcore.base.errors import (
     BadRequestError,
+    BookieAccessDeniedError,
     BookieOverloadedError,
     BookieUnavailableError,
+    DigestMismatchError,
     DLError,
+    EntryTooLargeError,
+    LedgerFencedError,
 )
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.wire.frames import FrameRun
@@ -45,6 +57,7 @@ from dlcore.wire.messages import (
     CHUNK_BYTES_MAX,
     DURABLE_IDS_MAX,
     Add,
+    Authorize,
     Buffer,
     Cancel,
     Chunk,
@@ -68,9 +81,11 @@ from dlcore.wire.messages import (
 from dlcore.wire.statuses import status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
+    from bookie.serving.access import Access
     from dlcore.wire.bookie_end import BookieEnd, BookieEvent
+    from dlcore.wire.statuses import Status
 
 IN_FLIGHT_BYTES_MIN = 64 * 1024
 """Bytes of adds that each connection may have in flight, whatever the others have."""
@@ -79,8 +94,21 @@ _IN_FLIGHT_CONNECTIONS = 4
 at their bound."""
 _REQUEST_BYTES = 2048
 """Bytes that a request in flight counts beside its payload: about its own use of memory."""
-_REQUESTS_PER_TURN = 32
-"""After this number of requests the next connection is served."""
+_TRUST_MAX = 32
+"""Most requests in a turn; then the next connection is served."""
+_TRUST_AT_FIRST = _TRUST_MAX // 2
+"""Few: a stranger has no more in flight before the first of them is refused."""
+_DISTRUST = _TRUST_MAX // 4
+"""A client that is trusted with so few is distrusted."""
+_OF_NO_USE = (
+    BadRequestError,
+    BookieAccessDeniedError,
+    DigestMismatchError,
+    EntryTooLargeError,
+    LedgerFencedError,
+)
+_FORGIVEN_S = 1.0
+"""A client that sends nothing for so long is trusted again: a sign of life comes less often."""
 _READS_MAX = 256
 """Most reads of single entries and LACs in progress; beyond it the connection is not read."""
 _STREAMS_MAX = 16 * 1024
@@ -89,6 +117,8 @@ _STEPS_MAX = 4
 Uncached entries of 512 KB: 440 a second one by one, 810 a second with four or more."""
 _STEPS_PER_TURN = 16
 """Messages of streams that are begun in one iteration of the event loop."""
+_STEPS_LOW = _STEPS_PER_TURN // 2
+"""With so few of them left, more are asked for: rarely, if a stream has a message now and then."""
 _SHUTTING_DOWN = "the bookie is shutting down"
 
 
@@ -181,7 +211,7 @@ class Signal(enum.Enum):
     LOST = "the connection is over"
 
 
-class Received(NamedTuple):
+class Received(msgspec.Struct, frozen=True):
     """Event: so many bytes are in the buffer that `BookieEnd.get_buffer` returned.
 
     `is_turn`: no other session waits, so that this is the session's turn as well.
@@ -192,40 +222,46 @@ class Received(NamedTuple):
     is_turn: bool = False
 
 
-class Stored(NamedTuple):
-    """Event: writes with so many bytes of entries are durable, or all failed with `error`."""
+class Outcome(msgspec.Struct, frozen=True):
+    """The end of a write of the storage: its requests are durable, or failed with `error`."""
 
     request_ids: Sequence[int]
     payload_bytes: int
-    error: BaseException | None
+    error: BaseException | None = None
 
 
-class RunNotTaken(NamedTuple):
+class Stored(msgspec.Struct, frozen=True):
+    """Event: these writes are over, all that ended together."""
+
+    outcomes: Sequence[Outcome]
+
+
+class RunNotTaken(msgspec.Struct, frozen=True):
     """Event: the entries of a `StoreRun` cannot be stored together; none of them was stored."""
 
     add: Add
 
 
-class MessageRead(NamedTuple):
+class MessageRead(msgspec.Struct, frozen=True):
     """Event: the answer to a read, or a stream's next message."""
 
     message: Lac | Held | Chunk | Update
 
 
-class ReadEnded(NamedTuple):
+class ReadEnded(msgspec.Struct, frozen=True):
     """Event: a `Read` is over; with an error it has no other answer."""
 
     request_id: int
     error: BaseException | None
 
 
-class News(NamedTuple):
+class News(msgspec.Struct, frozen=True):
     """Event: a stream that had all may have a new message."""
 
     request_id: int
 
 
-class Stepped(NamedTuple):
+class Stepped(msgspec.Struct, frozen=True):
     """Event: a `Step` is over; `has_news`: the stream may have another message."""
 
     request_id: int
@@ -233,14 +269,14 @@ class Stepped(NamedTuple):
     error: BaseException | None
 
 
-class WritePaused(NamedTuple):
+class WritePaused(msgspec.Struct, frozen=True):
     """Event: the client does not receive its answers; so many bytes wait for it."""
 
     unsent_bytes: int
     now_s: float
 
 
-class Tick(NamedTuple):
+class Tick(msgspec.Struct, frozen=True):
     """Event: the time of `TickAt` has come."""
 
     unsent_bytes: int
@@ -290,50 +326,50 @@ class Call(enum.Enum):
     NOTE_SETTLED = "the session drains, and every accepted write is answered"
 
 
-class Send(NamedTuple):
+class Send(msgspec.Struct, frozen=True):
     """Effect: send this; say `WritePaused` if the client does not receive it."""
 
     buffers: list[Buffer]
 
 
-class StoreRun(NamedTuple):
+class StoreRun(msgspec.Struct, frozen=True):
     """Effect: store the entries all together; say `Stored` later, or `RunNotTaken` at once."""
 
     add: Add
 
 
-class StoreEach(NamedTuple):
+class StoreEach(msgspec.Struct, frozen=True):
     """Effect: store each entry; say `Stored` for each later."""
 
     add: Add
 
 
-class StoreLac(NamedTuple):
+class StoreLac(msgspec.Struct, frozen=True):
     """Effect: store a LAC; say `Stored` later."""
 
     request: WriteLac
 
 
-class Read(NamedTuple):
+class Read(msgspec.Struct, frozen=True):
     """Effect: begin a read; say `MessageRead` if it has an answer, and `ReadEnded` later."""
 
     request: ReadLac | ReadHeld | ReadEntry
 
 
-class CancelRead(NamedTuple):
+class CancelRead(msgspec.Struct, frozen=True):
     """Effect: cancel a read that was begun."""
 
     request_id: int
 
 
-class OpenStream(NamedTuple):
+class OpenStream(msgspec.Struct, frozen=True):
     """Effect: open a stream whose messages are of about this size; say `News` of it."""
 
     request: ReadEntries | Follow
     chunk_bytes: int
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True):
     """Effect: read the next message of a stream; say `MessageRead` if there is one.
 
     Say `Stepped` at the end, or at once `STEP_WAITS` and then `Stepped` later.
@@ -342,25 +378,31 @@ class Step(NamedTuple):
     request_id: int
 
 
-class CloseStream(NamedTuple):
+class CloseStream(msgspec.Struct, frozen=True):
     """Effect: close a stream; a message that is being read is dropped."""
 
     request_id: int
 
 
-class TickAt(NamedTuple):
+class TickAt(msgspec.Struct, frozen=True):
     """Effect: say `Tick` at this time."""
 
     at_s: float
 
 
-class NoteRefusal(NamedTuple):
+class NoteRefusal(msgspec.Struct, frozen=True):
     """Effect: report that the client is refused."""
 
-    error: DLError
+    reason: str
 
 
-class Abort(NamedTuple):
+class NoteDenial(msgspec.Struct, frozen=True):
+    """Effect: report that a request is denied, or some of a message."""
+
+    reason: str
+
+
+class Abort(msgspec.Struct, frozen=True):
     """Effect: end the connection at once."""
 
     reason: str
@@ -379,6 +421,7 @@ Effect: TypeAlias = (
     | CloseStream
     | TickAt
     | NoteRefusal
+    | NoteDenial
     | Abort
 )
 
@@ -419,11 +462,12 @@ class _Answers:
 
 
 class _Stream:
-    __slots__ = ("has_news", "is_follower", "is_queued", "request_id")
+    __slots__ = ("has_news", "is_follower", "is_queued", "request", "request_id")
 
-    def __init__(self, request_id: int, *, is_follower: bool) -> None:
-        self.request_id = request_id
-        self.is_follower = is_follower
+    def __init__(self, request: ReadEntries | Follow) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.is_follower = isinstance(request, Follow)
         self.is_queued = False  # it waits for a step, or has one
         self.has_news = True
 
@@ -436,7 +480,8 @@ class _Steps:
         self.begun: int | None = None  # the stream whose `Step` has no answer yet
         self.waiting: set[int] = set()  # streams whose step waits for something
         self.round = 0  # streams that may begin a step in this round; the others come behind it
-        self.left = _STEPS_PER_TURN  # steps until `BEGIN_STEPS`, which comes if there were some
+        self.left = _STEPS_PER_TURN  # steps until `BEGIN_STEPS`
+        self.is_due = False  # `BEGIN_STEPS` comes
 
     def clear(self) -> None:
         """Begin no further step."""
@@ -461,7 +506,10 @@ class Session(Machine[SessionState]):
         self, end: BookieEnd, room: Room, bounds: Bounds, *, opened_s: float, is_draining: bool
     ) -> None:
         self.state = _S.GREETING
-        self.error: DLError | None = None
+        self.access: Access | None = None
+        """The rights of the connection; None: it may do everything."""
+        # No error, which would refer to the frames that it passed, and so to the session itself.
+        self.refusal: tuple[Status, str] | None = None
         """Why the client is refused."""
         self.is_reading = True
         """Whether the connection is read."""
@@ -471,19 +519,29 @@ class Session(Machine[SessionState]):
         """Whether a turn comes without being asked for again."""
         self.left_some = False
         """Whether the last turn left requests because of a bound of this session."""
+        self.in_flight = 0
+        """Writes that the storage has not ended yet."""
         self._end = end
         self._room = room
         self._bounds = bounds
         self._opened_s = opened_s
         self._keepalive = Keepalive(bounds.silence_s, now_s=opened_s)
         self._stall: tuple[int, float] | None = None  # unsent bytes and since when, if paused
-        self._in_flight = self._in_flight_bytes = 0
+        self._in_flight_bytes = 0
+        self._trust = _TRUST_AT_FIRST
+        self._heard_s = opened_s
+        self._rest: deque[Add] = deque()  # what turns left of messages; it is taken first
         self._answers = _Answers()
         self._reads: set[int] = set()  # single reads without an end
         self._entries: deque[ReadEntry] = deque()  # those of them that wait for a slot
         self._slots: set[int] = set()  # reads of entries in progress
         self._streams: dict[int, _Stream] = {}
         self._steps = _Steps()
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether many of the client's last requests were of no use."""
+        return self._trust <= _DISTRUST
 
     @property
     def is_write_paused(self) -> bool:
@@ -505,7 +563,7 @@ class Session(Machine[SessionState]):
             case Received():
                 return self._received(event)
             case Stored():
-                return self._stored(*event)
+                return self._stored(event)
             case News():
                 return self._news(event.request_id)
             case MessageRead():
@@ -513,7 +571,7 @@ class Session(Machine[SessionState]):
             case Stepped():
                 return self._stepped(event)
             case Signal.BEGIN_STEPS:
-                self._steps.left = _STEPS_PER_TURN
+                self._steps.left, self._steps.is_due = _STEPS_PER_TURN, False
                 return self._advance()
             case Signal.FLUSH:
                 self._answers.is_due = False
@@ -521,8 +579,7 @@ class Session(Machine[SessionState]):
             case Signal.TURN:
                 return self._take_requests()
             case RunNotTaken(add):
-                self._fly(len(add.frames) - 1, 0)
-                return [StoreEach(add)]
+                return self._run_not_taken(add)
             case Signal.STEP_WAITS:
                 return self._step_waits()
             case ReadEnded(request_id, error):
@@ -554,6 +611,9 @@ class Session(Machine[SessionState]):
     def _received(self, event: Received) -> list[Effect]:
         if self.state in _OVER:
             return []
+        if event.now_s >= self._heard_s + _FORGIVEN_S:
+            self._trust = max(self._trust, _TRUST_AT_FIRST)
+        self._heard_s = event.now_s
         self._keepalive.heard(event.now_s)
         self._end.received(event.size_bytes)
         if event.is_turn and not self.is_turn_due:
@@ -575,13 +635,13 @@ class Session(Machine[SessionState]):
         if self.state in _OVER:
             return []
         effects: list[Effect] = []
-        left = _REQUESTS_PER_TURN
+        left = self._trust
         try:
             while self._has_room():
                 if left <= 0:
                     self.is_turn_due = True
                     break
-                event = self._end.next_event()
+                event = self._rest.popleft() if self._rest else self._end.next_event()
                 if event is None:
                     self.left_some = self._room.is_waiting
                     if self.left_some:
@@ -601,9 +661,10 @@ class Session(Machine[SessionState]):
         return [*effects, *self._advance(), *self._stop_reading()]
 
     def _has_room(self) -> bool:
-        in_flight = self._in_flight_bytes
+        in_flight, trust = self._in_flight_bytes, self._trust
         return (
             self.state in _TAKING
+            and (trust == _TRUST_MAX or self.in_flight + len(self._reads) < trust)
             # First the cheap check, which is True for most connections.
             and (in_flight < IN_FLIGHT_BYTES_MIN or in_flight < self._bounds.in_flight_share())
             and self._stall is None
@@ -623,12 +684,18 @@ class Session(Machine[SessionState]):
         return [Call.SET_READING]
 
     def _take(self, event: BookieEvent) -> list[Effect]:  # noqa: C901 - one case for each kind
+        access = self.access
+        if access is not None and not access.has_all():
+            denied = self._deny(event, access)
+            if denied is not None:
+                return denied
         match event:
             case Add():
                 return self._add(event)
-            case WriteLac(request_id):
+            case WriteLac():
                 if self.is_draining:
-                    return self._settle([request_id], BookieUnavailableError(_SHUTTING_DOWN))
+                    error = BookieUnavailableError(_SHUTTING_DOWN)
+                    return self._settle([event.request_id], error)
                 self._fly(1, 0)
                 return [StoreLac(event)]
             case ReadLac() | ReadHeld() | ReadEntry():
@@ -641,16 +708,49 @@ class Session(Machine[SessionState]):
                 return []
             case Cancel(request_id):
                 return self._cancel(request_id)
+            case Authorize(token):
+                if access is not None:
+                    access.present(token)
+                return []
             case Hello():
                 self._become(_S.OPEN)
                 return [Send(self._end.welcome())]
             case Ping(token):
+                self._doubt(1)
                 self._answers.note_alive(token)
                 return self._flush_soon()
             case Pong():
                 return []
             case _:
                 assert_never(event)
+
+    def _deny(self, event: BookieEvent, access: Access) -> list[Effect] | None:
+        """Answer what the connection has no right to; None if it has the right to all of it."""
+        match event:
+            case Add() if not access.may_add_all(event):
+                part = self._first_of(event)
+                errors = access.judge_adds(part)
+                return self._deny_some(part, errors) if errors else self._add(part)
+            case WriteLac() | ReadLac() | ReadHeld() | ReadEntry() | ReadEntries() | Follow():
+                error = access.judge(event)
+                if error is None:
+                    return None
+                self._end.end(event.request_id)
+                return [NoteDenial(str(error)), *self._settle([event.request_id], error)]
+            case _:
+                return None
+
+    def _deny_some(self, add: Add, errors: Mapping[int, DLError]) -> list[Effect]:
+        """Store those adds of a message that have no error."""
+        effects: list[Effect] = [NoteDenial(str(next(iter(errors.values()))))]
+        for number, frame in enumerate(add.frames):
+            request_id = add.first_request_id + number
+            effects += (
+                self._settle([request_id], errors[number])
+                if number in errors
+                else self._add(Add(request_id, add.is_recovery, [frame]))
+            )
+        return effects
 
     # Writes and their answers
 
@@ -659,31 +759,61 @@ class Session(Machine[SessionState]):
         if self.is_draining:
             ids = range(add.first_request_id, add.first_request_id + len(frames))
             return self._settle(ids, BookieUnavailableError(_SHUTTING_DOWN))
-        count = len(frames)
-        if count > 1 and isinstance(frames, FrameRun) and not add.is_recovery:
+        if len(frames) > 1 and isinstance(frames, FrameRun) and not add.is_recovery:
             self._fly(1, len(frames.payload))
             return [StoreRun(add)]
-        self._fly(count, sum(map(len, frames)))
+        return self._store_each(add)
+
+    def _store_each(self, add: Add) -> list[Effect]:
+        add = self._first_of(add)
+        self._fly(len(add.frames), sum(map(len, add.frames)))
         return [StoreEach(add)]
+
+    def _first_of(self, add: Add) -> Add:
+        """Return as many adds of a message as the client is trusted with; the rest comes next."""
+        first_id, is_recovery, frames = add
+        count = self._trust
+        if len(frames) <= count:
+            return add
+        self._rest.appendleft(Add(first_id + count, is_recovery, frames[count:]))
+        return Add(first_id, is_recovery, frames[:count])
+
+    def _run_not_taken(self, add: Add) -> list[Effect]:
+        """Store the entries singly, some in each turn: they cost far more than a run."""
+        self._fly(-1, -len(cast("FrameRun", add.frames).payload))
+        effects = self._store_each(add)
+        if not self._rest:
+            return effects
+        self.is_turn_due = True
+        return [*effects, *self._stop_reading()]
 
     def _fly(self, count: int, payload_bytes: int) -> None:
         """Count writes that the storage gets."""
         size = payload_bytes + count * _REQUEST_BYTES
-        self._in_flight += count
+        self.in_flight += count
         self._in_flight_bytes += size
         self._bounds.in_flight_bytes += size
 
-    def _stored(
-        self, request_ids: Sequence[int], payload_bytes: int, error: BaseException | None
-    ) -> list[Effect]:
-        self._fly(-1, -payload_bytes)
-        if self.state is _S.CLOSED:
-            return []
-        self._answers.note(request_ids, error)
-        # If no other answer is expected, it is sent at once.
-        return self._flush_soon() if self._in_flight or self._answers.is_due else self._flush()
+    def _stored(self, event: Stored) -> list[Effect]:
+        for outcome in event.outcomes:
+            self._fly(-1, -outcome.payload_bytes)
+            self._weigh(outcome.error, len(outcome.request_ids))
+            self._answers.note(outcome.request_ids, outcome.error)
+        return self._flush()
+
+    def _weigh(self, error: BaseException | None, count: int) -> None:
+        """Trust the client more after requests that succeeded, less after those of no use."""
+        if error is None:
+            if self._trust < _TRUST_MAX:
+                self._trust *= 2
+        elif isinstance(error, _OF_NO_USE):
+            self._doubt(count)
+
+    def _doubt(self, count: int) -> None:
+        self._trust = max(1, self._trust >> count)
 
     def _settle(self, request_ids: Sequence[int], error: BaseException) -> list[Effect]:
+        self._weigh(error, len(request_ids))
         self._answers.note(request_ids, error)
         return self._flush_soon()
 
@@ -698,7 +828,7 @@ class Session(Machine[SessionState]):
         if self.state in _OVER:
             return []
         effects = self._send(self._answers.take())
-        if self.is_draining and not self._in_flight:
+        if self.is_draining and not self.in_flight:
             effects.append(Call.NOTE_SETTLED)
         if self.state is _S.REFUSING:
             effects += self._end_if_refused()
@@ -732,7 +862,11 @@ class Session(Machine[SessionState]):
         self._slots.discard(request_id)
         if self.state in _OVER:
             return []
-        effects = [] if error is None else self._settle([request_id], error)
+        effects: list[Effect] = []
+        if error is not None:
+            effects = self._settle([request_id], error)
+        else:
+            self._weigh(None, 1)
         if self._entries:
             effects += self._start_entries()
         if not self.is_reading:
@@ -759,11 +893,10 @@ class Session(Machine[SessionState]):
 
     def _open_stream(self, request: ReadEntries | Follow) -> list[Effect]:
         request_id = request.request_id
-        is_follower = isinstance(request, Follow)
         error: DLError | None = None
         if len(self._streams) >= _STREAMS_MAX:
             error = BookieOverloadedError(f"a connection has at most {_STREAMS_MAX} open reads")
-        elif is_follower and self.is_draining:
+        elif isinstance(request, Follow) and self.is_draining:
             error = BookieUnavailableError(_SHUTTING_DOWN)
         if error is not None:
             self._end.end(request_id)
@@ -771,7 +904,7 @@ class Session(Machine[SessionState]):
         chunk_bytes = min(self._bounds.chunk_bytes_max, CHUNK_BYTES_MAX)
         if isinstance(request, ReadEntries):
             chunk_bytes = min(request.chunk_bytes, chunk_bytes)
-        stream = self._streams[request_id] = _Stream(request_id, is_follower=is_follower)
+        stream = self._streams[request_id] = _Stream(request)
         self._enqueue(stream)
         return [OpenStream(request, chunk_bytes)]
 
@@ -796,17 +929,29 @@ class Session(Machine[SessionState]):
         """Begin one step of the round; the next one comes when this one is over, or waits."""
         steps = self._steps
         steps.begun = None
+        effects: list[Effect] = []
         while steps.round and self._can_step():
             steps.round -= 1
             stream = steps.queue.popleft()
-            if stream.request_id in self._streams:
-                is_first = steps.left == _STEPS_PER_TURN
+            if stream.request_id not in self._streams:
+                continue
+            # A capability may have expired since the stream was opened.
+            error = None if self.access is None else self.access.judge(stream.request)
+            if error is not None:
+                effects += [NoteDenial(str(error)), *self._end_stream(stream, error)]
+            else:
                 steps.left -= 1
                 steps.begun = stream.request_id
                 stream.has_news = False
-                step = Step(stream.request_id)
-                return [step, Call.STEPS_SOON] if is_first else [step]
-        return []
+                effects.append(Step(stream.request_id))
+                return effects if steps.left > _STEPS_LOW else [*effects, *self._steps_soon()]
+        return [*effects, *self._steps_soon()] if steps.queue and self._can_step() else effects
+
+    def _steps_soon(self) -> list[Effect]:
+        if self._steps.is_due:
+            return []
+        self._steps.is_due = True
+        return [Call.STEPS_SOON]
 
     def _can_step(self) -> bool:
         return len(self._steps.waiting) < _STEPS_MAX and self._stall is None
@@ -818,19 +963,19 @@ class Session(Machine[SessionState]):
         return self._begin_step()
 
     def _stepped(self, event: Stepped) -> list[Effect]:
-        request_id, has_news, error = event
+        request_id = event.request_id
         steps, stream = self._steps, self._streams.get(request_id)
         effects: list[Effect] = []
         if stream is not None:
             stream.is_queued = False
-            stream.has_news = has_news
-            if error is not None:
-                effects += self._end_stream(stream, error)
+            stream.has_news = event.has_news
+            if event.error is not None:
+                effects += self._end_stream(stream, event.error)
             else:
                 self._enqueue(stream)
         if steps.begun == request_id:
             steps.begun = None
-            return [*effects, *self._begin_step()] if steps.round else effects
+            return [*effects, *self._begin_step()] if steps.queue else effects
         steps.waiting.remove(request_id)
         return [*effects, *self._advance()]
 
@@ -907,14 +1052,14 @@ class Session(Machine[SessionState]):
     def _refuse(self, error: DLError) -> list[Effect]:
         """End the session with a reason, after the answers to accepted writes."""
         self._become(_S.REFUSING)
-        self.error = error
-        return [NoteRefusal(error), *self._end_if_refused()]
+        self.refusal = status_of(error)
+        return [NoteRefusal(str(error)), *self._end_if_refused()]
 
     def _end_if_refused(self) -> list[Effect]:
-        if self.state is not _S.REFUSING or self._in_flight or self._answers.is_due:
+        if self.state is not _S.REFUSING or self.in_flight or self._answers.is_due:
             return []
-        assert self.error is not None
-        sent = self._send(self._end.send(Failed(0, *status_of(self.error))))
+        assert self.refusal is not None
+        sent = self._send(self._end.send(Failed(0, *self.refusal)))
         self._become(_S.REFUSED)
         # If we closed with unread bytes, TCP would reset, and the client could miss the reason.
         return [*self._drop_all(), *sent, *self._start_reading(), Call.END_SENDING]
@@ -926,7 +1071,7 @@ class Session(Machine[SessionState]):
         for stream in list(self._streams.values()):
             if stream.is_follower:
                 effects += self._end_stream(stream, BookieUnavailableError(_SHUTTING_DOWN))
-        if not self._in_flight and not self._answers.is_due:
+        if not self.in_flight and not self._answers.is_due:
             effects.append(Call.NOTE_SETTLED)
         return effects
 
@@ -944,6 +1089,7 @@ class Session(Machine[SessionState]):
         for request_id in list(self._streams):
             effects += self._forget(request_id)
         self._steps.clear()
+        self._rest.clear()
         self._reads -= {each.request_id for each in self._entries}
         self._entries.clear()
         return [*effects, *(CancelRead(request_id) for request_id in self._reads)]
@@ -952,9 +1098,11 @@ class Session(Machine[SessionState]):
         """Assert all that holds between two events; tests call it after each."""
         state, steps = self.state, self._steps
         waiting = {each.request_id for each in self._entries}
-        assert 0 <= self._in_flight * _REQUEST_BYTES <= self._in_flight_bytes
+        assert 0 <= self.in_flight * _REQUEST_BYTES <= self._in_flight_bytes
         assert self._in_flight_bytes <= self._bounds.in_flight_bytes
-        assert (self.error is not None) == (state in (_S.REFUSING, _S.REFUSED)) or (
+        assert 1 <= self._trust <= _TRUST_MAX
+        assert not (self._rest and self.is_reading)
+        assert (self.refusal is not None) == (state in (_S.REFUSING, _S.REFUSED)) or (
             state is _S.CLOSED
         )
         assert len(waiting) == len(self._entries)
@@ -963,18 +1111,19 @@ class Session(Machine[SessionState]):
         assert max(len(self._slots), len(steps.waiting)) <= _STEPS_MAX
         assert steps.round <= len(steps.queue)
         if state in _OVER:
+            assert not self._rest
             assert not self._streams
             assert not steps.queue
             assert not waiting
-            assert state is _S.CLOSED or not self._in_flight
+            assert state is _S.CLOSED or not self.in_flight
             return
         assert not (waiting and len(self._slots) < _STEPS_MAX and self._stall is None)
         for stream in self._streams.values():
             assert stream.is_queued or not self._may_go_on(stream)
         if steps.queue and steps.begun is None and self._can_step():
-            assert steps.left < _STEPS_PER_TURN  # `BEGIN_STEPS` comes
+            assert steps.is_due
         ends_the_wait = (
-            self._in_flight
+            self.in_flight
             or self._answers.is_due
             or self._reads
             or self._stall is not None
@@ -982,4 +1131,4 @@ class Session(Machine[SessionState]):
             or self.is_turn_due
         )
         assert self.is_reading or ends_the_wait
-        assert state is not _S.REFUSING or self._in_flight or self._answers.is_due
+        assert state is not _S.REFUSING or self.in_flight or self._answers.is_due

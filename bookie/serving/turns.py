@@ -4,6 +4,9 @@ Connections take a few requests each, round-robin, in two queues as in the netwo
 fq_codel.  The busy queue has the connections that always have more requests; the modest queue has
 the others.  A connection with few requests therefore waits for one round of the modest queue,
 whatever busy connections send.  The queues alternate, so busy connections make progress as well.
+
+Distrusted connections, whose requests are of no use, have a third queue: all of them together have
+one turn in a millisecond.  Their number does not matter, and others get most of the time.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ _TURN_S = 0.0003
 """After this time the event loop runs its other work: answers, syncs, received bytes."""
 
 
+_DISTRUSTED_PAUSE_S = 0.001
+"""Pause between two turns of distrusted connections; a turn and its answers take some 0.2 ms."""
+
+
 class Taker(Protocol):
     """A connection that takes its requests when it is scheduled."""
 
@@ -25,6 +32,11 @@ class Taker(Protocol):
     @property
     def left_some(self) -> bool:
         """Whether the last `take_some` left requests because a bound was reached."""
+        ...
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether many of its last requests were of no use."""
         ...
 
     def take_some(self) -> bool:
@@ -43,20 +55,27 @@ class Turns:
         self._loop = asyncio.get_running_loop()
         self._modest: deque[Taker] = deque()
         self._busy: deque[Taker] = deque()
+        self._distrusted: deque[Taker] = deque()
         self._is_due = False
 
     @property
     def are_free(self) -> bool:
-        """Whether none waits."""
+        """Whether none waits, apart from the distrusted."""
         return not (self._modest or self._busy)
 
     def wait(self, taker: Taker) -> None:
         """Let a connection wait that has just taken requests, and has more of them."""
-        self._wait(self._busy, taker)
+        if taker.is_distrusted:
+            self._wait_distrusted(taker)
+        else:
+            self._wait(self._busy, taker)
 
     def take(self, taker: Taker) -> None:
         """Let a connection take requests: at once if none waits, otherwise in its queue's order."""
         if taker.waits_for_turn:
+            return
+        if taker.is_distrusted:
+            self._wait_distrusted(taker)
             return
         # A connection that left requests is busy, though they did not fit: it comes back often.
         if self.are_free:
@@ -74,6 +93,21 @@ class Turns:
         else:
             if has_more:
                 self.wait(taker)
+
+    def _wait_distrusted(self, taker: Taker) -> None:
+        taker.waits_for_turn = True
+        if not self._distrusted:
+            self._loop.call_later(_DISTRUSTED_PAUSE_S, self._serve_distrusted)
+        self._distrusted.append(taker)
+
+    def _serve_distrusted(self) -> None:
+        taker = self._distrusted[0]
+        taker.waits_for_turn = False
+        self._serve(taker)
+        # Only now, so that a connection that waits again does not begin a second timer.
+        self._distrusted.popleft()
+        if self._distrusted:
+            self._loop.call_later(_DISTRUSTED_PAUSE_S, self._serve_distrusted)
 
     def _wait(self, queue: deque[Taker], taker: Taker) -> None:
         taker.waits_for_turn = True

@@ -49,13 +49,17 @@ class Room:
             claimed_bytes=log.claimed_bytes,
         )
         self._holding = BackgroundTasks()
-        self._seen_bytes = log.commits.durable_bytes
+        self._seen_bytes = log.commits.queue.durable_bytes
         self._due_bytes = 0
+        self.overloaded_count = 0
+        """Writes refused because too many bytes were in flight."""
+        self.full_count = 0
+        """Writes refused for want of space."""
 
     @property
     def is_due(self) -> bool:
         """Whether enough bytes were written since the last check of the disk for another one."""
-        return self._log.commits.durable_bytes >= self._due_bytes
+        return self._log.commits.queue.durable_bytes >= self._due_bytes
 
     @property
     def is_read_only(self) -> bool:
@@ -69,15 +73,18 @@ class Room:
             BookieReadOnlyError, BookieOverloadedError: there is no space, or too many bytes are in
                 flight.
         """
-        pending = self._log.commits.pending_bytes
-        claimed = self._log.claimed_bytes + self._log.commits.durable_bytes - self._seen_bytes
+        log = self._log
+        pending = log.commits.queue.pending_bytes
+        claimed = log.claimed_bytes + log.commits.queue.durable_bytes - self._seen_bytes
         if not self._guard.allows(size + _EXTRA_BYTES, claimed_bytes=claimed, claim=claim):
+            self.full_count += 1
             raise BookieReadOnlyError(f"the bookie's disk is full: no space for {claim.value}")
         limit = self._config.in_flight_bytes_max
         if claim is Claim.FENCE:
             limit += limit // _FENCES_SHARE  # many adds must not prevent fences
         # A write larger than the limit is accepted when nothing else is in flight.
         if pending and pending + size > limit:
+            self.overloaded_count += 1
             raise BookieOverloadedError(
                 f"{pending} bytes are not durable yet, the limit is {limit}"
             )
@@ -85,14 +92,17 @@ class Room:
     def note_stalled(self, *, is_stalled: bool) -> None:
         """Note that a write waits for space, or that the log continues."""
         if is_stalled:
-            logger.error("the disk is full: accepted entries wait for space")
+            logger.error(
+                "the disk is full: accepted entries wait for space; to do: free space, or add "
+                "bookies; writers wait until then"
+            )
         self._guard.is_stalled = is_stalled
 
     def look(self) -> None:
         """Check the disk's free space, and complete the held-back space if there is enough."""
         held, claimed = self._disk.held_bytes, self._log.claimed_bytes
         self._guard.observe(self._disk.space().free_bytes, claimed_bytes=claimed)
-        self._seen_bytes = self._log.commits.durable_bytes
+        self._seen_bytes = self._log.commits.queue.durable_bytes
         writable_bytes = self._guard.writable_bytes(claimed_bytes=claimed)
         self._due_bytes = self._seen_bytes + min(_LOOK_BYTES, writable_bytes // 2)
         is_missing = self._guard.missing_reserve(held_bytes=held, claimed_bytes=claimed)
@@ -107,7 +117,11 @@ class Room:
         try:
             await self._disk.hold(self._config.space.held_bytes)
         except BookieStorageError as error:
-            logger.warning("cannot reserve space: %s", error)
+            logger.warning(
+                "cannot reserve space: %s; to do: see to the disk; the bookie keeps less in "
+                "reserve until then",
+                error,
+            )
 
 
 def run_room_bytes(run: FrameRun) -> int:

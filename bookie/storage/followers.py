@@ -26,6 +26,9 @@ class Followers:
 
         return end
 
+    def __len__(self) -> int:
+        return sum(map(len, self._callbacks.values()))
+
     def ledgers(self) -> KeysView[int]:
         """Return the ledgers that are followed."""
         return self._callbacks.keys()

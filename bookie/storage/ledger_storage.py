@@ -145,7 +145,10 @@ class LedgerStorage:
                 await self.core.log.commits.flush()
             await self.writes.finish()
         except BookieError as error:
-            logger.warning("closing after a failure: %s", error)
+            logger.warning(
+                "closing after a failure: %s; to do: nothing more than for the failure told before",
+                error,
+            )
         finally:
             self._timers.close()
             await self._tasks.aclose()

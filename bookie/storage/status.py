@@ -48,6 +48,10 @@ class StorageStats:
     """Entries that are known to be damaged, and not repaired yet."""
     repaired_entry_count: int
     """Entries repaired since the start."""
+    overloaded_count: int
+    """Writes refused because too many bytes were in flight."""
+    full_count: int
+    """Writes refused for want of space."""
 
 
 class StorageStatus:
@@ -96,6 +100,8 @@ class StorageStatus:
             failed=self._has_failed,
             damaged_entry_count=core.damage.entry_count,
             repaired_entry_count=core.damage.repaired_count,
+            overloaded_count=self._room.overloaded_count,
+            full_count=self._room.full_count,
         )
 
     def check_open(self) -> None:
@@ -123,7 +129,11 @@ class StorageStatus:
         try:
             self._room.look()
         except BookieStorageError as error:
-            logger.warning("cannot determine the free space of the disk: %s", error)
+            logger.warning(
+                "cannot determine the free space of the disk: %s; to do: see that the data folder "
+                "is mounted; until then the last figure counts",
+                error,
+            )
             self._timers.call_later(self._check_interval_s, self.look)
         if self.is_read_only:
             self._timers.call_later(self._check_interval_s, self.look)
@@ -146,7 +156,11 @@ class StorageStatus:
         if self.is_closed:
             return
         self._has_failed = True
-        logger.error("the entry log failed, nothing will be written any more: %s", error)
+        logger.error(
+            "the entry log failed, nothing will be written any more: %s; to do: replace the disk "
+            "if it is broken, and start the bookie again",
+            error,
+        )
         self._update_state()
 
     async def aclose(self) -> None:

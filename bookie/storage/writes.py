@@ -6,7 +6,6 @@ add called before a fence is in the log before the fence, and an add called afte
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,11 +15,14 @@ from bookie.ledger_state import check_id
 from bookie.space.budget import Claim
 from bookie.space.room import run_room_bytes
 from bookie.storage.held_entries import HeldEntries
+from dlcore.base.background import failed
 from dlcore.base.errors import BadRequestError, BookieError, EntryTooLargeError, LedgerFencedError
 from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.wire.digest import decode_frame, following_frames
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bookie.config import StorageConfig
     from bookie.ledger_state import LedgerState
     from bookie.membership.given_ids import GivenIds
@@ -70,9 +72,7 @@ class Writes:
         try:
             return self._add_entry(frame, is_recovery=is_recovery)
         except BookieError as error:
-            refusal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            refusal.set_exception(error)
-            return refusal
+            return failed(error)
 
     def add_run(self, run: FrameRun) -> asyncio.Future[None] | None:
         """Accept new entries of a ledger all together; the future is done when all are durable.

@@ -127,7 +127,12 @@ class Compactor:
                 logger.info("not compacted file=%s: %s", file_name(load.number), reason)
             except BookieStorageError as error:
                 self._core.log.commits.check()
-                logger.warning("left alone file=%s: %s", file_name(load.number), error)
+                logger.warning(
+                    "left alone file=%s: %s; to do: nothing, scrubbing finds damage; its space is "
+                    "not regained until it can be read",
+                    file_name(load.number),
+                    error,
+                )
                 report.files_left_alone.append(load.number)
         return report
 

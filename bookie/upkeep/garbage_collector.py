@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ from dlcore.base.errors import (
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.metadata.binding import read_binding
+from dlcore.metadata.binding import Restored, read_binding
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, decode_or_tell
 
@@ -83,10 +84,12 @@ class GarbageCollector:
         """Run one pass.
 
         Raises:
-            CorruptMetadataError: the metadata is of another cluster, or older than the data.
+            CorruptMetadataError: the metadata is of another cluster, was imported, or is older than
+                the data.
             MetadataError: the store did not answer; nothing was dropped because of this pass.
         """
         await self._check_identity()
+        await self._check_restored()
         await self._check_metadata_is_not_older()
         path = self._paths.garbage_release(self._bookie.name)
         release = await self._store.get(path)
@@ -113,6 +116,24 @@ class GarbageCollector:
         if node is None or decode(BookieCookie, node.value, source=path).bookie != self._bookie:
             raise CorruptMetadataError(
                 f"{path} is not the cookie of bookie {self._bookie}: no ledger counts as deleted"
+            )
+
+    async def _check_restored(self) -> None:
+        """Refuse metadata that was imported, until an operator accepts it.
+
+        Ledgers that were made after the export would look deleted, and so would copies that repairs
+        made after it on bookies which the export does not name.
+        """
+        path = self._paths.restored
+        node = await self._store.get(path, fresh=True)
+        if node is not None:
+            since = datetime.fromtimestamp(
+                decode(Restored, node.value, source=path).exported_ms / 1000, UTC
+            )
+            raise CorruptMetadataError(
+                f"the metadata was imported, as it was at {since:%Y-%m-%dT%H:%M:%SZ}: no ledger "
+                "counts as deleted; when dlog log inspect and dlog ledger check find what they "
+                "should, dlog metadata accept lets bookies delete again"
             )
 
     async def _check_metadata_is_not_older(self) -> None:

@@ -59,6 +59,14 @@ class Upkeep:
         self._garbage_lock = asyncio.Lock()
         self._compaction_lock = asyncio.Lock()
         self._scrub_lock = asyncio.Lock()
+        self._scrubbed_ms = clock.now_ms()
+        self.freed_bytes = 0
+        """Bytes that garbage collection and compaction have freed."""
+
+    @property
+    def scrub_age_s(self) -> float:
+        """The seconds since the last pass of scrubbing ended; without one, since the start."""
+        return max(0, self._clock.now_ms() - self._scrubbed_ms) / 1000
 
     def configure(self, config: StorageConfig) -> None:
         """Apply another configuration, also to passes in progress."""
@@ -91,7 +99,11 @@ class Upkeep:
                 is_released=is_released,
             )
             if verdict.held:
-                logger.warning("garbage collection is held back: %s", verdict.held)
+                logger.warning(
+                    "garbage collection is held back: %s; to do: see whether ledgers were deleted "
+                    "by accident; if all is right, dlog bookie collect NAME",
+                    verdict.held,
+                )
             deleted = set()
             for ledger_id in sorted(verdict.deleted):
                 async with confirm(ledger_id) as is_certain:
@@ -100,6 +112,7 @@ class Upkeep:
                         deleted.add(ledger_id)
             self._core.damage.forget_ledgers(deleted)
             dropped = await self._core.files.drop_dead()
+            self.freed_bytes += sum(dropped.values())
         return GarbageReport(
             ledgers_seen=len(seen),
             ledgers_deleted=len(deleted),
@@ -123,6 +136,7 @@ class Upkeep:
             self._core.log.commits.check()
             await self._scrubber.mend_footers()
             report = await self._compactor.run()
+        self.freed_bytes += report.bytes_freed
         self._status.look()  # the pass may have freed space
         return report
 
@@ -130,7 +144,9 @@ class Upkeep:
         """Read and verify all stored data once."""
         self._status.check_open()
         async with self._scrub_lock:
-            return await self._scrubber.run()
+            report = await self._scrubber.run()
+            self._scrubbed_ms = self._clock.now_ms()
+            return report
 
     def _room_for_copies(self) -> int:
         """Return the bytes that compaction may write now: the free space above its floor."""

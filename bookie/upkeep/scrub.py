@@ -122,7 +122,12 @@ class Scrubber:
             file = self._core.disk.open(file_name(number))
         except BookieStorageError as error:
             if number in self._core.files:
-                logger.error("cannot scrub file=%s: %s", file_name(number), error)  # noqa: TRY400
+                logger.error(  # noqa: TRY400  not ours
+                    "cannot scrub file=%s: %s; to do: see to the disk and its mount; the entries "
+                    "of the file cannot be read",
+                    file_name(number),
+                    error,
+                )
                 report.damaged_files.append(number)
             return
         damaged = report.damaged_records
@@ -130,7 +135,11 @@ class Scrubber:
         try:
             is_whole = await scrub(number, file, report)
         except BookieStorageError as error:
-            logger.warning("scrubbing file=%s: %s", file_name(number), error)
+            logger.warning(
+                "scrubbing file=%s: %s; to do: see to the disk; the next pass tries the file again",
+                file_name(number),
+                error,
+            )
         finally:
             file.close()
         report.files_scrubbed += 1
@@ -147,7 +156,11 @@ class Scrubber:
         try:
             footer = await self._core.handles.read_footer(number)
         except BookieStorageError as error:
-            logger.warning("scrubbing: %s", error)
+            logger.warning(
+                "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to the "
+                "disk if this comes again",
+                error,
+            )
         if number not in self._core.files:
             return True
         if footer is not None:
@@ -175,7 +188,11 @@ class Scrubber:
             return decode_file_header(view, number=number, owner=self._owner)
         except BookieStorageError as error:
             if number in self._core.files:
-                logger.warning("scrubbing: %s", error)
+                logger.warning(
+                    "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to "
+                    "the disk if this comes again",
+                    error,
+                )
                 self._core.damage.note_header(number)
             return None
 
@@ -202,7 +219,11 @@ class Scrubber:
             try:
                 data = await file.read(position, size)
             except BookieStorageError as error:
-                logger.warning("scrubbing: %s", error)
+                logger.warning(
+                    "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to "
+                    "the disk if this comes again",
+                    error,
+                )
                 position = await self._scrub_unreadable(file, part, position, size, report)
                 continue
             stop, cut_bytes = await self._core.disk.compute(_walk, part, data, position)
@@ -234,7 +255,12 @@ class Scrubber:
     def _note_damaged_record(self, part: _Part, position: int) -> int:
         """Note the damaged record at `position`; return the offset of the next known one."""
         number = part.header.number
-        logger.error("the record at offset %d of %s is damaged", position, file_name(number))
+        logger.error(
+            "the record at offset %d of %s is damaged; to do: nothing, a copy of another bookie "
+            "replaces its entry; replace the disk if this comes again",
+            position,
+            file_name(number),
+        )
         self._core.log.roll_from(number)
         columns = part.columns()
         if columns is None:
@@ -273,9 +299,17 @@ class Scrubber:
             self._core.handles.let_go(number)
             await self._core.handles.read_footer(number)
         except BookieStorageError as error:
-            logger.warning("cannot make the footer of %s again: %s", file_name(number), error)
+            logger.warning(
+                "cannot make the footer of %s again: %s; to do: free space, or see to the disk; "
+                "the next pass tries again",
+                file_name(number),
+                error,
+            )
             return
-        logger.warning("made the footer of %s again", file_name(number))
+        logger.warning(
+            "made the footer of %s again; to do: nothing, but replace the disk if this comes often",
+            file_name(number),
+        )
         self._core.damage.footer_is_whole(number)
         report.footers_made_again += 1
 
@@ -293,7 +327,11 @@ def _walk(part: _Part, view: memoryview, offset: int) -> tuple[int, int]:
             if part.index is not None:
                 each.take_into(part.index)
     except BookieStorageError as error:
-        logger.warning("scrubbing: %s", error)  # a record of a type that this version never writes
+        logger.warning(
+            "scrubbing: %s; to do: nothing, what is damaged is told and repaired; see to the "
+            "disk if this comes again",
+            error,
+        )  # a record of a type that this version never writes
     return records.position, records.cut_bytes
 
 

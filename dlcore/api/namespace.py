@@ -211,6 +211,19 @@ class Namespace(AsyncClosing):
         """
         self._unsupported("survey_logs")
 
+    async def grant(
+        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
+    ) -> list[tuple[bytes, ...]]:
+        """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
+
+        A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
+        from bookies that take capabilities.  They are secrets: they give their rights to everybody
+        who has them, for `lifetime_s` seconds, at most a day.
+
+        Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
+        """
+        self._unsupported("grant")
+
     @abstractmethod
     async def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
         """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""
@@ -315,6 +328,36 @@ class Namespace(AsyncClosing):
         """
         self._unsupported("list_commits")
 
+    # Access
+
+    @abstractmethod
+    async def get_access_rules(self) -> list[str]:
+        """Return the rules of access, as texts, in the order in which they were added.
+
+        A rule says what callers of proxies may do: docs/security.md.  Without any they may do
+        everything.  Clients that reach the metadata store and the bookies are bound by none.
+
+        Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.
+        """
+
+    @abstractmethod
+    async def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Remove rules, then add others, in one step; return all rules.
+
+        Proxies follow within seconds, and end streams that lost their right.
+
+        Args:
+            add: texts of rules, as ``allow user:alice read,append prefix pay/``.
+            remove: texts of rules that are there.
+
+        Raises:
+            ConfigurationError: a text is no rule, one to remove is not there, or there are too
+                many.
+            MetadataError; AccessDeniedError: as for `get_access_rules`.
+        """
+
     # The cluster
 
     def get_statistics(self) -> NamespaceStatistics:
@@ -323,6 +366,15 @@ class Namespace(AsyncClosing):
         Raises: UnsupportedError over proxies.
         """
         self._unsupported("get_statistics")
+
+    def get_collector(self) -> Any:
+        """Return the metrics of this client, for a registry of `prometheus_client`.
+
+        The registry asks it at each scrape, in any thread; a closed namespace has no samples.
+
+        Raises: UnsupportedError over proxies, which have metrics themselves.
+        """
+        self._unsupported("get_collector")
 
     async def get_bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are registered now.

@@ -9,9 +9,11 @@ from dlcore.base.errors import InvalidNamespaceUriError, UnsupportedError
 from dlcore.base.extras import missing_packages_explained
 
 if TYPE_CHECKING:
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.api.namespace import Namespace
+    from dlcore.backends.flight.bearer import Token
     from dlcore.base.config import LedgerClientConfig, LogConfig
-    from dlcore.base.tls import TlsFiles
 
 
 def is_endpoint(uri: str) -> bool:
@@ -27,6 +29,10 @@ async def open_namespace(
     create: bool = False,
     client_id: str | None = None,
     tls: TlsFiles | None = None,
+    zookeeper: ZooKeeperAccess | None = None,
+    token: Token | None = None,
+    capabilities: bool = False,
+    encryption_keys: str | None = None,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     connect_timeout_s: float = SESSION_TIMEOUT_S,
     patience_s: float | None = None,
@@ -47,6 +53,15 @@ async def open_namespace(
         tls: certificates for connections to bookies, which are not encrypted without them; over
             proxies, the trusted authorities and the client's own certificate, without which the
             system's authorities are trusted.
+        zookeeper: certificates and user for the metadata store.  Not over proxies.
+        token: proves to proxies who calls: a signed token, or a function that returns the present
+            one.  It is called on the event loop at the first call, shortly before the token
+            expires, and when a proxy has refused it.  Only over proxies.
+        capabilities: present capabilities to bookies, in place of a certificate; this client signs
+            them with the cluster's key, which it must be allowed to read.  Not over proxies.
+        encryption_keys: file with the keys that encrypt and decrypt records of encrypted logs, or
+            ``command:…`` that prints them (docs/security.md).  Not over proxies, which have keys
+            of their own.
         session_timeout_s: after this long without contact to the metadata store this client loses
             its locks.
         connect_timeout_s: how long to wait for the first connection to the metadata store.
@@ -55,13 +70,21 @@ async def open_namespace(
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
         MetadataConnectionError: no answer from the metadata store.
-        ConfigurationError: there is no namespace at that path, or `tls` does not fit the endpoint.
+        ConfigurationError: there is no namespace at that path, `tls` does not fit the endpoint, or
+            there are no keys at `encryption_keys`.
         UnsupportedError: an argument is of the other kind of URI.
     """
     if not isinstance(uri, str):
         raise InvalidNamespaceUriError(f"{uri!r}: expected a URI as text")
     if is_endpoint(uri):
-        given = {"client_config": client_config, "client_id": client_id, "create": create or None}
+        given = {
+            "client_config": client_config,
+            "client_id": client_id,
+            "create": create or None,
+            "zookeeper": zookeeper,
+            "capabilities": capabilities or None,
+            "encryption_keys": encryption_keys,
+        }
         for argument, value in given.items():
             if value is not None:
                 raise UnsupportedError(
@@ -71,7 +94,9 @@ async def open_namespace(
         from dlcore.backends.flight import namespace as flight
 
         patience_s = flight.PATIENCE_S if patience_s is None else patience_s
-        return await flight.open_namespace(uri, patience_s=patience_s, tls=tls, config=config)
+        return await flight.open_namespace(
+            uri, patience_s=patience_s, tls=tls, token=token, config=config
+        )
     scheme, separator, _ = uri.partition("://")
     if separator and not scheme.lower().startswith("distributedlog"):
         raise InvalidNamespaceUriError(
@@ -80,6 +105,10 @@ async def open_namespace(
         )
     if patience_s is not None:
         raise UnsupportedError(f"{uri}: patience_s={patience_s!r} is for proxies, at grpc://…")
+    if token is not None:
+        raise UnsupportedError(f"{uri}: a token is for proxies, at grpc://…")
+    from dlcore.access.zookeeper import EVERYBODY
+
     with missing_packages_explained():
         from dlcore.backends.direct import namespace as direct  # loads kazoo
 
@@ -90,6 +119,9 @@ async def open_namespace(
         create=create,
         client_id=client_id,
         tls=tls,
+        zookeeper=zookeeper or EVERYBODY,
+        capabilities=capabilities,
+        encryption_keys=encryption_keys,
         session_timeout_s=session_timeout_s,
         connect_timeout_s=connect_timeout_s,
     )

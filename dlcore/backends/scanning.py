@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlcore.access.holding import CarriedPurse
+from dlcore.access.zookeeper import EVERYBODY
 from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.backends.direct.scanning import scan_part
 from dlcore.backends.opening import is_endpoint
@@ -22,13 +24,19 @@ from dlcore.base.errors import (
     BookieUnavailableError,
 )
 from dlcore.ledger.client import LedgerClient
+from dlcore.log.cold.reading import ColdLedgers
+from dlcore.log.reading.scan_driver import by_entry
 
 if TYPE_CHECKING:
+    from dlcore.access.encryption_keys import EncryptionKeys
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.backends.flight.bearer import Token
     from dlcore.backends.flight.namespace import FlightNamespace
     from dlcore.base.ids import BookieId
-    from dlcore.base.tls import TlsFiles
     from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import ScanBatch, ScanRange
+    from dlcore.log.reading.scan_run import ScanRun
 
 _Closer = Callable[[], Coroutine[Any, Any, None]]
 
@@ -37,27 +45,58 @@ class ScanClients:
     """Connections for scans, kept from one scan to the next; used on one event loop."""
 
     def __init__(
-        self, config: LedgerClientConfig | None = None, *, tls: TlsFiles | None = None
+        self,
+        config: LedgerClientConfig | None = None,
+        *,
+        tls: TlsFiles | None = None,
+        token: Token | None = None,
+        zookeeper: ZooKeeperAccess | None = None,
+        encryption_keys: str | None = None,
     ) -> None:
         self._config = config or LedgerClientConfig()
         self._tls = tls
+        self._token = token
+        self._zookeeper = zookeeper or EVERYBODY
+        self._keys_at = encryption_keys
+        self._keys: EncryptionKeys | None = None
         self._addresses: dict[BookieId, str] = {}
-        self._clients: dict[str, LedgerClient] = {}
-        self._namespaces: dict[str, DirectNamespace] = {}
+        self._purse = CarriedPurse()
+        self._cold = ColdLedgers()
+        # With and without capabilities: a range without them does not use those of another.
+        self._clients: dict[tuple[str, bool], LedgerClient] = {}
+        self._namespaces: dict[tuple[str, bool], DirectNamespace] = {}
         self._endpoints: dict[str, FlightNamespace] = {}
         self._opening = asyncio.Lock()
         self._closers: list[_Closer] = []
 
     def client_of(self, cluster_id: str, addresses: Mapping[BookieId, str]) -> LedgerClient:
         """Return a client that needs only ledger metadata; it uses the latest addresses."""
+        return self._client_of(cluster_id, addresses, None)
+
+    def carrying_client_of(
+        self, cluster_id: str, addresses: Mapping[BookieId, str], capabilities: Sequence[bytes]
+    ) -> LedgerClient:
+        """Return one that presents these capabilities, and the last ones that others brought."""
+        self._purse.learn(capabilities)
+        return self._client_of(cluster_id, addresses, self._purse)
+
+    def _client_of(
+        self, cluster_id: str, addresses: Mapping[BookieId, str], purse: CarriedPurse | None
+    ) -> LedgerClient:
+        from dlcore.access.tls_in_use import TlsInUse
         from dlcore.transport.client import WireBookieClient
 
         self._addresses.update(addresses)
-        client = self._clients.get(cluster_id)
+        key = (cluster_id, purse is None)
+        client = self._clients.get(key)
         if client is None:
             clock = SystemClock()
             bookies = WireBookieClient(
-                self._resolve, cluster_id=cluster_id, config=self._config, tls=self._tls
+                self._resolve,
+                cluster_id=cluster_id,
+                config=self._config,
+                tls=TlsInUse.of(self._tls),
+                purse=purse,
             )
             client = LedgerClient(
                 ledger_store=None,
@@ -66,8 +105,9 @@ class ScanClients:
                 config=self._config,
                 clock=clock,
                 rng=random.Random(clock.new_token()),
+                cold=self._cold,
             )
-            self._clients[cluster_id] = client
+            self._clients[key] = client
             self._closers += [client.aclose, bookies.aclose]
         return client
 
@@ -81,13 +121,41 @@ class ScanClients:
 
     async def fresh_context(self, uri: str) -> LogContext:
         """Return the adapters of the namespace at `uri`, to read the current metadata."""
+        return await self._context_of(uri, signs=False)
+
+    async def signing_context(self, uri: str) -> LogContext:
+        """Return those of a namespace that signs capabilities: none of a plan is for other ledgers.
+
+        It can only be opened by who may read the cluster's keys.
+        """
+        return await self._context_of(uri, signs=True)
+
+    async def _context_of(self, uri: str, *, signs: bool) -> LogContext:
         async with self._opening:  # many scans may fail at once
-            namespace = self._namespaces.get(uri)
+            namespace = self._namespaces.get((uri, signs))
             if namespace is None:
-                namespace = await open_namespace(uri, client_config=self._config, tls=self._tls)
-                self._namespaces[uri] = namespace
+                namespace = await open_namespace(
+                    uri,
+                    client_config=self._config,
+                    tls=self._tls,
+                    zookeeper=self._zookeeper,
+                    capabilities=signs,
+                )
+                self._namespaces[uri, signs] = namespace
                 self._closers.append(namespace.aclose)
             return namespace.log_context
+
+    async def encryption_keys(self) -> EncryptionKeys | None:
+        """Return the keys of encrypted logs, read at the first call; None if none were named."""
+        if self._keys_at is None:
+            return None
+        async with self._opening:
+            if self._keys is None:
+                from dlcore.access.encryption_keys import EncryptionKeys
+
+                self._keys = await EncryptionKeys.open(self._keys_at)
+                self._closers.append(self._keys.aclose)
+            return self._keys
 
     async def proxies(self, endpoint: str) -> FlightNamespace:
         """Return the namespace of the proxies at an endpoint."""
@@ -95,7 +163,8 @@ class ScanClients:
         if namespace is None:
             from dlcore.backends.flight.namespace import open_namespace as open_proxies
 
-            namespace = self._endpoints[endpoint] = await open_proxies(endpoint, tls=self._tls)
+            namespace = await open_proxies(endpoint, tls=self._tls, token=self._token)
+            self._endpoints[endpoint] = namespace
             self._closers.append(namespace.aclose)
         return namespace
 
@@ -103,6 +172,7 @@ class ScanClients:
         """Close every connection."""
         closers, self._closers = self._closers, []
         self._clients, self._namespaces, self._endpoints = {}, {}, {}
+        self._keys = None
         async with AsyncExitStack() as steps:  # even if one of them fails
             for closer in reversed(closers):
                 steps.push_async_callback(closer)
@@ -115,6 +185,9 @@ async def scan(
     config: LedgerClientConfig | None = None,
     clients: ScanClients | None = None,
     tls: TlsFiles | None = None,
+    token: Token | None = None,
+    zookeeper: ZooKeeperAccess | None = None,
+    encryption_keys: str | None = None,
 ) -> AsyncGenerator[ScanBatch, None]:
     """Yield the records of `scans`, in order, one `ScanBatch` per entry.
 
@@ -126,32 +199,50 @@ async def scan(
         config: configuration of the client of bookies.
         clients: connections to use, which stay open; by default new ones, closed at the end.
         tls: certificates for new connections; None: no encryption.
+        token: proves to proxies who calls, as for `open_namespace`.
+        zookeeper: certificates and user for the metadata store.
+        encryption_keys: the keys of encrypted logs, as for `open_namespace`.
 
     Raises:
+        EncryptionKeyError: a log is encrypted, and its key is not among these.
         LedgerReadError: no replica of an entry is readable.
         AlreadyTruncatedError: records of the range were truncated, or the log was deleted, since
             the scan was planned.  Detected only with `uri`.
     """
     own = clients is None
-    clients = clients or ScanClients(config, tls=tls)
+    clients = clients or ScanClients(
+        config, tls=tls, token=token, zookeeper=zookeeper, encryption_keys=encryption_keys
+    )
     try:
-        for part in scans:
-            if uri is not None and is_endpoint(uri):
-                scanning = (await clients.proxies(uri)).scan(part)
-            else:
-                scanning = _scan_bookies(part, uri, clients)
-            async with aclosing(scanning) as batches:
-                async for batch in batches:
-                    yield batch
+        async with aclosing(by_entry(scan_runs(scans, uri=uri, clients=clients))) as batches:
+            async for batch in batches:
+                yield batch
     finally:
         if own:
             await clients.aclose()
 
 
+async def scan_runs(
+    scans: Sequence[ScanRange], *, uri: str | None, clients: ScanClients
+) -> AsyncGenerator[ScanRun, None]:
+    """Yield the records of `scans`, in order, many entries at a time.  Raises: as `scan`."""
+    for part in scans:
+        if uri is not None and is_endpoint(uri):
+            scanning = (await clients.proxies(uri)).scan_runs(part)
+        else:
+            scanning = _scan_bookies(part, uri, clients, await clients.encryption_keys())
+        async with aclosing(scanning) as runs:
+            async for run in runs:
+                yield run
+
+
 def _scan_bookies(
-    part: ScanRange, uri: str | None, clients: ScanClients
-) -> AsyncGenerator[ScanBatch, None]:
-    ledgers = clients.client_of(part.cluster_id, part.addresses)
-    if uri is None:
-        return scan_part(part, ledgers, None)
-    return scan_part(part, ledgers, partial(clients.fresh_context, uri))
+    part: ScanRange, uri: str | None, clients: ScanClients, keys: EncryptionKeys | None
+) -> AsyncGenerator[ScanRun, None]:
+    place = part.cluster_id, part.addresses
+    if part.capabilities:
+        ledgers = clients.carrying_client_of(*place, part.capabilities)
+        context_of = clients.signing_context
+    else:
+        ledgers, context_of = clients.client_of(*place), clients.fresh_context
+    return scan_part(part, ledgers, None if uri is None else partial(context_of, uri), keys)

@@ -38,7 +38,10 @@ async def outcome_of(future: asyncio.Future[T]) -> T:
         except asyncio.CancelledError:
             future.add_done_callback(_retrieve)
             raise
-    return future.result()
+    try:
+        return future.result()
+    finally:
+        del future  # its error refers to this frame: only Python's collector would free both
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
@@ -103,10 +106,30 @@ async def all_of(*works: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     results = await asyncio.gather(*works, return_exceptions=True)
     errors = [each for each in results if isinstance(each, BaseException)]
     for error in errors[1:]:
-        logger.warning("beside the error that is raised: %s: %s", type(error).__name__, error)
+        logger.warning(
+            "beside the error that is raised: %s: %s; to do: as for the error that is raised",
+            type(error).__name__,
+            error,
+        )
     if errors:
         raise errors[0]
     return tuple(results)
+
+
+async def together(*works: Coroutine[Any, Any, T]) -> tuple[T, ...]:
+    """Run all at once; if one fails, or the caller is cancelled, the others are cancelled.
+
+    They have ended when this call raises: `asyncio.gather` leaves them running.
+
+    Raises:
+        The error of the first that fails.
+    """
+    tasks = [asyncio.get_running_loop().create_task(work) for work in works]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    except BaseException:
+        await end_tasks(*tasks)
+        raise
 
 
 class BackgroundTasks:
@@ -187,3 +210,14 @@ def refuse(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # else asyncio would log it as never retrieved
+
+
+def failed(error: BaseException) -> asyncio.Future[Any]:
+    """Return a future that has failed with an error that the caller expected and caught.
+
+    Without its traceback: this refers to the frames of the caller and of its callers, which may
+    have the future in a variable, and only Python's collector frees such a cycle.
+    """
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(error.with_traceback(None))
+    return future

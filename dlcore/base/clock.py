@@ -20,8 +20,13 @@ class Clock(Protocol):
 
 
 def steady_s() -> float:
-    """Return seconds that never go back, for callers without an event loop, such as a log."""
+    """Return seconds that never go back, in the finest steps: a loop may count milliseconds."""
     return time.monotonic()
+
+
+def wall_s() -> float:
+    """Return the seconds since 1970 by the machine's clock, which may be set back."""
+    return SystemClock().now_ms() / 1000
 
 
 class SystemClock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, wraps
 from numbers import Integral, Real
@@ -343,6 +344,9 @@ class LogConfig(ShownFields):
     """Compression of Arrow's buffers in entries: none, lz4 or zstd.  With auto, entries of typed
     logs from 32 KiB on use lz4, and byte logs use none.  An entry that becomes less than an eighth
     smaller is stored uncompressed."""
+    encrypted: bool = False
+    """Whether records are encrypted before they are sent to bookies, with the keys of
+    `open_namespace(encryption_keys=…)`; a writer without keys is refused (docs/security.md)."""
     lock_enabled: bool = True
     """Whether writers take the log's lock; without it only fencing excludes a second writer."""
     lock_timeout_s: float = 20.0
@@ -427,12 +431,21 @@ class LogSettings(
     """As in `LogConfig`; None: the value of the writer's own configuration."""
     compression: str | None = None
     """As in `LogConfig`; None: the value of the writer's own configuration."""
+    encrypted: bool | None = None
+    """As in `LogConfig`; None: the value of the writer's own configuration."""
 
     retention_s: float | None = None
     """Records older than this are removed, also from a log without a writer; None: they stay.  A
     whole segment is removed when its last record is old enough."""
     explicit_truncation: bool = False
     """With `retention_s`: only truncated records are removed, once they are old enough."""
+
+    tier: str | None = None
+    """Where completed segments go as Parquet objects: ``s3://bucket/folder``, or ``file:///folder``
+    on a cluster of one host; None: they stay on bookies.  A log that is encrypted stays there."""
+    tier_after_s: float | None = None
+    """With `tier`: how old a segment's last record is when the segment goes there; None: an hour.
+    """
 
     mode: str = "any"
     """Which programs may open writers from now on: ``direct``: programs with access to bookies;
@@ -447,12 +460,41 @@ class LogSettings(
             value=self.mode,
             rule="expected direct, proxied or any",
         )
+        require_bounded("tier_after_s", self.tier_after_s)
+        require(
+            condition=self.tier_after_s is None or self.tier_after_s >= 0,
+            key="tier_after_s",
+            value=self.tier_after_s,
+            rule="expected seconds >= 0, or nothing: an hour",
+        )
+        require(
+            condition=self.tier is None or _TIER.fullmatch(self.tier) is not None,
+            key="tier",
+            value=self.tier,
+            rule="expected s3://bucket/folder or file:///folder, without a slash at the end",
+        )
+        require(
+            condition=self.tier is None or not self.encrypted,
+            key="tier",
+            value=self.tier,
+            rule="expected none with encrypted=True: an encrypted log stays on bookies",
+        )
         require(
             condition=self.retention_s is None or self.retention_s > 0,
             key="retention_s",
             value=self.retention_s,
             rule="expected seconds > 0, or nothing: records stay",
         )
+
+    @property
+    def cold_after_s(self) -> float:
+        """`tier_after_s`, or its default."""
+        return 3600.0 if self.tier_after_s is None else self.tier_after_s
+
+    @property
+    def needs_visits(self) -> bool:
+        """Whether workers look at the log from time to time."""
+        return self.retention_s is not None or self.tier is not None
 
     def require_mode(self, log: str, *, proxied: bool) -> None:
         """Raise `LogModeError` if the log's mode forbids a writer of this kind."""
@@ -491,6 +533,7 @@ class LogSettings(
             raise ConfigurationError(f"a log's settings {dict(values)!r}: {error}") from error
 
 
+_TIER = re.compile(r"(?:s3://[a-z0-9][a-z0-9.-]+|file://)(?:/(?!\.\.?(?:/|$))[\w.=+-]+)+", re.ASCII)
 SESSION_TIMEOUT_S = 10.0
 """After this long without contact the metadata store removes a client's ephemeral nodes."""
-_OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression")
+_OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression", "encrypted")

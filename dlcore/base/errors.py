@@ -8,8 +8,9 @@ whether the same call may succeed later without a change by the caller.
     │   ├── InvalidLogNameError
     │   ├── InvalidNamespaceUriError
     │   ├── UnsupportedError            proxies do not offer it, or only proxies do
-    │   ├── UnknownActionError          a proxy has no action of that name
-    │   └── UncheckedTokenError         a call had a token, but proxies check no tokens
+    │   └── UnknownActionError          a proxy has no action of that name
+    ├── UnauthenticatedError            the caller did not prove who it is
+    ├── AccessDeniedError               the caller has no right to it
     ├── AlreadyClosedError              the object was closed by its owner
     ├── MetadataError                   the metadata store
     │   ├── MetadataConnectionError     no answer: the operation may or may not have happened
@@ -31,13 +32,15 @@ whether the same call may succeed later without a change by the caller.
     │   ├── WrongIncarnationError       another (perhaps empty) bookie answers at that address
     │   ├── DigestMismatchError         bytes do not match their checksum
     │   ├── EntryTooLargeError
-    │   └── BadRequestError
+    │   ├── BadRequestError
+    │   └── BookieAccessDeniedError     no certificate, and no capability for the request
     ├── LedgerError                     a replicated ledger as a whole
     │   ├── LedgerNotFoundError
     │   ├── LedgerExistsError
     │   ├── LedgerClosedError
     │   ├── LedgerRecoveryError         recovery got an unknown answer, and stopped
     │   ├── LedgerReadError             no replica of an entry that must exist is readable
+    │   ├── ObjectStoreError            a store of cold ledgers gave no answer, or another object
     │   ├── NotEnoughBookiesError
     │   └── DecommissionError           ledgers still need the bookie, or it runs
     └── LogError                        a log
@@ -65,6 +68,7 @@ whether the same call may succeed later without a change by the caller.
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
         ├── InvalidEntryError           an entry's body is not in a log writer's format
+        ├── EncryptionKeyError          the key of an encrypted log is not among the client's
         ├── AppendAbortedError          a staged append can no longer commit
         ├── DuplicateAppendError        appends of one identity and version overlapped
         ├── AppendSupersededError       a later run of the appender appends this version
@@ -103,7 +107,7 @@ class InvalidNamespaceUriError(ConfigurationError):
 
 
 class UnsupportedError(ConfigurationError):
-    """Proxies do not offer an operation or an argument, or only proxies do."""
+    """Proxies do not offer it, or only proxies do, or a feature that it needs is not finalized."""
 
     code = 606
 
@@ -114,10 +118,16 @@ class UnknownActionError(ConfigurationError):
     code = 605
 
 
-class UncheckedTokenError(ConfigurationError):
-    """A call had a token, but proxies check no tokens: the token would protect nothing."""
+class UnauthenticatedError(DLError):
+    """The caller did not prove who it is: its token is refused or has expired, or it has none."""
 
     code = 401
+
+
+class AccessDeniedError(DLError):
+    """The caller is known, and has no right to what it asked for; the message names both."""
+
+    code = 403
 
 
 class AlreadyClosedError(DLError):
@@ -256,6 +266,15 @@ class BadRequestError(BookieError):
     code = 710
 
 
+class BookieAccessDeniedError(BookieError):
+    """The connection has neither a certificate nor a capability for the request: nothing is done.
+
+    The message names the ledger, the right that is missing, and why a capability did not give it.
+    """
+
+    code = 711
+
+
 class LedgerError(DLError):
     """A replicated ledger as a whole."""
 
@@ -299,6 +318,13 @@ class LedgerReadError(LedgerError):
     def __init__(self, message: str, *, is_damaged: bool = False) -> None:
         super().__init__(message)
         self.is_damaged = is_damaged
+
+
+class ObjectStoreError(LedgerError):
+    """The store of cold ledgers did not answer, refused, or holds another object than it should."""
+
+    code = 727
+    retriable = True
 
 
 class NotEnoughBookiesError(LedgerError):
@@ -502,6 +528,12 @@ class InvalidEntryError(LogError):
     """An entry's body is not in the format of a log writer."""
 
     code = 520
+
+
+class EncryptionKeyError(LogError):
+    """A log is encrypted, and the key is not among those that this process has."""
+
+    code = 556
 
 
 class AppendAbortedError(LogError):

@@ -25,7 +25,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
         # A client of proxies does without it on purpose; servers are installed with it.
         is_left_out = isinstance(error, ModuleNotFoundError) and error.name == "uvloop"
         level = logging.INFO if is_left_out else logging.WARNING
-        logger.log(level, "asyncio's event loop takes the place of uvloop's: %s", error)
+        logger.log(
+            level,
+            "asyncio's event loop takes the place of uvloop's: %s; to do: install dlog with its "
+            "extra `cluster`; the program is slower until then",
+            error,
+        )
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
 

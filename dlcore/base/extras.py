@@ -2,7 +2,8 @@
 
 A plain installation reads and writes logs over proxies.  `pip install 'distributed-dlog[…]'` adds
 the rest: `cluster` for logs over ZooKeeper and bookies, and for running bookies, `cli` for the
-`dlog` command, and `spark` for the Spark data source.
+`dlog` command, `kafka` for Kafka's protocol at a proxy, `metrics` for a client's metrics, `spark`
+for the Spark data source, and `tier` for logs with cold segments in an object store.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXTRA_OF = {
+    "aiohttp": "cli",
     "click": "cli",
     "crc32c": "cluster",
+    "cryptography": "cluster",
+    "joserfc": "cluster",
     "kazoo": "cluster",
+    "kio": "kafka",
+    "obstore": "tier",
     "pandas": "spark",
+    "prometheus_client": "metrics",
     "pyspark": "spark",
     "rich": "cli",
 }

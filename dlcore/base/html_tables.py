@@ -13,14 +13,20 @@ _FIELDS = ("__struct_fields__", "__dataclass_fields__")
 
 
 class ShownFields:
-    """Shows a dataclass or a struct as a table of its fields."""
+    """Shows a dataclass or a struct as a table of its fields, but not those without `repr`."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
         kind = type(self)
         names = next(filter(None, (getattr(kind, each, ()) for each in _FIELDS)))
-        shown = {name: getattr(self, name) for name in names if not name.startswith("_")}
+        fields = getattr(kind, "__dataclass_fields__", {})
+        left_out = {name for name, field in fields.items() if not field.repr}
+        shown = {
+            name: getattr(self, name)
+            for name in names
+            if not name.startswith("_") and name not in left_out
+        }
         return fields_html(kind.__name__, shown)
 
 

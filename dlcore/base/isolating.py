@@ -57,7 +57,13 @@ class Troubles:
         except _OF_ALL:
             raise
         except DLError as error:
-            logger.warning("%s: %s: %s", what, type(error).__name__, error)
+            logger.warning(
+                "%s: %s: %s; to do: nothing now, the rest goes on; see to the reason if it comes "
+                "again",
+                what,
+                type(error).__name__,
+                error,
+            )
             self.note(what, error)
         except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(what, error)

@@ -9,7 +9,7 @@ from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,25 @@ async def next_configuration(
         try:
             found = await read()
         except ConfigurationError as error:
-            logger.error("the configuration stays as it was: %s", error)  # noqa: TRY400  not ours
+            logger.error(  # noqa: TRY400  not ours
+                "the configuration stays as it was: %s; to do: correct the setting, and send "
+                "SIGHUP again",
+                error,
+            )
             continue
-        logger.warning("the configuration was read again")
+        logger.warning("the configuration was read again; to do: nothing")
         if found != known:
             return found
+        logger.debug("the configuration is the same as before")
+
+
+def tell_left(left: Mapping[str, object], kept: Mapping[str, object]) -> None:
+    """Log the settings that a running program does not take over, and what it keeps of them."""
+    for key, value in left.items():
+        logger.warning(
+            "%s=%s takes effect after a restart, until then %s; to do: restart the process when "
+            "it suits",
+            key,
+            value,
+            kept[key],
+        )

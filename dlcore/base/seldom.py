@@ -8,7 +8,6 @@ the others.  Lines from the same place of the program are of the same kind, what
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -117,11 +116,3 @@ class SeldomHandler(logging.StreamHandler[Any]):
             self._telling.cancel()
         self._tell_left_out(float("inf"))
         super().close()
-
-
-def log_to_stderr() -> None:
-    """Write the log of a server program to standard error."""
-    logging.basicConfig(
-        handlers=[SeldomHandler(sys.stderr)],
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )

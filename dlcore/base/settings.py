@@ -6,8 +6,8 @@ capitals.  All programs also read ``[ledger_client]``, whose settings are not on
 The command line takes precedence over variables, these over the file, and the file over the
 default.  ``--config`` or ``DLOG_CONFIG`` names the file.
 
-A running bookie or auto-recovery reads its file again on SIGHUP, and applies the settings that may
-change.  Without a file, this signal stops it as SIGTERM does.
+A running server reads its file again on SIGHUP, and applies the settings that may change.  Without
+a file, this signal stops it as SIGTERM does.
 
 A wrong key or value is an error that names its place, and what is expected there.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 _Model = TypeVar("_Model")
 TABLES = ("dlog", "bookie", "autorecovery", "proxy", "ledger_client")
 FILE_VARIABLE = "DLOG_CONFIG"
+LOG_FORMATS = ("plain", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOGGER = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 _KIND_NAMES = {
     str: "text",
     Path: "a path",
@@ -53,6 +56,8 @@ class Option:
     text: str = ""
     changes: bool = False
     """Whether a running program applies another value."""
+    live: bool = False
+    """Whether it may be set for a whole cluster, by `dlog cluster settings`."""
 
 
 def read_settings(
@@ -92,10 +97,33 @@ def configuration_file(given: str | None, environment: Mapping[str, str]) -> str
     return given or environment.get(FILE_VARIABLE) or ""
 
 
-def require_log_level(level: str) -> None:
-    """Raise `ConfigurationError` unless `level` is a log level."""
-    if level not in LOG_LEVELS:
-        raise ConfigurationError(f"log_level={level!r}: expected one of {', '.join(LOG_LEVELS)}")
+def log_levels_of(log_level: str) -> dict[str, str]:
+    """Return the level of each logger that a text like ``info,dlcore.proxy=debug`` names.
+
+    The first level is the program's, whose logger has the name "".
+
+    Raises:
+        ConfigurationError: a level or a name is none, comes twice, or the first one is missing.
+    """
+    levels: dict[str, str] = {}
+    for part in log_level.split(","):
+        name, separator, level = part.strip().rpartition("=")
+        is_named = bool(separator) and _LOGGER.fullmatch(name) is not None
+        if level not in LOG_LEVELS or name in levels or is_named != bool(levels):
+            raise ConfigurationError(
+                f"log_level={log_level!r}: expected one of {', '.join(LOG_LEVELS)}, and after it "
+                f"levels of modules, like info,dlcore.proxy=debug; {part!r} does not fit"
+            )
+        levels[name] = level
+    return levels
+
+
+def require_log_format(log_format: str) -> None:
+    """Raise `ConfigurationError` unless `log_format` is one of `LOG_FORMATS`."""
+    if log_format not in LOG_FORMATS:
+        raise ConfigurationError(
+            f"log_format={log_format!r}: expected one of {', '.join(LOG_FORMATS)}"
+        )
 
 
 def variable_of(table: str, key: str) -> str:

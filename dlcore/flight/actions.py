@@ -11,9 +11,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from dlcore.access.rights import Right
 from dlcore.base import errors
 from dlcore.flight import answers, planning, requests
 from dlcore.flight.appends import AppendRequest
+from dlcore.flight.needs import NOTHING, Need, Needs, on_log, on_logs, on_namespace
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
@@ -34,6 +36,7 @@ class Action(Generic[_Request, _Answer]):
         name: its type in Flight's messages.
         request: the body, as JSON.
         answer: the result, as JSON.
+        needs: the rights that it needs.
         text: what it does; clients list the first sentence.
         details: further sentences, for the documentation.
         errors: the errors of its own; every action may also fail as `COMMON_ERRORS`.
@@ -43,6 +46,7 @@ class Action(Generic[_Request, _Answer]):
     name: str
     request: type[_Request]
     answer: type[_Answer]
+    needs: Needs
     text: str
     details: str = ""
     errors: tuple[type[errors.DLError], ...] = ()
@@ -58,10 +62,45 @@ COMMON_ERRORS = (
 _BY_ID = "With `log_id` the action is for this log only, whatever its name is, and may be repeated."
 _LETS_GO = "The proxy lets go of the log before; UNAVAILABLE names another proxy that owns it."
 
+
+def _of_append(request: AppendRequest) -> list[Need]:
+    logs = {each.log: each.log_id for each in request.all_extents()}
+    appended = [Need(Right.APPEND, log, log_id) for log, log_id in logs.items()]
+    return appended + [Need(Right.TRUNCATE, log) for log in request.replaces]
+
+
+def _of_rename(request: requests.RenameRequest) -> tuple[Need, ...]:
+    return (
+        Need(Right.MANAGE, request.log, request.log_id),
+        Need(Right.MANAGE, request.new_name),
+    )
+
+
+def _of_settings(request: requests.SettingsRequest) -> tuple[Need]:
+    right = Right.MANAGE if request.changes else Right.DESCRIBE
+    return (Need(right, request.log, request.log_id),)
+
+
+def _of_stream(request: requests.StreamRequest) -> tuple[Need]:
+    right = Right.APPEND if request.flush else Right.DESCRIBE
+    return (Need(right, request.log, request.log_id),)
+
+
+def _of_places(request: planning.PlacesRequest) -> list[Need]:
+    return [Need(Right.DESCRIBE, each.log, each.log_id) for each in request.searches]
+
+
+_OF_APPEND = Needs("append on each log, truncate on replaced ones", _of_append)
+_OF_RENAME = Needs("manage on the log and on its new name", _of_rename)
+_OF_SETTINGS = Needs("describe on the log, manage with `changes`", _of_settings)
+_OF_STREAM = Needs("describe on the log, append with `flush`", _of_stream)
+_OF_PLACES = Needs("describe on each log", _of_places)
+
 CREATE = Action(
     name="create",
     request=requests.CreateRequest,
     answer=answers.NoAnswer,
+    needs=on_log(Right.MANAGE),
     text="Create a log; with `schema`, an Arrow schema message in base64, a typed one.",
     details="`log_id` is a unique id; repeated with the same id the action succeeds.",
     errors=(errors.LogExistsError, errors.InvalidLogNameError),
@@ -70,6 +109,7 @@ MERGE_SCHEMA = Action(
     name="merge_schema",
     request=requests.SchemaRequest,
     answer=answers.NoAnswer,
+    needs=on_log(Right.MANAGE),
     text="Add columns to a typed log, or widen their types.",
     errors=(errors.LogNotFoundError, errors.SchemaMismatchError),
 )
@@ -77,6 +117,7 @@ COMMIT_APPEND = Action(
     name="commit_append",
     request=AppendRequest,
     answer=answers.CommittedAppend,
+    needs=_OF_APPEND,
     text="Append staged records to their logs, all or nothing, once.",
     details="See [atomic appends](#atomic-appends).",
     errors=(
@@ -96,6 +137,7 @@ ABORT_APPEND = Action(
     name="abort_append",
     request=AppendRequest,
     answer=answers.NoAnswer,
+    needs=_OF_APPEND,
     text="Drop staged records, unless they were committed.",
     answer_s=LONG_ANSWER_S,
 )
@@ -103,6 +145,7 @@ DELETE = Action(
     name="delete",
     request=requests.ChangeRequest,
     answer=answers.NoAnswer,
+    needs=on_log(Right.MANAGE),
     text="Delete a log and its data.",
     details=f"{_BY_ID} {_LETS_GO}",
     errors=(
@@ -117,6 +160,7 @@ RENAME = Action(
     name="rename",
     request=requests.RenameRequest,
     answer=answers.NoAnswer,
+    needs=_OF_RENAME,
     text="Give a log another name.",
     details=f"{_BY_ID} {_LETS_GO}",
     errors=(*DELETE.errors, errors.LogExistsError, errors.InvalidLogNameError),
@@ -126,6 +170,7 @@ SEAL = Action(
     name="seal",
     request=requests.ChangeRequest,
     answer=answers.NoAnswer,
+    needs=on_log(Right.MANAGE),
     text="Let no record follow in a log.",
     details=f"{_BY_ID} {_LETS_GO}",
     errors=(*DELETE.errors, errors.EndOfStreamError),
@@ -135,6 +180,7 @@ SETTINGS = Action(
     name="settings",
     request=requests.SettingsRequest,
     answer=answers.SettingsOfLog,
+    needs=_OF_SETTINGS,
     text="Tell the settings of a log, after changing those in `changes`; null unsets one.",
     details=_BY_ID,
     errors=(errors.LogNotFoundError,),
@@ -143,6 +189,7 @@ TRUNCATE = Action(
     name="truncate",
     request=requests.TruncateRequest,
     answer=answers.TruncatedLog,
+    needs=on_log(Right.TRUNCATE),
     text="Drop the records of a log below a position, a transaction id or a time.",
     details=_BY_ID,
     errors=(errors.LogNotFoundError, errors.LedgerReadError),
@@ -152,6 +199,7 @@ STREAM_END = Action(
     name="stream_end",
     request=requests.StreamRequest,
     answer=answers.StreamEnd,
+    needs=_OF_STREAM,
     text="Tell where the bytes of a stream end.",
     details=f"{_BY_ID} With `flush` its owner first makes durable what it has accepted.",
     errors=(errors.LogNotFoundError, errors.LogElsewhereError, errors.LogModeError),
@@ -161,6 +209,7 @@ OWNER = Action(
     name="owner",
     request=requests.LogRequest,
     answer=answers.LogOwner,
+    needs=on_log(Right.DESCRIBE),
     text="Tell which proxy owns a log, or should own it, and the log's id.",
     details="`log_id` is null if there is no such log.",
     errors=(errors.InvalidLogNameError,),
@@ -169,12 +218,14 @@ LOGS = Action(
     name="logs",
     request=requests.NoRequest,
     answer=answers.OwnedLogs,
+    needs=on_namespace(Right.DESCRIBE),
     text="List the logs that this proxy owns.",
 )
 RELEASE = Action(
     name="release",
     request=requests.LogRequest,
     answer=answers.ReleasedLog,
+    needs=on_log(Right.MANAGE),
     text="Let go of a log.",
     details="A direct writer can take it then.",
     errors=(errors.InvalidLogNameError,),
@@ -184,6 +235,7 @@ DRAIN = Action(
     name="drain",
     request=requests.NoRequest,
     answer=answers.NoAnswer,
+    needs=on_namespace(Right.MANAGE),
     text="Let go of all logs, and take none until `undrain`.",
     details="It answers once this proxy owns nothing.",
     answer_s=DRAIN_ANSWER_S,
@@ -192,6 +244,7 @@ UNDRAIN = Action(
     name="undrain",
     request=requests.NoRequest,
     answer=answers.NoAnswer,
+    needs=on_namespace(Right.MANAGE),
     text="Take logs again after a drain.",
     details="A proxy that was not drained stays as it is.",
 )
@@ -199,6 +252,7 @@ PRODUCER_INIT = Action(
     name="producer_init",
     request=requests.ProducerRequest,
     answer=answers.BegunProducer,
+    needs=on_log(Right.APPEND),
     text="Begin an incarnation of a producer, which fences earlier ones.",
     details="The answer is what `ready` tells a new incarnation.",
     errors=(
@@ -213,6 +267,7 @@ POSITIONS = Action(
     name="positions",
     request=planning.PositionsRequest,
     answer=answers.LogPositions,
+    needs=on_log(Right.DESCRIBE),
     text="Tell where a log begins and ends, and where some of its records are.",
     details=(
         "`at` has up to 1,000 positions, in the form of tickets. A record that is yet to come has "
@@ -224,6 +279,7 @@ SUBSCRIPTIONS = Action(
     name="subscriptions",
     request=requests.SubscriptionsRequest,
     answer=answers.Subscriptions,
+    needs=on_log(Right.DESCRIBE),
     text="Tell the positions that a log stores for subscribers, or for one.",
     details=_BY_ID,
     errors=(errors.LogNotFoundError,),
@@ -232,6 +288,7 @@ MOVE_SUBSCRIPTION = Action(
     name="move_subscription",
     request=requests.MoveRequest,
     answer=answers.MovedSubscription,
+    needs=on_log(Right.READ),
     text="Store a subscriber's position, if its state is still the one of `mark`.",
     details=(
         "`mark` comes from an earlier answer, null for a new subscriber; `token` is the client's "
@@ -250,6 +307,7 @@ DELETE_SUBSCRIPTION = Action(
     name="delete_subscription",
     request=requests.ForgetRequest,
     answer=answers.NoAnswer,
+    needs=on_log(Right.READ),
     text="Delete a subscriber's position, if its state is still the one of `mark`.",
     details="A subscriber without a position is no error.",
     errors=(
@@ -258,26 +316,39 @@ DELETE_SUBSCRIPTION = Action(
         errors.OwnershipAcquireFailedError,
     ),
 )
+ACCESS_RULES = Action(
+    name="access_rules",
+    request=requests.RulesRequest,
+    answer=answers.AccessRules,
+    needs=on_namespace(Right.MANAGE),
+    text="Tell the rules of access, after removing those in `remove` and adding those in `add`.",
+    details="A rule to remove that is not there is no error: the action may be repeated.",
+)
 HEALTH = Action(
     name="health",
     request=requests.NoRequest,
     answer=answers.ProxyHealth,
+    needs=NOTHING,
     text="Tell whether this proxy takes logs, how many it owns, and the state of its balance.",
     details=(
         "`degraded` is there only while the proxy has no connection to the metadata store, and "
-        "says since when. gRPC's own health service answers, too."
+        "says since when. `expires_at_ms` is there with TLS, in epoch milliseconds: when the first "
+        "certificate of its port expires. `clock_ms` is its clock. gRPC's own health service "
+        "answers, too."
     ),
 )
 PROXIES = Action(
     name="proxies",
     request=requests.NoRequest,
     answer=answers.LivingProxies,
+    needs=NOTHING,
     text="List the locations of the live proxies.",
 )
 SNAPSHOTS = Action(
     name="snapshots",
     request=planning.SnapshotsRequest,
     answer=answers.LogSnapshots,
+    needs=on_logs(Right.DESCRIBE),
     text="Tell what logs hold, for planners of reads of this release.",
     errors=(errors.InvalidLogNameError, errors.LedgerReadError),
     answer_s=LONG_ANSWER_S,
@@ -286,6 +357,7 @@ SCHEMAS = Action(
     name="schemas",
     request=planning.LogsRequest,
     answer=answers.LogSchemas,
+    needs=on_logs(Right.DESCRIBE),
     text="Tell the columns of logs, for planners of reads of this release.",
     errors=(errors.InvalidLogNameError,),
     answer_s=LONG_ANSWER_S,
@@ -294,6 +366,7 @@ PLACES = Action(
     name="places",
     request=planning.PlacesRequest,
     answer=answers.FoundPlaces,
+    needs=_OF_PLACES,
     text="Find records of logs, for planners of reads of this release.",
     errors=(errors.LogNotFoundError,),
     answer_s=LONG_ANSWER_S,
@@ -301,7 +374,7 @@ PLACES = Action(
 
 ACTIONS: tuple[Action[Any, Any], ...] = (
     CREATE, MERGE_SCHEMA, DELETE, RENAME, SEAL, SETTINGS, TRUNCATE, STREAM_END,
-    OWNER, LOGS, RELEASE, DRAIN, UNDRAIN, HEALTH, PROXIES,
+    OWNER, LOGS, RELEASE, DRAIN, UNDRAIN, HEALTH, PROXIES, ACCESS_RULES,
     PRODUCER_INIT, COMMIT_APPEND, ABORT_APPEND,
     POSITIONS, SUBSCRIPTIONS, MOVE_SUBSCRIPTION, DELETE_SUBSCRIPTION,
     SNAPSHOTS, SCHEMAS, PLACES,

@@ -34,6 +34,12 @@ class FoundPlaces(msgspec.Struct, frozen=True):
     places: list[FoundPlace]
 
 
+class AccessRules(msgspec.Struct, frozen=True):
+    """The rules of access, as texts, after the change."""
+
+    rules: list[str]
+
+
 class LivingProxies(msgspec.Struct, frozen=True):
     """The locations of the live proxies, sorted."""
 
@@ -91,6 +97,8 @@ class ProxyHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a proxy takes logs, how many it owns, and the state of its balance.
 
     `degraded` says since when it has no connection to the metadata store; otherwise it is absent.
+    `expires_at_ms` is there with TLS: when the first certificate of its port expires.
+    `clock_ms` is its clock; earlier releases do not tell it.
     """
 
     location: str
@@ -98,6 +106,8 @@ class ProxyHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     logs: int
     balance: dict[str, object]
     degraded: str | None = None
+    expires_at_ms: int | None = None
+    clock_ms: int | None = None
 
 
 class ReleasedLog(msgspec.Struct, frozen=True):

@@ -7,19 +7,20 @@ import socket
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
 import grpc
 import msgspec
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, all_of
 from dlcore.base.config import MIB
 from dlcore.base.proto import flight_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import TypeAlias
+
+    from dlcore.access.tls_in_use import TlsInUse
 
     Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -72,17 +73,23 @@ class _Channel:
 class Channels:
     """Channels to proxies by location; those without calls are closed, except the latest few.
 
-    Restarted proxies may have new addresses, so the number of locations has no bound.
+    Restarted proxies may have new addresses, so the number of locations has no bound.  When the
+    files of TLS have changed, new calls use new channels.
     """
 
-    def __init__(self, connect: Callable[[str], grpc.aio.Channel]) -> None:
-        self._connect = connect
+    def __init__(self, tls: TlsInUse | None) -> None:
+        self._tls = tls
+        # Without files the system's own certificate authorities are trusted.
+        self._credentials = grpc.ssl_channel_credentials()
         self.known: dict[str, _Channel] = {}
         """Open channels in the order of use, the latest last."""
+        self._left: set[_Channel] = set()
+        """Channels that close after their last call."""
         self._closings = BackgroundTasks()
 
     def call(self, location: str, kind: str, method: str, *request: bytes, **options: Any) -> Any:
         """Begin a call of a method of Flight to the proxy at a location."""
+        self._use_new_files()
         channel = self.known.pop(location, None) or _Channel(self._connect(location))
         self.known[location] = channel
         call = getattr(channel.channel, kind)(f"{METHOD}{method}")(*request, **options)
@@ -90,30 +97,51 @@ class Channels:
         call.add_done_callback(partial(self._ended, channel))
         return call
 
+    def _connect(self, location: str) -> grpc.aio.Channel:
+        scheme, _, address = location.partition("://")
+        if scheme == "grpc":
+            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+        return grpc.aio.secure_channel(address, self._credentials, options=CLIENT_OPTIONS)
+
+    def _use_new_files(self) -> None:
+        """Leave the channels that were opened with files of TLS that have changed since."""
+        if self._tls is None:
+            return
+        credentials = self._tls.channel_credentials()
+        if credentials is self._credentials:
+            return
+        self._credentials = credentials
+        left, self.known = self.known, {}
+        for each in left.values():
+            if each.calls:
+                self._left.add(each)
+            else:
+                self._close(each)
+
     def _ended(self, channel: _Channel, _: object) -> None:
         channel.calls -= 1
+        if channel in self._left and not channel.calls:
+            self._left.remove(channel)
+            self._close(channel)
         idle = [location for location, each in self.known.items() if not each.calls]
         for location in idle[:-_IDLE_MAX]:
-            closing = self.known.pop(location).channel.close()
-            self._closings.start(closing, name=f"closing the channel to {location}")
+            self._close(self.known.pop(location))
+
+    def _close(self, channel: _Channel) -> None:
+        self._closings.start(channel.channel.close(), name="closing a channel to a proxy")
 
     async def aclose(self) -> None:
         """Close the channels; their calls end with an error."""
-        await asyncio.gather(*(each.channel.close() for each in self.known.values()))
+        channels = (*self.known.values(), *self._left)
+        await all_of(*(each.channel.close() for each in channels))
         await self._closings.finish()
 
 
-def client_of(context: Context) -> str:
-    """Return the client of a call: the principal in its certificate, or the host of its connection.
-
-    The principal is the certificate's common name.  Without one, all calls of a host count as one
-    client.
-    """
-    for name in context.auth_context().get("x509_common_name", ()):
-        return f"principal {name.decode('utf-8', 'replace')!r}"
+def host_of(context: Context) -> str:
+    """Return the host of a call's connection."""
     kind, _, address = unquote(context.peer()).partition(":")
     host = address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else address
-    return f"host {host.removeprefix('::ffff:')!r}"
+    return host.removeprefix("::ffff:")
 
 
 def close_connection(context: Context) -> bool:
@@ -160,6 +188,33 @@ async def drop_the_rest(context: Context) -> None:
                 if not isinstance(data, bytes):
                     return
                 left_bytes -= len(data)
+
+
+async def abort(
+    context: Context,
+    code: grpc.StatusCode,
+    details: str,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> NoReturn:
+    """End a call with a status, or with its connection while a message is still on its way.
+
+    gRPC keeps the error that it raises for this with the call.  The error refers to the frames
+    that it passes, and they to the call: only Python's collector would free such a call.
+    """
+    try:
+        await context.abort(code, details, trailing_metadata=metadata)
+    except grpc.aio.AbortError as aborted:
+        asyncio.get_running_loop().call_soon(_forget_frames, aborted)
+        raise
+    except grpc.aio.InternalError as error:
+        # The client does not take a message that is on its way, and no status can overtake it.
+        close_connection(context)
+        raise asyncio.CancelledError from error
+    raise AssertionError("abort raises")
+
+
+def _forget_frames(aborted: grpc.aio.AbortError) -> None:
+    aborted.__context__ = aborted.__traceback__ = None
 
 
 async def send(context: Context, message: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlcore.access.principals import ANONYMOUS, Caller, Principal
 from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,21 +22,26 @@ FORWARD_KEY = "dlog-forward"
 BY_KEY = "dlog-forwarded-by"
 SECRET_KEY = "dlog-forwarder-secret"
 FOR_KEY = "dlog-forwarded-for-bin"
+FROM_KEY = "dlog-forwarded-from-bin"
 _WISHES = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Forwarder:
-    """The proxy at `location`, which calls for `client`; `secret` proves that it is that proxy."""
+    """The proxy at `location`, which calls for `caller`; `secret` proves that it is that proxy."""
 
     location: str
     secret: str = field(repr=False)
-    client: str
+    caller: Caller
 
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """Return the metadata of its calls."""
-        told = self.client.encode()
-        return (BY_KEY, self.location), (SECRET_KEY, self.secret), (FOR_KEY, told)
+        return (
+            (BY_KEY, self.location),
+            (SECRET_KEY, self.secret),
+            (FOR_KEY, str(self.caller.principal).encode()),
+            (FROM_KEY, self.caller.address.encode()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +66,9 @@ def wish_of(metadata: Iterable[tuple[str, str | bytes]]) -> Wish:
     location = told.get(BY_KEY)
     if location is None:
         return Wish(forward)
-    return Wish(
-        forwarder=Forwarder(location, told.get(SECRET_KEY, ""), told.get(FOR_KEY, location))
-    )
+    principal = Principal.parse(told.get(FOR_KEY, str(ANONYMOUS)))
+    caller = Caller(principal, told.get(FROM_KEY, location))
+    return Wish(forwarder=Forwarder(location, told.get(SECRET_KEY, ""), caller))
 
 
 def _text(value: str | bytes) -> str:

@@ -39,12 +39,17 @@ class SnapshotsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A search for the first record of a log that is not below `at`, among those before `end`."""
+    """A search for the first record of a log that is not below `at`, among those before `end`.
+
+    It begins at `first`, as the planner's snapshot does, also if records after it are truncated;
+    None: at the first record that is not truncated.
+    """
 
     log: str
     log_id: str
     end: str
     at: Place
+    first: str | None = None
 
 
 class PlacesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

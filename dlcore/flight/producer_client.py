@@ -34,25 +34,33 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar, assert_never
 
 import msgspec
+from typing_extensions import override
 
 from dlcore.base.errors import (
+    AlreadyClosedError,
     DLError,
     LogRecordTooLongError,
-    OverCapacityError,
     ProducerFencedError,
     ProxyUnavailableError,
     UnexpectedError,
+    WriteError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.flight.put import Numbered
 from dlcore.flight.sending import framed
+from dlcore.log.entries.batcher import (
+    RECORD_OVERHEAD_BYTES,
+    RECORD_TICKET_BYTES,
+    Batcher,
+    Lists,
+)
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import byte_log_schema
 from dlcore.log.entries.stamp import GENERATED_KEPT_MS, KEPT_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -69,8 +77,6 @@ MESSAGE_BYTES = 256 * 1024
 """Size of a message of records that were written one by one.  While other messages are in flight,
 records wait for others until this size is reached."""
 _BATCH_BYTES_MAX = 2 * 1024 * 1024
-_RECORD_BYTES = 256
-"""Memory that a record written by itself takes beside its payload."""
 
 
 class ClientState(State):
@@ -322,6 +328,14 @@ class Message(Generic[_Ticket]):
     batch: pa.RecordBatch
     size_bytes: int
     tickets: list[tuple[int, _Ticket]]
+    is_run: bool = False
+    """Whether its records were written one by one."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its memory while it is pending."""
+        singles = self.batch.num_rows if self.is_run else 0
+        return self.size_bytes + RECORD_TICKET_BYTES * singles
 
     @property
     def last(self) -> int:
@@ -331,23 +345,25 @@ class Message(Generic[_Ticket]):
 
 @dataclass(slots=True)
 class _Run(Generic[_Ticket]):
+    """Records that were written one by one; their size as far as it is counted."""
+
     txids: list[int] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     tickets: list[_Ticket] = field(default_factory=list)
     size_bytes: int = 0
 
 
-class Outbox(Generic[_Ticket]):
+class Outbox(Batcher[_Ticket]):
     """The records of one writer: at most `bytes_max` bytes, and one more batch."""
 
-    def __init__(self, *, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, *, bytes_max: int, admit: Callable[[], bool] = lambda: True) -> None:
+        super().__init__(admit=admit)
+        self.limit(bytes_max=bytes_max)
         self._run: _Run[_Ticket] = _Run()
         self._messages: deque[Message[_Ticket]] = deque()
         self._sent = 0  # number of messages in flight
         self._doubted = 0  # number of messages that lost streams have sent
         self._next_sequence = 0
-        self._bytes = 0
         self.sent_bytes = 0
         """Bytes in flight."""
 
@@ -362,11 +378,6 @@ class Outbox(Generic[_Ticket]):
         """The sequence of the next record that is accepted."""
         return self._next_sequence + len(self._run.txids)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether at most a quarter of the limit is used, so that a woken caller writes a lot."""
-        return self._bytes <= self._bytes_max // 4
-
     def begin(self, sequence: int) -> None:
         """Number the records from `sequence` on, the present ones first; none may be in doubt."""
         assert not self._sent + self._doubted
@@ -375,30 +386,26 @@ class Outbox(Generic[_Ticket]):
             sequence += message.batch.num_rows
         self._next_sequence = sequence
 
-    def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
-        """Accept a record.  Raises: OverCapacityError."""
-        self._require_room()
-        run, size = self._run, len(payload) + _RECORD_BYTES
-        run.txids.append(txid)
-        run.payloads.append(payload)
-        run.tickets.append(ticket)
-        run.size_bytes += size
-        self._bytes += size
-        if run.size_bytes >= MESSAGE_BYTES:
+    @override
+    def _batch_for(self, txid: int, size_bytes: int) -> Lists[_Ticket]:
+        if self._run.size_bytes + size_bytes > MESSAGE_BYTES:
             self._end_run()
+        run = self._run
+        return run.txids, run.payloads, run.tickets, MESSAGE_BYTES - run.size_bytes
+
+    @override
+    def _counted(self, records: int, size_bytes: int) -> None:
+        self._run.size_bytes += size_bytes
 
     def add_batch(
         self, batch: pa.RecordBatch, ticket: _Ticket | None = None, *, whole: bool = False
     ) -> None:
-        """Accept a batch with rows, the ticket for the last one; `whole`: as one message.
-
-        Raises: as `add_record`.
-        """
-        self._require_room()
+        """Accept a batch with rows, the ticket for the last one; `whole`: as one message."""
         self._end_run()
         for part in [batch] if whole else _cut(batch):
-            self._add(part, part.nbytes, [])
-            self._bytes += part.nbytes
+            self._add(Message(self._next_sequence, part, part.nbytes, []))
+            self._pending_bytes += part.nbytes
+            self._pending_records += part.num_rows
         if ticket is not None:
             self.add_barrier(ticket)
 
@@ -411,22 +418,17 @@ class Outbox(Generic[_Ticket]):
         last.tickets.append((last.batch.num_rows - 1, ticket))
         return True
 
-    def _require_room(self) -> None:
-        if self._bytes > self._bytes_max:
-            raise OverCapacityError(
-                f"{self._bytes} bytes in {len(self)} records are not acknowledged, the limit is "
-                f"{self._bytes_max}: await wait_for_capacity() between writes"
-            )
-
     def _end_run(self) -> None:
-        if self._run.txids:
-            run, self._run = self._run, _Run()
-            tickets = list(enumerate(run.tickets))
-            self._add(batch_of(run.txids, run.payloads), run.size_bytes, tickets)
+        if not self._run.txids:
+            return
+        self.revoke()
+        run, self._run = self._run, _Run()
+        batch, tickets = batch_of(run.txids, run.payloads), list(enumerate(run.tickets))
+        self._add(Message(self._next_sequence, batch, run.size_bytes, tickets, is_run=True))
 
-    def _add(self, batch: pa.RecordBatch, size: int, tickets: list[tuple[int, _Ticket]]) -> None:
-        self._messages.append(Message(self._next_sequence, batch, size, tickets))
-        self._next_sequence += batch.num_rows
+    def _add(self, message: Message[_Ticket]) -> None:
+        self._messages.append(message)
+        self._next_sequence += message.batch.num_rows
 
     # Sending
 
@@ -458,6 +460,7 @@ class Outbox(Generic[_Ticket]):
             message.batch.slice(half),
             message.size_bytes // 2,
             [(row - half, ticket) for row, ticket in message.tickets if row >= half],
+            message.is_run,
         )
         message.batch = message.batch.slice(0, half)
         message.size_bytes -= rest.size_bytes
@@ -512,7 +515,8 @@ class Outbox(Generic[_Ticket]):
         told: list[tuple[_Ticket, DLSN | None]] = []
         while self._messages and self._messages[0].last <= last:
             message = self._messages.popleft()
-            self._bytes -= message.size_bytes
+            self._pending_bytes -= message.memory_bytes
+            self._pending_records -= message.batch.num_rows
             self._doubted = max(self._doubted - 1, 0)
             if self._sent:
                 self._sent -= 1
@@ -522,11 +526,11 @@ class Outbox(Generic[_Ticket]):
 
     def drain(self) -> list[_Ticket]:
         """Remove all records; return all tickets."""
+        self._end_run()
         tickets = [ticket for message in self._messages for _, ticket in message.tickets]
-        tickets += self._run.tickets
         self._messages.clear()
-        self._run = _Run()
-        self._sent = self._doubted = self._bytes = self.sent_bytes = 0
+        self._sent = self._doubted = self.sent_bytes = 0
+        self._pending_bytes = self._pending_records = 0
         return tickets
 
     def validate(self) -> None:
@@ -540,8 +544,12 @@ class Outbox(Generic[_Ticket]):
         assert sequence == self._next_sequence
         in_flight = list(self._messages)[: self._sent]
         assert self.sent_bytes == sum(message.size_bytes for message in in_flight)
-        sizes = (message.size_bytes for message in self._messages)
-        assert self._bytes == sum(sizes) + self._run.size_bytes
+        singles = len(self._run.txids)
+        pending_bytes = sum(message.memory_bytes for message in self._messages)
+        run_bytes = sum(map(len, self._run.payloads)) + RECORD_OVERHEAD_BYTES * singles
+        assert self.pending_bytes == pending_bytes + run_bytes + RECORD_TICKET_BYTES * singles
+        assert self._run.size_bytes == run_bytes
+        assert self.pending_records == len(self)
 
 
 def _positions(message: Message[_Ticket], end: End | None) -> list[tuple[_Ticket, DLSN | None]]:
@@ -596,6 +604,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         self.error: DLError | None = None
         self.is_closing = False
         """Whether no more records are accepted, because of `Close` or `Abort`."""
+        self.was_told = False
+        """Whether a caller got the error."""
         self.last_dlsn: DLSN | None = None
         """The highest known position of a durable record."""
         self._log = log
@@ -603,7 +613,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         self._generated = name
         self._renamed = 0  # how often
         self._expected = expected
-        self._outbox: Outbox[_Ticket] = Outbox(bytes_max=bytes_max)
+        self._outbox: Outbox[_Ticket] = Outbox(bytes_max=bytes_max, admit=self._admit)
         self._claim: Claim | None = None
         self._heard_at = 0.0  # when a proxy was last heard, or was first sent something again
         self._failed_with = 0  # number of records that were unacknowledged at the failure
@@ -631,6 +641,11 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         return self._failed_with + len(self._outbox)
 
     @property
+    def last_txid(self) -> int:
+        """The highest transaction id of a record that was written by itself; -1: there is none."""
+        return self._outbox.last_txid
+
+    @property
     def has_room(self) -> bool:
         """Whether at most a quarter of the limit is pending."""
         return self._outbox.has_room
@@ -648,7 +663,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
 
         It is a call and no event, because an event for each record would cost a third of a write.
 
-        Raises: OverCapacityError: the record has no room; nothing is changed.
+        Raises: AlreadyClosedError, WriteError, OverCapacityError, and as `checked_payload`; nothing
+        is changed then.
         """
         self._outbox.add_record(txid, payload, ticket)
         return _NOTHING if self._is_due else self._send_soon()
@@ -658,8 +674,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
     ) -> Sequence[Effect[_Ticket]]:
         """Return the effects of an event.
 
-        Raises:
-            OverCapacityError: a batch has no room; nothing is changed.
+        Raises (for a batch; nothing is changed then):
+            AlreadyClosedError, WriteError, OverCapacityError.
         """
         match event:
             case SendDue(now):
@@ -671,6 +687,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
             case Replied(reply, now):
                 return self._replied(reply, now)
             case WriteBatch(batch, ticket):
+                self._admit()
                 self._outbox.add_batch(batch, ticket, whole=self._is_conditional)
                 self.is_closing |= self._is_conditional
                 return self._send_soon()
@@ -689,6 +706,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
                 return self._check_silence(now)
             case Close(now):
                 self.is_closing = True
+                self._outbox.revoke()
                 return self._go_on(now)
             case Abort(error):
                 self.is_closing = True
@@ -697,6 +715,25 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
                 return self._fail(error)
             case _:
                 assert_never(event)
+
+    def require_open(self) -> None:
+        """Raise if no record can follow; a failure then counts as told.
+
+        Raises: AlreadyClosedError, WriteError.
+        """
+        if self.is_closing:
+            raise AlreadyClosedError(f"the writer of log {self._log!r} is closed")
+        if self.error is not None:
+            self.was_told = True
+            raise WriteError(
+                f"the writer of log {self._log!r} failed and takes no more records: "
+                f"{type(self.error).__name__}: {self.error}"
+            ) from self.error
+
+    def _admit(self) -> bool:
+        self.require_open()
+        self._outbox.require_room(self._log)
+        return True
 
     # Sending
 

@@ -108,6 +108,13 @@ class NoRequest(msgspec.Struct, forbid_unknown_fields=True):
     """An action without arguments; its body may be empty."""
 
 
+class RulesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Changes of the rules of access, as texts; without any, the rules are told."""
+
+    add: list[str] = []
+    remove: list[str] = []
+
+
 class SubscriptionsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A log, and a subscriber with a stored position; without one, all of them."""
 

@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import (
+    AccessDeniedError,
     AlreadyTruncatedError,
     AppendAbortedError,
     AppendMismatchError,
@@ -19,6 +20,7 @@ from dlcore.base.errors import (
     ConditionFailedError,
     ConfigurationError,
     DuplicateAppendError,
+    EncryptionKeyError,
     EndOfStreamError,
     LogElsewhereError,
     LogEmptyError,
@@ -35,7 +37,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
     TransactionIdOutOfOrderError,
     TransactionTooLargeError,
-    UncheckedTokenError,
+    UnauthenticatedError,
     UnknownActionError,
     WriteCancelledError,
     WriteError,
@@ -54,14 +56,16 @@ _MESSAGE_LENGTH_MAX = 2000
 """A status is sent as a header; clients accept 8 KiB of headers."""
 
 _CODES: dict[type, str] = {
+    AccessDeniedError: "PERMISSION_DENIED",
     ConfigurationError: "INVALID_ARGUMENT",
     UnknownActionError: "UNIMPLEMENTED",
-    UncheckedTokenError: "UNAUTHENTICATED",
+    UnauthenticatedError: "UNAUTHENTICATED",
     SchemaMismatchError: "INVALID_ARGUMENT",
     LogRecordTooLongError: "INVALID_ARGUMENT",
     LogNotFoundError: "NOT_FOUND",
     LogExistsError: "ALREADY_EXISTS",
     LogModeError: "FAILED_PRECONDITION",
+    EncryptionKeyError: "FAILED_PRECONDITION",
     LogEmptyError: "FAILED_PRECONDITION",
     TransactionIdOutOfOrderError: "FAILED_PRECONDITION",
     TransactionTooLargeError: "INVALID_ARGUMENT",

@@ -17,6 +17,7 @@ import msgspec
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN, TXID_MAX, LogId, validate_log_name
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight.requests import MALFORMED
 
@@ -124,3 +125,18 @@ def _ms(time: datetime) -> int:
     """Return `time` in milliseconds since the epoch, rounded up, so that no earlier one matches."""
     seconds, microseconds = int(time.replace(microsecond=0).timestamp()), time.microsecond
     return seconds * 1000 + -(-microseconds // 1000)
+
+
+def ticket_of(descriptor: pb.FlightDescriptor) -> Ticket:
+    """Return the ticket of a descriptor: a path is the name of a log, a command is a ticket.
+
+    Raises: ConfigurationError: it is neither.
+    """
+    if descriptor.type == pb.FlightDescriptor.CMD:
+        return Ticket.decode(descriptor.cmd)
+    if descriptor.type == pb.FlightDescriptor.PATH:
+        return Ticket(log="/".join(descriptor.path))
+    raise ConfigurationError(
+        "a descriptor without a type: expected a path, which names a log, or a command, which is a "
+        "ticket"
+    )

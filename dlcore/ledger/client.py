@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
     from dlcore.base.config import LedgerClientConfig, QuorumConfig
     from dlcore.base.ids import BookieId
+    from dlcore.base.metrics import Durations
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
-    from dlcore.ledger.port import BookieClient
+    from dlcore.ledger.port import BookieClient, ColdEntries
     from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class LedgerClient:
     """All ledgers of one namespace; used on one event loop.
 
     Without `ledger_store` and `registry` it only reads ledgers whose metadata the caller passes.
+    Without `cold` it reads no cold ledgers.
     The caller that opened the ports closes them.
     """
 
@@ -64,8 +66,11 @@ class LedgerClient:
         config: LedgerClientConfig,
         clock: Clock,
         rng: random.Random,
+        cold: ColdEntries | None = None,
     ) -> None:
         self._bookies = bookies
+        self.cold = cold
+        """Reads cold ledgers."""
         self._config = config
         conduct_s = 4 * config.add_timeout_s
         self._health = BookieHealth(
@@ -168,7 +173,8 @@ class LedgerClient:
         if self._is_short:
             logger.log(
                 logging.INFO if was_short else logging.WARNING,
-                "too few bookies: ledger %d begins with quorum %s instead of %s",
+                "too few bookies: ledger %d begins with quorum %s instead of %s; to do: start more "
+                "bookies, or free disks; auto-recovery then adds the copies that lack",
                 metadata.ledger_id,
                 metadata.quorum,
                 metadata.wanted,
@@ -183,13 +189,23 @@ class LedgerClient:
     @property
     def write_statistics(self) -> WriteStatistics:
         """Counts of the entries and bytes that were written until now."""
-        writers = self._writers
+        writers = list(self._writers)  # a copy: a collector may ask in another thread
         return WriteStatistics(
             open_ledgers=len(writers),
             pending_bytes=sum(writer.pending_bytes for writer in writers),
             entries=self._entries_written + sum(w.last_add_confirmed + 1 for w in writers),
             size_bytes=self._bytes_written + sum(w.confirmed_bytes for w in writers),
         )
+
+    @property
+    def durations(self) -> tuple[Durations, Durations]:
+        """The durations of appends and of recoveries.
+
+        Raises:
+            ConfigurationError: the client has no metadata store.
+        """
+        context = self._context()
+        return context.append_times, context.recovery_times
 
     async def open_ledger(self, ledger_id: int) -> LedgerReader:
         """Return a reader of a ledger in whatever state it is; its writer is not disturbed.
@@ -212,6 +228,7 @@ class LedgerClient:
             ledger_store=None if self._ledgers is None else self._ledgers.ledger_store,
             config=self._config,
             health=self._health,
+            cold=self.cold,
         )
 
     async def recover_ledger(self, ledger_id: int) -> LedgerMetadata:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from dlcore.base.metrics import Durations
 
 if TYPE_CHECKING:
     import random
@@ -27,3 +29,7 @@ class LedgerContext:
     clock: Clock
     rng: random.Random
     in_flight: InFlight
+    append_times: Durations = field(default_factory=Durations)
+    """Times of entries, from the call until they and all before them are acknowledged."""
+    recovery_times: Durations = field(default_factory=Durations)
+    """Times of recoveries of ledgers that other clients had left open."""

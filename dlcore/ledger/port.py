@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from dlcore.base.errors import DLError
     from dlcore.base.ids import BookieId
+    from dlcore.ledger.metadata.values import LedgerMetadata
+    from dlcore.wire.digest import EntryFrame
     from dlcore.wire.frames import FrameParts
 
 
@@ -32,6 +34,20 @@ class EntryRange:
 
 
 ENTRY_ID_MAX = 2**63 - 1
+
+
+class ColdEntries(Protocol):
+    """Reads the entries of cold ledgers, which are in objects."""
+
+    def read(
+        self, ledger: LedgerMetadata, first_entry_id: int, last_entry_id: int
+    ) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        """Yield the entries from the first to the last in order, many at a time.
+
+        Raises:
+            LedgerReadError: an object is missing, damaged, or cannot be read now.
+        """
+        ...
 
 
 class HeldEntries(NamedTuple):
@@ -62,9 +78,10 @@ class BookieClient(Protocol):
     """Requests to any bookie; connections are opened at first use and shared.
 
     Every method may raise `BookieUnavailableError`, `WrongIncarnationError` (another bookie answers
-    there) and `BookieStorageError`.  A request with one answer (to add or read an entry or a LAC)
-    fails with `BookieUnavailableError` if the answer does not come within its time-out, because the
-    callers have no timer for it.  Frames come back as the bookie sent them: the caller verifies.
+    there), `BookieAccessDeniedError` and `BookieStorageError`.  A request with one answer (to add
+    or read an entry or a LAC) fails with `BookieUnavailableError` if the answer does not come
+    within its time-out, because the callers have no timer for it.  Frames come back as the bookie
+    sent them: the caller verifies.
     """
 
     def send_add(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from dlcore.base.errors import AlreadyClosedError
 from dlcore.base.statistics import ReadCounts
@@ -11,11 +11,13 @@ from dlcore.base.statistics import ReadCounts
 if TYPE_CHECKING:
     import random
 
+    from dlcore.access.encryption_keys import EncryptionKeys
     from dlcore.base.clock import Clock
     from dlcore.base.config import LogConfig
     from dlcore.ledger.client import LedgerClient
     from dlcore.ledger.metadata.registry import BookieRegistry
     from dlcore.ledger.metadata.store import LedgerStore
+    from dlcore.log.cold.reading import ColdLedgers
     from dlcore.log.metadata.ledger_cache import LedgerCache
     from dlcore.log.metadata.store import LogStore
     from dlcore.log.tidying import Tidier
@@ -62,6 +64,13 @@ class LogContext:
     client_id: str
     cluster_id: str
     lifetime: Lifetime
+    encryption_keys: EncryptionKeys | None = None
+    """The keys of encrypted logs, if it was opened with any."""
     reads: ReadCounts = field(default_factory=ReadCounts)
     open_objects: set[Abandonable] = field(default_factory=set)
     """Open writers and readers, which the namespace stops when it is closed."""
+
+    @property
+    def cold(self) -> ColdLedgers:
+        """Reads cold ledgers, for the ledger client too."""
+        return cast("ColdLedgers", self.ledgers.cold)

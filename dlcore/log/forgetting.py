@@ -80,7 +80,12 @@ async def forget_log(context: LogContext, name: str) -> None:
     damage = await damage_of(context, name)
     if not damage:
         raise ConfigurationError(f"log {name!r} is not damaged: delete it as other logs")
-    logger.warning("deleting log=%s, which is damaged: %s", name, damage)
+    logger.warning(
+        "deleting log=%s, which is damaged: %s; to do: dlog ledger audit, later, for ledgers "
+        "that stay",
+        name,
+        damage,
+    )
     path = context.paths.log(name)
     node = await persistently(lambda: context.store.get(path, fresh=True))
     if node is None:

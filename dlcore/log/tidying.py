@@ -51,10 +51,15 @@ class Tidier:
             try:
                 await job()
             except DLError as error:
-                logger.warning("%s failed: %s: %s", what, type(error).__name__, error)
+                logger.warning(
+                    "%s failed: %s: %s; to do: nothing, other clients or auto-recovery do it later",
+                    what,
+                    type(error).__name__,
+                    error,
+                )
             except Exception:
                 # A bug.  If this task ended, nothing would be tidied any more, without any message.
-                logger.exception("%s failed", what)
+                logger.exception("%s failed; to do: report this as a defect", what)
             finally:
                 self._jobs.task_done()
 
@@ -67,7 +72,11 @@ class Tidier:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._jobs.join()
         except TimeoutError:
-            logger.warning("%d jobs of tidying are left to other clients", self._jobs.qsize())
+            logger.warning(
+                "%d jobs of tidying are left to other clients; to do: nothing, auto-recovery does "
+                "them",
+                self._jobs.qsize(),
+            )
         await end_tasks(self._worker)
         while not self._jobs.empty():  # so that no `submit` waits for ever
             self._jobs.get_nowait()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
+from dlcore.access.tls_refusals import closed_unheard, explained
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import MetadataConnectionError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.base.metrics import Durations
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +36,50 @@ class ConnectionHandler(SequentialThreadingHandler):  # type: ignore[misc]
     kazoo waits for a silent server for as long as a session lasts; `give_up` ends this. kazoo
     itself has two threads for callbacks.  Therefore an answer could be reported before a change
     that came earlier.  With one thread both come in the order of their arrival.
+
+    kazoo's own TLS also trusts whom the system trusts, in versions from 1.0 on, and by default
+    whatever host the certificate is of.  Therefore connections of TLS are made here.
     """
 
-    _connection: socket.socket | None = None
+    def __init__(self, tls: TlsInUse | None) -> None:
+        super().__init__()
+        self._tls = tls
+        self._connection: socket.socket | None = None
+        self.tls_failure = ""
+        """Why the latest attempt failed, if it was for TLS."""
 
-    def create_connection(self, *args: Any, **kwargs: Any) -> socket.socket:
+    def create_connection(
+        self, address: tuple[str, int], hostname: str, timeout: float, **_: object
+    ) -> socket.socket:
         """Create the connection for kazoo, and keep it."""
-        self._connection = super().create_connection(*args, **kwargs)
-        return self._connection
+        connection: socket.socket = super().create_connection(address, timeout=timeout)
+        self._connection = connection
+        if self._tls is not None:
+            context = self._tls.client_context()
+            connection = context.wrap_socket(
+                connection, server_hostname=hostname, do_handshake_on_connect=False
+            )
+            self._connection = connection
+            try:
+                connection.do_handshake()
+            except OSError as error:
+                # A later reset, for example by `give_up`, says less.
+                if isinstance(error, ssl.SSLCertVerificationError) or not self.tls_failure:
+                    self.tls_failure = explained(error, self._tls.files)
+                connection.close()
+                raise
+            # With TLS 1.3 a server refuses our certificate only after the handshake.
+            self.tls_failure = closed_unheard(self._tls.files)
+        return connection
+
+    def select(
+        self, readers: Sequence[Any], writers: Sequence[Any], others: Sequence[Any], timeout: float
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Wait for sockets; kazoo does not see what TLS has received and not given out yet."""
+        ready = [each for each in readers if isinstance(each, ssl.SSLSocket) and each.pending()]
+        found = super().select(readers, writers, others, 0 if ready else timeout)
+        readable = [*ready, *(each for each in found[0] if each not in ready)]
+        return readable, found[1], found[2]
 
     def dispatch_callback(self, callback: Any) -> None:
         """Report a change, after all events that came before it."""
@@ -84,8 +126,12 @@ async def in_thread(work: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
-    """Raise `MetadataConnectionError`, which names `what`, if the block takes longer."""
+async def answer_in_time(what: str, timeout_s: float, durations: Durations) -> AsyncIterator[None]:
+    """Raise `MetadataConnectionError`, which names `what`, if the block takes longer.
+
+    Its duration is counted in `durations`, whether it fails or not.
+    """
+    begun_s = steady_s()
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -93,9 +139,16 @@ async def answer_in_time(what: str, timeout_s: float) -> AsyncIterator[None]:
         raise MetadataConnectionError(
             f"{what}: no answer from ZooKeeper within {timeout_s:g} s, result unknown"
         ) from None
+    finally:
+        durations.note(steady_s() - begun_s)
 
 
 def tell_if_large(what: str, size_bytes: int) -> None:
     """Warn of an answer of `size_bytes` if it is too large."""
     if size_bytes > _ANSWER_BYTES_MAX:
-        logger.warning("a large answer of ZooKeeper: %s, %d bytes", what, size_bytes)
+        logger.warning(
+            "a large answer of ZooKeeper: %s, %d bytes; to do: see which logs or ledgers became "
+            "so many, and remove what is not needed",
+            what,
+            size_bytes,
+        )

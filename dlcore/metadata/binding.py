@@ -1,10 +1,15 @@
-"""A namespace: its binding, and the creation of its tree of nodes."""
+"""A namespace: its binding, and the creation of its tree of nodes.
+
+The binding has the features that were finalized for the cluster (`dlcore/base/features.py`).  With
+one its layout is another, which release 0.2.0 refuses to open: it knows of no features.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from dlcore.base.errors import (
     ConfigurationError,
@@ -12,11 +17,15 @@ from dlcore.base.errors import (
     MetadataConnectionError,
     MetadataVersionError,
     NodeExistsError,
+    UnsupportedError,
 )
+from dlcore.base.features import own_release
 from dlcore.metadata.port import Create, MetadataStore, Op, Put, Versioned
 from dlcore.metadata.stored import LAYOUT, Count, Text, decode, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dlcore.base.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
 
@@ -24,12 +33,29 @@ _ATTEMPTS_MAX = 5
 """Most lost races and lost replies; each lost race is another client's success."""
 
 
+_FEATURES_LAYOUT = 3
+
+
 class NamespaceBinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a namespace; bookies refuse data of another cluster."""
+    """The identity of a namespace, and its finalized features, sorted.
+
+    Bookies refuse data of another cluster.
+    """
+
+    LAYOUTS: ClassVar[tuple[int, ...]] = (LAYOUT, _FEATURES_LAYOUT)
 
     layout: int = LAYOUT
     cluster_id: Text
     created_ms: Count
+    features: tuple[Text, ...] = ()
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """Says that the metadata was imported, and when it had been exported."""
+
+    layout: int = LAYOUT
+    exported_ms: Count
+    imported_ms: Count
 
 
 async def ensure_namespace(
@@ -38,12 +64,16 @@ async def ensure_namespace(
     """Return the namespace's binding, creating the namespace if there is none.
 
     Binding and tree are created in one transaction: a namespace exists completely or not at all.
+    A new one has no members yet, so all features of this release are finalized.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
         node = await store.get(paths.root, fresh=True)
         if node is not None and node.value:
-            return decode(NamespaceBinding, node.value, source=paths.root)
-        binding = NamespaceBinding(cluster_id=clock.new_token(), created_ms=clock.now_ms())
+            return _usable(node.value, paths.root)
+        binding = _with_features(
+            NamespaceBinding(cluster_id=clock.new_token(), created_ms=clock.now_ms()),
+            own_release().features,
+        )
         try:
             if node is None:
                 await _make_ancestors(store, paths)
@@ -64,17 +94,41 @@ async def read_binding(
 
     Raises:
         ConfigurationError: there is no namespace at this path.
+        UnsupportedError: a feature was finalized that this release does not have.
         CorruptMetadataError: the binding does not parse, or has another layout version.
     """
+    return (await _read(store, paths, fresh=fresh))[0]
+
+
+async def finalize_features(
+    store: MetadataStore, paths: NamespacePaths, features: Iterable[str]
+) -> NamespaceBinding:
+    """Add features to those that were finalized, for good; return the new binding.
+
+    The caller has made sure that no member lacks one.
+
+    Raises:
+        MetadataVersionError: somebody else changed the binding meanwhile.
+        MetadataError: the store failed; without an answer they are finalized, or are not.
+    """
+    binding, version = await _read(store, paths, fresh=True)
+    changed = _with_features(binding, {*binding.features, *features})
+    await store.multi([Put(paths.root, encode(changed), version)])
+    return changed
+
+
+async def _read(
+    store: MetadataStore, paths: NamespacePaths, *, fresh: bool
+) -> tuple[NamespaceBinding, int]:
     node = await store.get(paths.root, fresh=fresh)
     if not fresh and (node is None or not node.value):
         # This server may be behind the server that created it.
-        return await read_binding(store, paths, fresh=True)
+        return await _read(store, paths, fresh=True)
     if node is None or not node.value:
         raise ConfigurationError(
             f"there is no dlog namespace at {paths.root}: the path is wrong, or it was not created"
         )
-    return decode(NamespaceBinding, node.value, source=paths.root)
+    return _usable(node.value, paths.root), node.version
 
 
 async def find_namespaces(
@@ -94,6 +148,22 @@ async def find_namespaces(
     for name in await store.get_children(root or "/") or ():
         found += await find_namespaces(store, f"{root}/{name}", depth_max=depth_max - 1)
     return found
+
+
+def _with_features(binding: NamespaceBinding, features: Iterable[str]) -> NamespaceBinding:
+    finalized = tuple(sorted(features))
+    return replace(binding, layout=_FEATURES_LAYOUT if finalized else LAYOUT, features=finalized)
+
+
+def _usable(value: bytes, root: str) -> NamespaceBinding:
+    """Return the binding, unless a feature of the cluster is lacking here."""
+    binding, own = decode(NamespaceBinding, value, source=root), own_release()
+    if lacking := own.lacks(binding.features):
+        raise UnsupportedError(
+            f"the namespace {root} uses {', '.join(lacking)}, which dlog {own.version} does not "
+            "have: its features were finalized by a later release; install that one here"
+        )
+    return binding
 
 
 async def _make_ancestors(store: MetadataStore, paths: NamespacePaths) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kazoo.protocol.serialization import Auth
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,13 +28,20 @@ class KazooLog(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the message, at the debug level if it is about an attempt to connect."""
+        if any(isinstance(each, Auth) for each in args):
+            return  # it has the password
         if level >= logging.ERROR and not self._has_session():
             self._has_failed = True
             level = logging.DEBUG
         super().log(level, msg, *args, **kwargs)
 
-    def explain(self) -> str:
-        """Return a hint if an attempt failed because another service answered, else nothing."""
+    def explain(self, *, tls: str = "") -> str:
+        """Return a hint if an attempt failed because another service answered, else nothing.
+
+        With `tls`, the reason for which TLS failed, that is the hint.
+        """
+        if tls:
+            return f"; {tls}"
         if not self._has_failed:
             return ""
         return "; what answers there is not ZooKeeper: is it the port of a bookie or a proxy?"

@@ -34,6 +34,7 @@ from dlcore.metadata.port import (
     Op,
     Put,
     SessionState,
+    StoreFigures,
     Unsubscribe,
     Versioned,
     require_request_size,
@@ -168,6 +169,7 @@ class MemoryStore:
         self._learning: asyncio.TimerHandle | None = None
         self._session_callbacks: dict[int, Callable[[SessionState], None]] = {}
         self._subscriptions = 0
+        self.figures = StoreFigures()
 
     def _open_session(self) -> None:
         tree = self._tree
@@ -233,6 +235,7 @@ class MemoryStore:
 
     def _set_state(self, state: SessionState) -> None:
         self._state = state
+        self.figures.sessions_lost += state is SessionState.EXPIRED
         for key in list(self._session_callbacks):
             self._loop.call_soon(self._tell_state, key, state)
 
@@ -280,6 +283,17 @@ class MemoryStore:
             self._follow(fresh=fresh)
             node = self._view.find(path)
             return None if node is None else sorted(node.children)
+
+        return await self._request(read)
+
+    async def get_children_many(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """Return the sorted names of each node's children, all from the same moment."""
+        wanted = tuple(paths)
+
+        def read() -> list[list[str] | None]:
+            self._follow()
+            nodes = map(self._view.find, wanted)
+            return [None if node is None else sorted(node.children) for node in nodes]
 
         return await self._request(read)
 

@@ -1,10 +1,12 @@
 """The tree below a namespace's root: every path, in both directions.
 
-<root>                                          NamespaceBinding
+<root>                                          NamespaceBinding, with the finalized features
 <root>/bookies/{available,readonly}/<name>      BookieRegistration, ephemeral
 <root>/bookies/cookies/<name>                   BookieCookie
 <root>/bookies/held/<name>                      exists while an operator holds the bookie read-only
 <root>/bookies/garbage/<name>                   incarnation whose garbage brake was released
+<root>/bookies/restored                         Restored: bookies delete no ledger meanwhile
+<root>/capability-keys                          KeyRing: who may read it may make capabilities
 <root>/ledgers/idgen                            the next ledger id, as decimal text
 <root>/ledgers/<high>/<middle>/<low>            LedgerMetadata
     …/staged                                    StagedLedger, of a ledger that several extents share
@@ -22,11 +24,13 @@
 <root>/deleted/<log id>                         a deleted log whose data is still being removed
 <root>/commits/<bucket>/<escaped identity>      CommitRecord
 <root>/staging/<bucket>/<escaped identity>/<ledger id>   lists ledgers that may still be committed
-<root>/staging-owners/<token>                   ephemeral: the process that stages
+<root>/staging-owners/<token>                   StagingProcess, ephemeral: the process that stages
 <root>/retention/<bucket>/<log id>              RetainedLog: the log's settings have a retention
 <root>/upkeep/requests/<bucket>/<log id>        UpkeepRequest: the log has small extents to merge
 <root>/upkeep/locks/<log id>                    ephemeral: the worker that does the log's upkeep
+<root>/upkeep/tiers/<escaped URL>               exists if cold segments ever went there
 <root>/autorecovery/auditor                     ElectedAuditor, ephemeral: the current auditor
+<root>/autorecovery/members/<token>             RecoveryMember, ephemeral: a process of it
 <root>/autorecovery/troubles/<sweep>            SweepTroubles: items that the last one left out
 <root>/autorecovery/paused                      exists while auto-recovery is paused
 <root>/autorecovery/last-check                  ReplicaCheckRun
@@ -34,6 +38,8 @@
 <root>/autorecovery/ledgers/<high>/<middle>/<low>   UnderReplicatedLedger
 <root>/autorecovery/locks/<ledger id>           ephemeral: the worker that repairs the ledger
 <root>/proxies/<address>                        ephemeral: a proxy that takes logs
+<root>/cluster-settings                         StoredClusterSettings, once there are some
+<root>/access-rules                             StoredRules: the rights of callers, once it has some
 """
 
 from __future__ import annotations
@@ -141,6 +147,12 @@ class NamespacePaths:
     """Parent of the registrations of read-only bookies."""
     cookies = _Below("bookies/cookies")
     """Parent of the bookies' cookies."""
+    garbage_releases = _Below("bookies/garbage")
+    """Parent of the releases of brakes."""
+    restored = _Below("bookies/restored")
+    """Exists from the import of the metadata until its restore was accepted."""
+    capability_keys = _Below("capability-keys")
+    """The keys that sign and verify capabilities."""
     ledgers = _Below("ledgers")
     """Root of the ledgers' tree."""
     ledger_idgen = _Below("ledgers/idgen")
@@ -160,17 +172,25 @@ class NamespacePaths:
     staging_owners = _Below("staging-owners")
     """Parent of the ephemeral nodes of staging processes."""
     retained_logs = _Below("retention")
-    """Parent of the buckets of logs that have a retention."""
+    """Parent of the buckets of logs that have a retention, or a tier."""
     upkeep = _Below("upkeep")
     """Root of the upkeep of logs."""
     upkeep_requests = _Below("upkeep/requests")
     """Parent of the buckets of logs that ask for upkeep."""
     upkeep_locks = _Below("upkeep/locks")
     """Parent of the locks of upkeep."""
+    tiers = _Below("upkeep/tiers")
+    """Parent of the stores that cold segments of any log ever went to."""
     proxies = _Below("proxies")
     """Parent of the ephemeral nodes of proxies."""
+    cluster_settings = _Below("cluster-settings")
+    """The settings that hold for all processes."""
+    access_rules = _Below("access-rules")
+    """The rules of access."""
     auditor = _Below("autorecovery/auditor")
     """Ephemeral node of the auditor."""
+    recovery_members = _Below("autorecovery/members")
+    """Parent of the ephemeral nodes of auto-recovery's processes."""
     troubles = _Below("autorecovery/troubles")
     """Parent of the items that the last sweeps left out."""
     autorecovery_paused = _Below("autorecovery/paused")
@@ -213,7 +233,7 @@ class NamespacePaths:
 
     def garbage_release(self, name: str) -> str:
         """Exists to release the brake of a bookie's garbage collection once."""
-        return f"{self.root}/bookies/garbage/{escape(name)}"
+        return f"{self.garbage_releases}/{escape(name)}"
 
     def ledger(self, ledger_id: int) -> str:
         """Metadata of a ledger; at most 10,000 children per node, as ZooKeeper bounds answers."""
@@ -278,9 +298,17 @@ class NamespacePaths:
         """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
         return f"{self.upkeep_locks}/{escape(what)}"
 
+    def tier(self, url: str) -> str:
+        """Says that objects of the cluster are, or were, below a URL."""
+        return f"{self.tiers}/{escape(url)}"
+
     def proxy(self, location: str) -> str:
         """Ephemeral node of the proxy at `location`."""
         return f"{self.proxies}/{escape(location)}"
+
+    def recovery_member(self, token: str) -> str:
+        """Ephemeral node of one process of auto-recovery."""
+        return f"{self.recovery_members}/{token}"
 
     def troubles_of(self, sweep: str) -> str:
         """Items that the last sweep of a kind left out, if there were any."""

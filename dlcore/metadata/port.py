@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from dlcore.base.errors import (
@@ -20,6 +20,7 @@ from dlcore.base.errors import (
     MetadataSessionExpiredError,
     TransactionTooLargeError,
 )
+from dlcore.base.metrics import Durations
 
 ANY_VERSION = -1
 """Write or delete with any version."""
@@ -37,12 +38,20 @@ UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
 class Versioned:
     """A node's value and version.
 
-    `session` is the token of the session that owns an ephemeral node, "" for a permanent one.
+    Attributes:
+        session: the token of the session that owns an ephemeral node, "" for a permanent one.
+        created: the number of the transaction that created it; transactions are numbered in their
+            order, from 1.  A server of release 0.2.0 says 0.
+        changed: the number of the transaction that wrote its value last.
+        children: how many children it has.
     """
 
     value: bytes
     version: int
     session: str = ""
+    created: int = field(default=0, compare=False, repr=False)
+    changed: int = field(default=0, compare=False, repr=False)
+    children: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,19 @@ class SessionState(enum.Enum):
     EXPIRED = "expired"
 
 
+class StoreFigures:
+    """The counts of a store since it was opened.
+
+    Attributes:
+        sessions_lost: how often its session expired.
+        requests: the durations of requests, from the call to the answer.
+    """
+
+    def __init__(self) -> None:
+        self.sessions_lost = 0
+        self.requests = Durations()
+
+
 Unsubscribe: TypeAlias = Callable[[], None]
 
 
@@ -139,6 +161,13 @@ class MetadataStore(Protocol):
 
     async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
+        ...
+
+    async def get_children_many(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """Return what `get_children` returns of each path, in few round trips.
+
+        The lists are not from one moment.  Together they should have less than a megabyte.
+        """
         ...
 
     async def create(
@@ -188,6 +217,11 @@ class MetadataStore(Protocol):
     @property
     def session_token(self) -> str:
         """Text that differs between any two sessions."""
+        ...
+
+    @property
+    def figures(self) -> StoreFigures:
+        """Counts for operators."""
         ...
 
     async def aclose(self) -> None:

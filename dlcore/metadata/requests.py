@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, assert_never
 
 from kazoo import exceptions as kazoo_errors
@@ -22,6 +22,7 @@ from dlcore.base.errors import (
 from dlcore.metadata.port import Check, Create, Delete, Put, Versioned
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     from kazoo.client import KazooClient
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Op
 
 _GET_DATA = 4
+_GET_CHILDREN = 8
 _ANY_WATCHER = 3
 _ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
     (kazoo_errors.NoNodeError, NoNodeError),
@@ -42,12 +44,51 @@ _ERRORS: tuple[tuple[type[Exception], type[MetadataError]], ...] = (
     (kazoo_errors.OperationTimeoutError, MetadataConnectionError),
     (kazoo_errors.RequestTimeoutError, MetadataConnectionError),
     (KazooTimeoutError, MetadataConnectionError),
+    (kazoo_errors.NoAuthError, MetadataError),
 )
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that waits, or is under way."""
+
+    what: str  # operation and path, for errors
+    start: Callable[[], Any]  # gives kazoo's IAsyncResult
+    reply: asyncio.Future[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Sync:
+    """A sync, and the waiting reads right behind it."""
+
+    reply: asyncio.Future[Any]
+    reads: dict[Request, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """A watch of a caller; one of ZooKeeper stands for all of a path."""
+
+    callback: Callable[[], None]
+    children: bool
+    is_due: bool = False
 
 
 def session_token_of(session_id: int) -> str:
     """Return the text that identifies a session, "" for none."""
     return f"zookeeper-{session_id:016x}" if session_id else ""
+
+
+def versioned(value: bytes, stat: ZnodeStat) -> Versioned:
+    """Return a node that was read."""
+    return Versioned(
+        value,
+        stat.version,
+        session_token_of(stat.ephemeralOwner),
+        created=stat.czxid,
+        changed=stat.mzxid,
+        children=stat.numChildren,
+    )
 
 
 def _failure_of(code: int) -> Exception:
@@ -79,33 +120,44 @@ class RemoveWatches:
 
 @dataclass(frozen=True, slots=True)
 class MultiRead:
-    """Read many nodes in one answer; None for a path without a node."""
+    """Read many nodes in one answer; None for a path without a node.
+
+    With `children` the answer has the names of their children, else their values.
+    """
 
     paths: tuple[str, ...]
+    children: bool = False
     type: int = 22
 
     def serialize(self) -> bytes:
         """Return the bytes of the request."""
         parts = bytearray()
+        kind = _GET_CHILDREN if self.children else _GET_DATA
         for path in self.paths:
-            parts += serialization.MultiHeader(_GET_DATA, False, -1).serialize()
+            parts += serialization.MultiHeader(kind, False, -1).serialize()
             parts += serialization.write_string(path)
             parts.append(0)  # no watch
         return bytes(parts + serialization.multiheader_struct.pack(-1, True, -1))
 
     @classmethod
-    def deserialize(cls, answer: bytes, offset: int) -> list[Versioned | None]:
-        """Return the nodes of an answer."""
-        nodes: list[Versioned | None] = []
+    def deserialize(cls, answer: bytes, offset: int) -> list[Any]:
+        """Return the values (`Versioned`) or names of children of an answer, None for no node."""
+        nodes: list[Any] = []
         header, offset = serialization.MultiHeader.deserialize(answer, offset)
         while not header.done:
             if header.type == _GET_DATA:
                 value, offset = serialization.read_buffer(answer, offset)
                 stat = ZnodeStat._make(serialization.stat_struct.unpack_from(answer, offset))
                 offset += serialization.stat_struct.size
-                nodes.append(
-                    Versioned(value or b"", stat.version, session_token_of(stat.ephemeralOwner))
-                )
+                nodes.append(versioned(value or b"", stat))
+            elif header.type == _GET_CHILDREN:
+                (count,) = serialization.int_struct.unpack_from(answer, offset)
+                offset += serialization.int_struct.size
+                names = []
+                for _ in range(count):
+                    name, offset = serialization.read_string(answer, offset)
+                    names.append(name)
+                nodes.append(names)
             else:
                 (code,) = serialization.int_struct.unpack_from(answer, offset)
                 offset += serialization.int_struct.size
@@ -151,5 +203,7 @@ def _describe(ours: type[MetadataError], error: Exception) -> str:
         MetadataSessionExpiredError: "the session expired",
         MetadataConnectionError: f"no answer from ZooKeeper ({type(error).__name__}), "
         "result unknown",
+        MetadataError: "the node is for another user of ZooKeeper: expected zk_auth_file with the "
+        "user for whom it was made",
     }
     return reasons[ours]

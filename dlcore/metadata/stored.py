@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Versioned
 
 LAYOUT = 2
-"""Version of the format of all values; values of another version are refused."""
+"""Version of the format of all values; values of another version are refused, unless `LAYOUTS` of
+their struct has it."""
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A count, an id, or a time in epoch milliseconds."""
@@ -64,18 +65,20 @@ def decode(kind: type[_S], value: bytes, *, source: str) -> _S:
         CorruptMetadataError: the bytes are no such value, or have another layout.
     """
     what = f"{kind.__name__} at {source}"
+    known = getattr(kind, "LAYOUTS", (LAYOUT,))
     is_packed = kind.__struct_config__.array_like
     try:
         layout = (_packed_layout if is_packed else _json_layout).decode(value).layout
-        found: _S | None = _decoder(kind).decode(value) if layout == LAYOUT else None
+        found: _S | None = _decoder(kind).decode(value) if layout in known else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptMetadataError(f"{what} does not parse: {error}") from error
     except (ConfigurationError, CorruptMetadataError, ArithmeticError, ValueError) as error:
         # One of the value's own checks failed.
         raise CorruptMetadataError(f"{what} contradicts itself: {error}") from error
     if found is None:
+        readable = " and ".join(map(str, known))
         raise CorruptMetadataError(
-            f"{what} has layout version {layout}, this release reads {LAYOUT}"
+            f"{what} has layout version {layout}, this release reads {readable}"
         )
     return found
 

@@ -6,7 +6,7 @@ follow a leader use this.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.errors import (
@@ -19,21 +19,33 @@ from dlcore.base.errors import (
 from dlcore.metadata.port import ANY_VERSION, Check, Create, Delete, Op, Put, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @dataclass(slots=True)
 class Node:
-    """A node; `owner` is the session of an ephemeral node."""
+    """A node; `owner` is the session of an ephemeral node.
+
+    `created` and `changed` are the numbers of transactions, as in `Versioned`.
+    """
 
     value: bytes
     version: int = 0
     owner: int | None = None
+    created: int = 0
+    changed: int = 0
     children: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
 
     def versioned(self) -> Versioned:
         """Return the value and version that readers see."""
-        return Versioned(self.value, self.version, session_token_of(self.owner))
+        return Versioned(
+            self.value,
+            self.version,
+            session_token_of(self.owner),
+            created=self.created,
+            changed=self.changed,
+            children=len(self.children),
+        )
 
 
 def session_token_of(session: int | None) -> str:
@@ -48,20 +60,54 @@ def parent_of(path: str) -> str:
     return path.rpartition("/")[0] or "/"
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The operation of a transaction that failed, by its index, and its error."""
+
+    index: int
+    error: MetadataError
+
+
 class Tree:
     """All nodes by path; the root always exists."""
 
     def __init__(self) -> None:
         self._nodes = {"/": Node(b"")}
+        self._number = 0  # of the last transaction
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     def copy(self) -> Tree:
         """Return a tree of equal nodes."""
         copied = Tree()
         copied._nodes = {
-            path: Node(node.value, node.version, node.owner, dict(node.children))
-            for path, node in self._nodes.items()
+            path: replace(node, children=dict(node.children)) for path, node in self._nodes.items()
         }
+        copied._number = self._number
         return copied
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, Node], *, number: int = 0) -> Tree:
+        """Return a tree of these nodes, by path; their `children` are found here.
+
+        `number` is that of the last transaction.
+
+        Raises:
+            NoNodeError: a node has no parent.
+        """
+        tree = cls()
+        tree._number = number
+        for path in sorted(nodes):  # a parent comes before its children
+            if path == "/":
+                tree._nodes["/"] = nodes["/"]
+                continue
+            parent = tree._nodes.get(parent_of(path))
+            if parent is None:
+                raise NoNodeError(f"{path} has no parent")
+            parent.children[path.rpartition("/")[2]] = None
+            tree._nodes[path] = nodes[path]
+        return tree
 
     def find(self, path: str) -> Node | None:
         """Return the node, or None if there is none."""
@@ -90,15 +136,23 @@ class Tree:
         Raises:
             MetadataError: the error of the first operation that fails.
         """
+        changed = self.attempt(ops, session)
+        if isinstance(changed, Refusal):
+            raise changed.error
+        return changed
+
+    def attempt(self, ops: Sequence[Op], session: int) -> dict[str, None] | Refusal:
+        """Apply all of `ops` in order, or none; return the paths that changed, or why not."""
         undo: list[Callable[[], None]] = []
         changed: dict[str, None] = {}
-        try:
-            for op in ops:
+        for index, op in enumerate(ops):
+            try:
                 changed.update(dict.fromkeys(self._apply_one(op, session, undo)))
-        except MetadataError:
-            for step in reversed(undo):
-                step()
-            raise
+            except MetadataError as error:
+                for step in reversed(undo):
+                    step()
+                return Refusal(index, error)
+        self._number += 1
         return changed
 
     def _apply_one(self, op: Op, session: int, undo: list[Callable[[], None]]) -> Iterable[str]:
@@ -107,9 +161,10 @@ class Tree:
                 return self._create(op, session, undo)
             case Put():
                 node = self._require(op.path, op.version)
-                before = (node.value, node.version)
+                before = (node.value, node.version, node.changed)
                 undo.append(lambda: _restore(node, *before))
                 node.value, node.version = op.value, node.version + 1
+                node.changed = self._number + 1
                 return (op.path,)
             case Delete():
                 return self._delete(op, undo)
@@ -130,7 +185,8 @@ class Tree:
             raise MetadataError(f"cannot create {op.path}: {above} is ephemeral")
         name = op.path.rpartition("/")[2]
         parent.children[name] = None
-        self._nodes[op.path] = Node(op.value, owner=session if op.ephemeral else None)
+        owner, number = session if op.ephemeral else None, self._number + 1
+        self._nodes[op.path] = Node(op.value, owner=owner, created=number, changed=number)
         undo.append(lambda: parent.children.pop(name))
         undo.append(lambda: _discard(self._nodes, op.path))
         return (op.path, above)
@@ -158,8 +214,8 @@ class Tree:
         return node
 
 
-def _restore(node: Node, value: bytes, version: int) -> None:
-    node.value, node.version = value, version
+def _restore(node: Node, value: bytes, version: int, changed: int) -> None:
+    node.value, node.version, node.changed = value, version, changed
 
 
 def _discard(nodes: dict[str, Node], path: str) -> None:

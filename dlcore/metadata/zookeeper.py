@@ -16,16 +16,14 @@ import logging
 import os
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kazoo import exceptions as kazoo_errors
-from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.protocol.states import EventType, KazooState, KeeperState, WatchedEvent
-from kazoo.retry import KazooRetry
 
+from dlcore.access.zookeeper import EVERYBODY
 from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import (
@@ -38,6 +36,7 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.metadata.answers import ConnectionHandler, answer_in_time, in_thread, tell_if_large
+from dlcore.metadata.kazoo_client import client_of
 from dlcore.metadata.kazoo_log import KazooLog
 from dlcore.metadata.port import (
     ANY_VERSION,
@@ -45,6 +44,7 @@ from dlcore.metadata.port import (
     Op,
     Put,
     SessionState,
+    StoreFigures,
     Unsubscribe,
     Versioned,
     require_request_size,
@@ -52,13 +52,19 @@ from dlcore.metadata.port import (
 from dlcore.metadata.requests import (
     MultiRead,
     RemoveWatches,
+    Request,
+    Sync,
+    Watch,
     session_token_of,
     transaction_of,
     translate,
+    versioned,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from dlcore.access.zookeeper import ZooKeeperAccess
 
 logger = logging.getLogger(__name__)
 
@@ -66,69 +72,40 @@ _OUTSTANDING_MAX = 100
 """Linux lets about 270 wake-up bytes wait in kazoo's socket pair before a send blocks."""
 _READS_AT_ONCE = 500
 """Nodes read in one request; they have at most 1 KB, and readers of larger ones ask for fewer."""
+_LISTS_AT_ONCE = 16
+"""Lists of children read in one request: at a million logs these have some hundred KB."""
 _READ_ATTEMPTS_MAX = 4
 _ARMED_AGAIN_S = 1.0
 """Pause before a watch that a server refused is set again, if the connection has stayed."""
-_RECONNECT_DELAY_MAX_S = 1.0
-"""kazoo's own default grows to an hour."""
 _NOT_TO_BLAME = (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
 """ZooKeeper's errors for the operations of a failed transaction that did not cause the failure."""
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    what: str  # operation and path, for errors
-    start: Callable[[], Any]  # gives kazoo's IAsyncResult
-    reply: asyncio.Future[Any]
-
-
-@dataclass(slots=True, eq=False)
-class _Sync:
-    """A sync, and the waiting reads right behind it."""
-
-    reply: asyncio.Future[Any]
-    reads: dict[_Request, None] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Watch:
-    callback: Callable[[], None]
-    children: bool
-    is_due: bool = False
 
 
 class ZooKeeperStore:
     """A session with ZooKeeper; implements `MetadataStore`.  Created by `connect`."""
 
-    def __init__(self, servers: str, *, session_timeout_s: float) -> None:
+    def __init__(self, servers: str, *, session_timeout_s: float, access: ZooKeeperAccess) -> None:
         self._loop = asyncio.get_running_loop()
         self._request_timeout_s = session_timeout_s
         self._state = SessionState.SUSPENDED
         self._session_token = ""
+        self.figures = StoreFigures()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
         self._closings = BackgroundTasks(told_to_callers)
         self._revivals = BackgroundTasks()
         self._is_stopping = False  # by `aclose`, or at exit in another thread
-        self._backlog: deque[_Request] = deque()
-        self._outstanding: set[_Request] = set()
-        self._sync: _Sync | None = None  # of the reads that began in this turn of the loop
-        self._watches: dict[str, dict[_Watch, None]] = {}
+        self._backlog: deque[Request] = deque()
+        self._outstanding: set[Request] = set()
+        self._sync: Sync | None = None  # of the reads that began in this turn of the loop
+        self._watches: dict[str, dict[Watch, None]] = {}
         self._unarmed: set[str] = set()  # paths whose watches could not be set
         self._arming_again: asyncio.TimerHandle | None = None
         self._session_callbacks: dict[object, Callable[[SessionState], None]] = {}
         self._is_connected = asyncio.Event()
-        self._handler = handler = ConnectionHandler()
-        self._kazoo_log = KazooLog(self._is_connected.is_set)
-        self._client = KazooClient(
-            hosts=servers,
-            timeout=session_timeout_s,
-            handler=handler,
-            connection_retry=KazooRetry(
-                max_tries=-1, max_delay=_RECONNECT_DELAY_MAX_S, sleep_func=handler.sleep_func
-            ),
-            logger=self._kazoo_log,
-        )
+        self._kazoo_log = log = KazooLog(self._is_connected.is_set)
+        self._client = client_of(servers, access, log, session_timeout_s=session_timeout_s)
+        self._handler: ConnectionHandler = self._client.handler
         self._servers = servers
         self._pid = os.getpid()
         _left_open.add(self)
@@ -142,6 +119,7 @@ class ZooKeeperStore:
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         connect_timeout_s: float = SESSION_TIMEOUT_S,
+        access: ZooKeeperAccess = EVERYBODY,
     ) -> ZooKeeperStore:
         """Open a session with ZooKeeper at `servers` (``host:port,host:port``).
 
@@ -149,12 +127,13 @@ class ZooKeeperStore:
 
         Raises:
             MetadataConnectionError: no server answered within `connect_timeout_s`.
+            ConfigurationError: a file of `access` cannot be read, or has wrong content.
         """
         times = {"session_timeout_s": session_timeout_s, "connect_timeout_s": connect_timeout_s}
         for key, value in times.items():
             if value <= 0:
                 raise ConfigurationError(f"{key}={value!r}: expected seconds > 0")
-        store = cls(servers, session_timeout_s=session_timeout_s)
+        store = cls(servers, session_timeout_s=session_timeout_s, access=access)
         try:
             store._client.add_listener(store._on_kazoo_state)
             store._client.start_async()
@@ -164,7 +143,7 @@ class ZooKeeperStore:
             await store.aclose()
             raise MetadataConnectionError(
                 f"no ZooKeeper answers at {servers} (waited {connect_timeout_s:g} s)"
-                + store._kazoo_log.explain()
+                + store._kazoo_log.explain(tls=store._handler.tls_failure)
             ) from None
         except BaseException:
             await store.aclose()
@@ -184,7 +163,7 @@ class ZooKeeperStore:
             )
         except NoNodeError:
             return None
-        return Versioned(value, stat.version, session_token_of(stat.ephemeralOwner))
+        return versioned(value, stat)
 
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False
@@ -203,6 +182,19 @@ class ZooKeeperStore:
         sizes = (len(node.value) for node in found if node is not None)
         tell_if_large(f"{len(paths)} nodes from {paths[0]}", sum(sizes))
         return found
+
+    async def get_children_many(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """Return the sorted names of each node's children, None where there is no node."""
+        parts = [paths[at : at + _LISTS_AT_ONCE] for at in range(0, len(paths), _LISTS_AT_ONCE)]
+        results = await asyncio.gather(*(self._list_some(tuple(part)) for part in parts))
+        return [names for part in results for names in part]
+
+    async def _list_some(self, paths: tuple[str, ...]) -> list[list[str] | None]:
+        what = f"children of {len(paths)} nodes from {paths[0]}"
+        request = MultiRead(paths, children=True)
+        found = await self._read(f"get {what}", lambda: self._call(request))
+        tell_if_large(f"the {what}", sum(len(name) for names in found for name in names or ()))
+        return [None if names is None else sorted(names) for names in found]
 
     def _call(self, request: MultiRead | RemoveWatches) -> Any:
         answer = self._client.handler.async_result()
@@ -273,6 +265,13 @@ class ZooKeeperStore:
         if any(isinstance(result, Exception) for result in results):
             raise MetadataError(f"a transaction of {len(frozen)} operations failed: {results}")
 
+    async def secure(self, path: str) -> None:
+        """Give a node to the user of this session alone, as those that it makes."""
+        assert self._client.default_acl
+        await self._write(
+            f"secure {path}", lambda: self._client.set_acls_async(path, self._client.default_acl)
+        )
+
     async def sync(self, path: str) -> None:
         """Make all later reads and watches see every write completed before this call."""
         await self._read(f"sync {path}", lambda: self._client.sync_async(path))
@@ -282,7 +281,7 @@ class ZooKeeperStore:
     ) -> Unsubscribe:
         """Call `callback` on the loop after `path` or its list of children may have changed."""
         self._require_open()
-        watch = _Watch(callback, children)
+        watch = Watch(callback, children)
         others = self._watches.setdefault(path, {})
         is_armed = any(other.children or not children for other in others)
         others[watch] = None
@@ -353,13 +352,13 @@ class ZooKeeperStore:
             self._client.close()
         except (KazooException, OSError) as error:
             # The session ends by its time-out then; the threads are daemons.
-            logger.warning("kazoo did not stop cleanly: servers=%s error=%r", self._servers, error)
+            logger.info("kazoo did not stop cleanly: servers=%s error=%r", self._servers, error)
 
     # Requests
 
     async def _read(self, what: str, start: Callable[[], Any], *, sync: str | None = None) -> Any:
         send = partial(self._send if sync is None else partial(self._send_after_sync, sync), what)
-        async with answer_in_time(what, self._request_timeout_s):
+        async with answer_in_time(what, self._request_timeout_s, self.figures.requests):
             for _ in range(_READ_ATTEMPTS_MAX - 1):
                 try:
                     return await send(start)
@@ -374,9 +373,9 @@ class ZooKeeperStore:
         """
         self._require_open()
         if self._sync is None:
-            self._sync = _Sync(self._loop.create_future())
+            self._sync = Sync(self._loop.create_future())
             self._loop.call_soon(self._send_begun, path)
-        sync, read = self._sync, _Request(what, start, self._loop.create_future())
+        sync, read = self._sync, Request(what, start, self._loop.create_future())
         sync.reads[read] = None
         try:
             await outcome_of(sync.reply)
@@ -391,11 +390,11 @@ class ZooKeeperStore:
         sync, self._sync = self._sync, None
         assert sync is not None
         start = partial(self._client.sync_async, path)
-        self._backlog += [_Request(f"sync {path}", start, sync.reply), *sync.reads]
+        self._backlog += [Request(f"sync {path}", start, sync.reply), *sync.reads]
         self._pump()
 
     async def _write(self, what: str, start: Callable[[], Any]) -> Any:
-        async with answer_in_time(what, self._request_timeout_s):
+        async with answer_in_time(what, self._request_timeout_s, self.figures.requests):
             return await self._send(what, start)
 
     async def _send(self, what: str, start: Callable[[], Any]) -> Any:
@@ -403,7 +402,7 @@ class ZooKeeperStore:
         return await self._enqueue(what, start)
 
     def _enqueue(self, what: str, start: Callable[[], Any]) -> asyncio.Future[Any]:
-        request = _Request(what, start, self._loop.create_future())
+        request = Request(what, start, self._loop.create_future())
         self._backlog.append(request)
         self._pump()
         return request.reply
@@ -423,11 +422,11 @@ class ZooKeeperStore:
             except Exception as error:  # noqa: BLE001  # kazoo checks arguments by raising anything
                 self._on_answer(request, None, error)
 
-    def _on_kazoo_answer(self, request: _Request, answer: Any) -> None:
+    def _on_kazoo_answer(self, request: Request, answer: Any) -> None:
         # In a thread of kazoo, and sometimes twice for one request.
         self._post(self._on_answer, request, answer.value, answer.exception)
 
-    def _on_answer(self, request: _Request, value: Any, error: Exception | None) -> None:
+    def _on_answer(self, request: Request, value: Any, error: Exception | None) -> None:
         if request not in self._outstanding:
             return
         self._outstanding.remove(request)
@@ -473,7 +472,7 @@ class ZooKeeperStore:
         if error is None or isinstance(error, NoNodeError) or is_removed or self._is_closed:
             return
         if not isinstance(error, MetadataConnectionError | MetadataSessionExpiredError):
-            logger.error("a watch is not armed, or not removed: error=%s", error)
+            logger.error("a watch is not armed: %s; to do: nothing, it is tried again", error)
         # Mostly the connection is lost, and the next one sets every watch.
         self._unarmed.add(path)
         if self._arming_again is None:
@@ -500,12 +499,12 @@ class ZooKeeperStore:
         for watch in self._watches[path]:
             self._make_due(path, watch)
 
-    def _make_due(self, path: str, watch: _Watch) -> None:
+    def _make_due(self, path: str, watch: Watch) -> None:
         if not watch.is_due:
             watch.is_due = True
             self._loop.call_soon(self._tell, path, watch)
 
-    def _tell(self, path: str, watch: _Watch) -> None:
+    def _tell(self, path: str, watch: Watch) -> None:
         watch.is_due = False
         if watch in self._watches.get(path, {}):
             watch.callback()
@@ -538,25 +537,26 @@ class ZooKeeperStore:
                 self._revivals.start(self._revive(), name="reviving kazoo")
 
     async def _revive(self) -> None:
-        logger.error("kazoo's connection thread died, starting another: servers=%s", self._servers)
+        logger.error("kazoo's thread died, servers=%s; to do: report this defect", self._servers)
         await in_thread(self._client.start_async)
 
     def _set_state(self, state: SessionState) -> None:
-        level = logging.INFO if state is SessionState.CONNECTED else logging.WARNING
-        logger.log(
-            level,
-            "metadata session: state=%s servers=%s session=%s",
-            state.value,
-            self._servers,
-            self._session_token,
-        )
+        about = (state.value, self._servers, self._session_token)
+        if state is SessionState.CONNECTED:
+            logger.info("metadata session: state=%s servers=%s session=%s", *about)
+        else:
+            logger.warning(
+                "metadata session: state=%s servers=%s session=%s; to do: wait, or see to the "
+                "metadata server",
+                *about,
+            )
         self._state = state
+        self.figures.sessions_lost += state is SessionState.EXPIRED
         for key in list(self._session_callbacks):
             self._loop.call_soon(self._tell_state, key, state)
 
     def _tell_state(self, key: object, state: SessionState) -> None:
-        callback = self._session_callbacks.get(key)
-        if callback is not None:
+        if (callback := self._session_callbacks.get(key)) is not None:
             callback(state)
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:

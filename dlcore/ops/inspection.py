@@ -39,6 +39,8 @@ from dlcore.metadata.stored import decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dlcore.api.log import DistributedLogManager
+    from dlcore.base.ids import DLSN
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.segment import Extent, LogSegment
@@ -425,3 +427,18 @@ async def _exists(context: LogContext, ledger_id: int) -> bool:
     except LedgerNotFoundError:
         return False
     return True
+
+
+async def seconds_behind(manager: DistributedLogManager, position: DLSN, *, now_ms: int) -> float:
+    """Return how long ago the next record was written that a reader at a position reads.
+
+    It is 0 at the end of the log.
+
+    Raises: LogNotFoundError, LedgerReadError, MetadataError.
+    """
+    snapshot = await manager.get_snapshot()
+    if position >= snapshot.end:
+        return 0.0
+    async with await manager.open_reader(dlsn=max(position, snapshot.first)) as reader:
+        record = await reader.read_next(until_caught_up=True)
+    return 0.0 if record is None else max(0, now_ms - record.timestamp_ms) / 1000

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from dlcore.access.rights import Rule
 from dlcore.backends.direct.log import DirectLog
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
@@ -20,10 +21,12 @@ from dlcore.base.errors import (
     UnknownActionError,
     WriteError,
 )
+from dlcore.base.health import Readiness
 from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.flight import actions, answers
 from dlcore.flight.actions import described
 from dlcore.flight.answers import (
+    AccessRules,
     BegunProducer,
     LivingProxies,
     NoAnswer,
@@ -43,6 +46,7 @@ from dlcore.flight.requests import (
     NoRequest,
     ProducerRequest,
     RenameRequest,
+    RulesRequest,
     SchemaRequest,
     SettingsRequest,
     StreamRequest,
@@ -54,10 +58,13 @@ from dlcore.proxy.reading.subscriptions import Subscriptions
 from dlcore.proxy.writing.appends import Appends
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.health import Check
     from dlcore.flight.actions import Action
+    from dlcore.flight.needs import Pass
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.put import PutService
@@ -80,6 +87,8 @@ class Actions:
         drain: Drain,
         undrain: Drain,
         balance: Told,
+        tls: TlsInUse | None,
+        checks: Mapping[str, Check],
     ) -> None:
         self._namespace = namespace
         self._membership = membership
@@ -88,6 +97,8 @@ class Actions:
         self._drain_proxy = drain
         self._undrain_proxy = undrain
         self._balance = balance
+        self._tls = tls
+        self._checks = checks
         self._handlers: dict[str, tuple[Action[Any, Any], Callable[[Any], Awaitable[Any]]]] = {}
         self._handle(actions.CREATE, self._create)
         self._handle(actions.MERGE_SCHEMA, self._merge_schema)
@@ -104,6 +115,7 @@ class Actions:
         self._handle(actions.UNDRAIN, self._undrain)
         self._handle(actions.HEALTH, self._health)
         self._handle(actions.PROXIES, self._proxies)
+        self._handle(actions.ACCESS_RULES, self._access_rules)
         self._handle(actions.PRODUCER_INIT, self._producer_init)
         appends = Appends(namespace)
         self._handle(actions.COMMIT_APPEND, appends.commit)
@@ -127,12 +139,13 @@ class Actions:
     ) -> None:
         self._handlers[action.name] = (action, handler)
 
-    async def perform(self, name: str, body: bytes) -> bytes:
-        """Perform an action; return its answer.
+    async def perform(self, name: str, body: bytes, entry: Pass) -> bytes:
+        """Perform an action of a caller that has the rights for it; return its answer.
 
         Raises:
             UnknownActionError: there is no such action.
             ConfigurationError: the body does not fit the action.
+            AccessDeniedError: the caller lacks a right.
             DLError: an error of the action.
         """
         if name not in self._handlers:
@@ -144,6 +157,7 @@ class Actions:
             request = msgspec.json.decode(body or b"{}", type=action.request)
         except MALFORMED as error:
             raise ConfigurationError(f"action {name!r}: {error}: {described(action)}") from error
+        await entry.require(action.needs.of(request), entrance=f"DoAction/{name}")
         if action is actions.DRAIN:  # it goes on, whoever waits for it
             return msgspec.json.encode(await handler(request))
         async with self._membership.outages.bounded():
@@ -289,14 +303,23 @@ class Actions:
         return answers.LogOwner(await self._membership.owner_of(log), log.log_id)
 
     async def _health(self, _: NoRequest) -> ProxyHealth:
-        here = self._membership.location
+        reasons = Readiness.of(self._checks).reasons
         return ProxyHealth(
-            location=here,
-            serves=here in self._membership.live,
+            location=self._membership.location,
+            serves=reasons["registered"] is None,
             logs=len(self._owner_of_logs),
             balance=self._balance(),
-            degraded=self._membership.outages.reason,
+            degraded=reasons["metadata_store"],
+            expires_at_ms=None if self._tls is None else self._tls.expires_at_ms,
+            clock_ms=self._namespace.ports.clock.now_ms(),
         )
+
+    async def _access_rules(self, request: RulesRequest) -> AccessRules:
+        rules = self._namespace.access_rules
+        changed = await rules.change(
+            add=map(Rule.parse, request.add), remove=map(Rule.parse, request.remove)
+        )
+        return AccessRules(list(map(str, changed)))
 
     async def _proxies(self, _: NoRequest) -> LivingProxies:
         return LivingProxies(sorted(self._membership.live))

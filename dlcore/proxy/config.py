@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from dlcore.access.principals import Principal
 from dlcore.base.config import MIB, checked, require, require_not_negative, require_positive
-from dlcore.base.settings import Option, options_of, require_log_level
+from dlcore.base.http_options import Address, address_in, require_http
+from dlcore.base.settings import Option, log_levels_of, options_of, values_of
 
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")
 
@@ -14,11 +16,19 @@ _COUNTS = tuple(
     for scope in ("log_", "principal_")
     for what in ("streams", "pending_bytes")
 )
+_CHOICES = {
+    "tls_client_auth": ("required", "none"),
+    "certificate_principal": ("common_name", "dns", "uri"),
+    "anonymous": ("allowed", "refused"),
+    "kafka_typed": ("json", "arrow"),
+}
 _RATES = tuple(
     f"{scope}{unit}_per_s"
     for scope in ("stream_", "log_", "principal_", "")
     for unit in ("records", "bytes")
 )
+LIVE_SETTINGS = (*_RATES, "throttle_max_s", "log_streams_max", "principal_streams_max")
+"""The settings that a running proxy takes over from those of its cluster."""
 
 
 def address_of(host: str, port: int) -> str:
@@ -48,6 +58,30 @@ class ProxyConfig:
     """PEM file of the authorities that sign the certificates of clients."""
     tls_client_auth: str = "required"
     """Whether clients need a certificate: required or none."""
+    certificate_principal: str = "common_name"
+    """The part of a client's certificate that is its principal: common_name, or the first dns or
+    uri of its subjectAltName.  A client whose certificate has no such part is anonymous."""
+    anonymous: str = "allowed"
+    """Whether clients without a token and without a certificate's name are served: allowed or
+    refused."""
+    token_issuer: str = ""
+    """Issuer of the tokens of users, as in their claim `iss`; empty: calls with a token are
+    refused."""
+    token_audience: str = ""
+    """Name of this service in the claim `aud` of tokens; it is needed with an issuer."""
+    token_keys: str = ""
+    """Public keys of the issuer: a file, as JWK set or PEM, or an https:// URL of a JWK set; empty:
+    they are found by OpenID discovery, for an issuer that is an https:// URL."""
+    token_principal: str = "sub"
+    """The claim of a token that is its user's name."""
+    token_skew_s: float = 10.0
+    """By so much the clocks of the issuer and of the proxy may differ."""
+    super_users: str = ""
+    """Principals that may do everything whatever the rules of access say, joined by commas, like
+    certificate:ops.example."""
+    audit_file: str = ""
+    """File of the audit log: a line for each denial, and each call that manages or truncates.
+    Empty: only the program's log tells them."""
     session_timeout_s: float = 4.0
     """Without contact for this time, the proxy loses its logs to other proxies."""
     message_bytes_max: int = 4 * MIB
@@ -74,7 +108,8 @@ class ProxyConfig:
     """Most bytes a second of all streams to one log; above it they wait.  0: no limit."""
     principal_records_per_s: float = 0.0
     """Most records a second of all streams of one principal; above it they wait.  0: no limit.  The
-    principal is the common name of the client's certificate, or without one the client's host."""
+    principal is the user of the client's token, or `certificate_principal`; all anonymous clients
+    of a host are one."""
     principal_bytes_per_s: float = 0.0
     """Most bytes a second of all streams of one principal; above it they wait.  0: no limit."""
     records_per_s: float = 0.0
@@ -118,11 +153,31 @@ class ProxyConfig:
     """Pause after each step; a step hands over one of 100 logs, and at most one that is written."""
     rebalance_tolerance: float = 0.2
     """A proxy hands over logs if it is above the mean of all proxies by more than this share."""
+    http_address: str = ""
+    """Address of metrics and health over HTTP, like 127.0.0.1:9191; empty: none."""
+    http_tls: str = "none"
+    """TLS of that port, with `tls_cert`: none, server, or required: callers need a certificate that
+    `tls_ca` has signed."""
+    http_logs_max: int = 10
+    """Most logs that metrics name: those with the highest rates."""
+    kafka_address: str = ""
+    """Address for clients of Kafka's protocol, like 127.0.0.1:9092; empty: none.  With `tls_cert`
+    they need TLS (docs/kafka-protocol.md)."""
+    kafka_advertised_port: int = 0
+    """Port at which these clients reach the proxy, at `advertised_host`; 0: that of
+    `kafka_address`."""
+    kafka_connections_max: int = 1000
+    """Most connections of these clients at once; further ones are closed."""
+    kafka_typed: str = "json"
+    """The form of a typed log's row as the value of a record of Kafka: json or arrow."""
+    kafka_headers: bool = False
+    """Whether records of Kafka have the headers dlsn and txid."""
     log_level: str = "info"
-    """Lowest level of logged messages: debug, info, warning or error."""
+    """Lowest level of logged messages: debug, info, warning or error; levels of modules may follow,
+    as in info,dlcore.proxy=debug."""
 
     def __post_init__(self) -> None:
-        for key in ("port", "advertised_port"):
+        for key in ("port", "advertised_port", "kafka_advertised_port"):
             value = getattr(self, key)
             require(condition=0 <= value <= 65535, key=key, value=value, rule="expected 0 … 65535")
         require(condition=bool(self.host), key="host", value=self.host, rule="expected an address")
@@ -130,6 +185,13 @@ class ProxyConfig:
             condition=self.host not in _EVERYWHERE or bool(self.advertised_host),
             key="host",
             value=self.host,
+            rule="clients cannot connect to this address: give an advertised_host",
+        )
+        at = self.kafka_listens_at
+        require(
+            condition=at is None or at.host not in _EVERYWHERE or bool(self.advertised_host),
+            key="kafka_address",
+            value=self.kafka_address,
             rule="clients cannot connect to this address: give an advertised_host",
         )
         require_positive(
@@ -148,28 +210,81 @@ class ProxyConfig:
             "idle_release_s",
             "session_timeout_s",
             "rebalance_pause_s",
+            "kafka_connections_max",
         )
-        require(
-            condition=self.tls_client_auth in ("required", "none"),
-            key="tls_client_auth",
-            value=self.tls_client_auth,
-            rule="expected required or none",
-        )
+        self._require_access()
+        require_http(self, has_certificate=bool(self.tls_cert))
         require_not_negative(
             self,
+            "token_skew_s",
             "lock_timeout_s",
             "throttle_max_s",
+            "http_logs_max",
             "rebalance_after_s",
             "rebalance_tolerance",
             *_RATES,
             *_COUNTS,
         )
-        require_log_level(self.log_level)
+        log_levels_of(self.log_level)
+
+    def _require_access(self) -> None:
+        for key, choices in _CHOICES.items():
+            value, rule = getattr(self, key), f"expected {' or '.join(choices)}"
+            require(condition=value in choices, key=key, value=value, rule=rule)
+        require(
+            condition=bool(self.token_issuer) == bool(self.token_audience),
+            key="token_audience",
+            value=self.token_audience,
+            rule=f"expected one with a token_issuer, and none without: {self.token_issuer!r}",
+        )
+        require(
+            condition=bool(self.token_issuer) or not self.token_keys,
+            key="token_keys",
+            value=self.token_keys,
+            rule="expected a token_issuer, too",
+        )
+        require(
+            condition=bool(self.token_principal),
+            key="token_principal",
+            value=self.token_principal,
+            rule="expected the name of a claim",
+        )
+        _ = self.super_user_names
+
+    @property
+    def super_user_names(self) -> frozenset[str]:
+        """The texts of the super users.  Raises: ConfigurationError: one is no principal."""
+        found = (each.strip() for each in self.super_users.split(","))
+        return frozenset(str(Principal.parse(each)) for each in found if each)
+
+    def changed_to(self, new: ProxyConfig) -> tuple[ProxyConfig, dict[str, object]]:
+        """Return the configuration after a change at run time, and those that need a restart.
+
+        The latter are settings of `new`, by key: all but the level of the log.
+        """
+        changed, wanted = replace(self, log_level=new.log_level), values_of(new)
+        kept = values_of(changed)
+        return changed, {key: value for key, value in wanted.items() if value != kept[key]}
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients need a certificate, with TLS."""
+        return self.tls_client_auth == "required"
 
     @property
     def address(self) -> str:
         """The address that the proxy listens on."""
         return address_of(self.host, self.port)
+
+    @property
+    def kafka_listens_at(self) -> Address | None:
+        """Where the proxy listens for Kafka's clients.  Raises: ConfigurationError."""
+        return address_in("kafka_address", self.kafka_address)
+
+    @property
+    def name(self) -> str:
+        """The proxy's name in its log: the address that clients connect to, if it is configured."""
+        return address_of(self.advertised_host or self.host, self.advertised_port or self.port)
 
     def location(self, port: int) -> str:
         """Return the location that clients connect to if the proxy listens on `port`."""
@@ -179,4 +294,6 @@ class ProxyConfig:
 
 def proxy_options() -> dict[str, Option]:
     """Return the settings of a proxy by key, with their meaning."""
-    return options_of(ProxyConfig)
+    found = options_of(ProxyConfig)
+    live = {key: replace(found[key], live=True) for key in LIVE_SETTINGS}
+    return found | live | {"log_level": replace(found["log_level"], changes=True)}

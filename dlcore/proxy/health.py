@@ -9,6 +9,7 @@ import grpc
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.proto import health_pb2 as pb
+from dlcore.flight.calls import abort
 from dlcore.flight.requests import parsed
 from dlcore.proxy.service import FLIGHT, refuse
 
@@ -26,6 +27,11 @@ class Health:
     def __init__(self) -> None:
         self._serves = False
         self._changed = asyncio.Event()
+
+    @property
+    def serves(self) -> bool:
+        """Whether the proxy acquires logs, as told last."""
+        return self._serves
 
     def tell(self, *, serves: bool) -> None:
         """Set whether the proxy acquires logs, and tell all watching clients."""
@@ -51,9 +57,8 @@ class Health:
     async def _check(self, data: bytes, context: Context) -> pb.HealthCheckResponse:
         request = await _asked(data, context)
         if request.service not in _SERVICES:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}, only {FLIGHT}"
-            )
+            text = f"no service {request.service!r}, only {FLIGHT}"
+            await abort(context, grpc.StatusCode.NOT_FOUND, text)
         return self._answer()
 
     async def _watch(self, data: bytes, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:

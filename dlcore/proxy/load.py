@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dlcore.base.features import UNTOLD, Release
 from dlcore.metadata.stored import LAYOUT, Count, Text
 
 
@@ -22,11 +23,16 @@ class LiveProxy(msgspec.Struct, frozen=True, kw_only=True):
         layout: the version of the format.
         secret: the text by which other proxies know a call of this one; made anew by each process.
         load: the load as it was told last; None: it was not told yet.
+        release: the release that it runs.
+        kafka: the ``host:port`` for clients of Kafka's protocol; None: it serves none, or is of
+            version 0.2 or before.
     """
 
     layout: int = LAYOUT
     secret: Text
     load: ProxyLoad | None = None
+    release: Release = UNTOLD
+    kafka: str | None = None
 
     def __repr__(self) -> str:
         return f"<LiveProxy {self.load}>"

@@ -18,9 +18,11 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.background import BackgroundTasks, end_tasks
-from dlcore.base.errors import AlreadyClosedError, MetadataError, NoNodeError
+from dlcore.base.errors import MetadataError, NoNodeError
+from dlcore.base.features import own_release
 from dlcore.log.metadata.owner import SessionNode
 from dlcore.log.metadata.store import LogStore, persistently
+from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell, encode
 from dlcore.proxy.load import LiveProxy, ProxyLoad
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from dlcore.log.metadata.values import LogKey
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore, Unsubscribe
+    from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +52,11 @@ class Membership:
         paths: NamespacePaths,
         location: str,
         *,
+        kafka: str | None = None,
         probe: Callable[[str], Coroutine[Any, Any, bool]] = refuses_connections,
     ) -> None:
         self.location = location
+        self._kafka = kafka
         self._probe = probe
         self._probes: dict[str, asyncio.Task[bool]] = {}
         self._store = store
@@ -61,11 +65,10 @@ class Membership:
         self._node = SessionNode(store, paths.proxy(location))
         self.secret = secrets.token_hex(_SECRET_BYTES)
         """The proof that a call is this proxy's, for those that may read the metadata."""
-        self._node.value = encode(LiveProxy(secret=self.secret))
+        self._node.value = encode(self._told())
         self._secrets: dict[str, str] = {}  # of live proxies, as read last
-        self._changed = asyncio.Event()
         self._tasks = BackgroundTasks()
-        self._unsubscribe: Unsubscribe | None = None
+        self._follower: NodeFollower | None = None
         self.outages = Outages(store)
         self._has_left = False
         self._vanishing: asyncio.Task[None] | None = None
@@ -102,12 +105,19 @@ class Membership:
             probe.add_done_callback(lambda _: self._probes.pop(location, None))
         is_gone = await asyncio.shield(probe)
         if is_gone:
-            logger.warning("the proxy at %s is gone: nobody listens there", location)
+            logger.warning(
+                "the proxy at %s is gone: nobody listens there; to do: start it again if it should "
+                "run; others serve its logs",
+                location,
+            )
         return is_gone
 
     async def tell_load(self, load: ProxyLoad) -> None:
         """Publish the load of this proxy.  Raises: MetadataError: it may not be published."""
-        await self._node.put(encode(LiveProxy(secret=self.secret, load=load)))
+        await self._node.put(encode(self._told(load)))
+
+    def _told(self, load: ProxyLoad | None = None) -> LiveProxy:
+        return LiveProxy(secret=self.secret, load=load, release=own_release(), kafka=self._kafka)
 
     async def loads_of(self, locations: Sequence[str]) -> dict[str, ProxyLoad | None]:
         """Return the last published loads of these proxies; None if one has none.
@@ -116,6 +126,20 @@ class Membership:
         """
         found = await self._read(locations)
         return {at: None if each is None else each.load for at, each in found.items()}
+
+    async def kafka_addresses(self) -> dict[str, tuple[str, int]]:
+        """Return host and port for Kafka's clients of each live proxy that has them.
+
+        If there is none, because this one drains, it is this one's.
+
+        Raises: MetadataError.
+        """
+        found = {at: each.kafka for at, each in (await self._read([*self.live])).items() if each}
+        known = {at: address for at, address in found.items() if address}
+        if not known and self._kafka is not None:
+            known = {self.location: self._kafka}
+        parts = {at: address.rpartition(":") for at, address in known.items()}
+        return {at: (host.strip("[]"), int(port)) for at, (host, _, port) in parts.items()}
 
     async def _read(self, locations: Sequence[str]) -> dict[str, LiveProxy | None]:
         nodes = await self._store.get_many([self._paths.proxy(each) for each in locations])
@@ -150,8 +174,9 @@ class Membership:
         """Join the live proxies, and begin to follow them.  Raises: MetadataError."""
         await self._node.ensure()
         await self._look()
-        self._unsubscribe = self._store.watch(self._paths.proxies, self._changed.set)
-        self._tasks.start(self._follow(), name="following the live proxies")
+        self._follower = NodeFollower(
+            self._store, self._paths.proxies, self._look, what="live proxies", children=True
+        )
 
     async def leave(self) -> None:
         """Leave the live proxies, but go on to follow them.  Idempotent."""
@@ -186,27 +211,20 @@ class Membership:
         except NoNodeError:
             pass
         except MetadataError as error:
-            logger.warning("%s goes with the session: %s", self._node.path, error)
+            logger.warning(
+                "%s goes with the session: %s; to do: nothing, clients find other proxies after "
+                "that",
+                self._node.path,
+                error,
+            )
 
     async def aclose(self) -> None:
         """Stop following; the node vanishes with the session, unless the proxy left before."""
-        if self._unsubscribe is not None:
-            self._unsubscribe()
+        if self._follower is not None:
+            await self._follower.aclose()
         self.outages.close()
         await self._node.aclose()
         await self._tasks.aclose()
-
-    async def _follow(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                await self._look()
-            except AlreadyClosedError:
-                return  # the namespace was closed before
-            except MetadataError as error:
-                # After a reconnection the watch fires again.
-                logger.warning("the live proxies are not known: %s", error)
 
     async def _look(self) -> None:
         nodes = await self._store.get_children(self._paths.proxies, fresh=True)

@@ -9,86 +9,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
-from google.protobuf.message import Message
 
+from dlcore.access.rights import Demand, Right
 from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
     LogNotReadyError,
     ReaderStalledError,
-    UncheckedTokenError,
+    UnauthenticatedError,
 )
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
-from dlcore.flight.calls import close_connection, drop_the_rest, send
+from dlcore.flight.calls import abort, close_connection, drop_the_rest, host_of, send
+from dlcore.flight.entrances import METHODS
+from dlcore.flight.needs import Need
 from dlcore.flight.requests import parsed
 from dlcore.flight.statuses import code_of, message_of, metadata_of
+from dlcore.flight.tickets import Ticket, ticket_of
+from dlcore.proxy.callers import AUTHORIZATION
 from dlcore.proxy.writing.forwarding import OwnerStatusError
 from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator
 
-    from dlcore.flight.forwards import Wish
     from dlcore.proxy.actions import Actions
+    from dlcore.proxy.callers import Callers
+    from dlcore.proxy.gatekeeper import Entry, Gatekeeper
     from dlcore.proxy.reading.serving import ReadPath
     from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.put import PutService
 
 logger = logging.getLogger(__name__)
-_MessageT = TypeVar("_MessageT", bound=Message)
 
 FLIGHT = "arrow.flight.protocol.FlightService"
-_TOKENS = frozenset({"authorization", "auth-token-bin"})
-"""Metadata keys in which clients of Flight send passwords and tokens."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 async def refuse(context: Context, error: DLError) -> NoReturn:
     """End a call with the status of an error."""
-    await context.abort(
-        grpc.StatusCode[code_of(error)], message_of(error), trailing_metadata=metadata_of(error)
-    )
-    raise AssertionError("abort raises")
-
-
-def streaming(
-    kind: type[_MessageT], answer: Callable[[_MessageT], AsyncIterator[Any]]
-) -> Callable[[bytes, Context], AsyncIterator[Any]]:
-    """Return a gRPC method for a function that answers a request with several messages.
-
-    A `DLError` of the function becomes the status of the call.
-    """
-
-    async def method(request: bytes, context: Context) -> AsyncIterator[Any]:
-        try:
-            async for message in answer(parsed(kind, request)):
-                yield message
-        except DLError as error:
-            await refuse(context, error)
-
-    return method
-
-
-def answering(
-    kind: type[_MessageT], answer: Callable[[_MessageT], Awaitable[Any]]
-) -> Callable[[bytes, Context], Awaitable[Any]]:
-    """Return a gRPC method for a function that answers a request with one message.
-
-    A `DLError` of the function becomes the status of the call.
-    """
-
-    async def method(request: bytes, context: Context) -> Any:
-        try:
-            return await answer(parsed(kind, request))
-        except DLError as error:
-            await refuse(context, error)
-
-    return method
+    await abort(context, grpc.StatusCode[code_of(error)], message_of(error), metadata_of(error))
 
 
 def _bytes_of(result: pb.PutResult | bytes) -> bytes:
@@ -96,41 +61,20 @@ def _bytes_of(result: pb.PutResult | bytes) -> bytes:
     return result if isinstance(result, bytes) else result.SerializeToString()
 
 
-class _WithoutTokens(grpc.GenericRpcHandler):
-    """The methods of Flight, without calls that carry a token: the proxy would not check it.
-
-    A client that sends a token expects access control, and must not believe that there is any.
-    """
-
-    def __init__(self, methods: grpc.GenericRpcHandler) -> None:
-        self._methods = methods
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of a call, None if this service has no such method."""
-        if not details.method.startswith(f"/{FLIGHT}/"):
-            return None
-        for key, _ in details.invocation_metadata or ():
-            if key in _TOKENS:
-                return grpc.stream_stream_rpc_method_handler(partial(_refuse_token, key))
-        return self._methods.service(details)
-
-
-async def _refuse_token(key: str, _: object, context: Context) -> None:
-    await drop_the_rest(context)
-    error = UncheckedTokenError(
-        f"metadata {key!r} has a token, and a proxy checks no tokens: send none.  A proxy serves "
-        "every client that can connect; with TLS, every client with a certificate that its tls_ca "
-        "signed (docs/tls.md)"
-    )
-    await refuse(context, error)
-
-
 class FlightService:
     """Answers the calls of Flight clients."""
 
     def __init__(
-        self, actions: Actions, puts: PutService, reads: ReadPath, forwarding: Forwarding
+        self,
+        actions: Actions,
+        puts: PutService,
+        reads: ReadPath,
+        forwarding: Forwarding,
+        callers: Callers,
+        gate: Gatekeeper,
     ) -> None:
+        self._callers = callers
+        self._gate = gate
         self._actions = actions
         self._puts = puts
         self._forwarding = forwarding
@@ -152,38 +96,82 @@ class FlightService:
             reader.cancel()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the table of methods, for a server."""
+        """Return the methods of `METHODS`, for a server."""
+        asking, streaming = (
+            grpc.unary_unary_rpc_method_handler,
+            grpc.unary_stream_rpc_method_handler,
+        )
+        info, schema = pb.FlightInfo.SerializeToString, pb.SchemaResult.SerializeToString
+        kind = pb.ActionType.SerializeToString
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "DoAction": grpc.unary_stream_rpc_method_handler(self._do_action),
-            "DoGet": grpc.unary_stream_rpc_method_handler(self._do_get),
-            "GetFlightInfo": grpc.unary_unary_rpc_method_handler(
-                answering(pb.FlightDescriptor, self._reads.get_flight_info),
-                response_serializer=pb.FlightInfo.SerializeToString,
-            ),
-            "GetSchema": grpc.unary_unary_rpc_method_handler(
-                answering(pb.FlightDescriptor, self._reads.get_schema),
-                response_serializer=pb.SchemaResult.SerializeToString,
-            ),
-            "ListFlights": grpc.unary_stream_rpc_method_handler(
-                streaming(pb.Criteria, self._reads.list_flights),
-                response_serializer=pb.FlightInfo.SerializeToString,
-            ),
+            "Handshake": grpc.stream_stream_rpc_method_handler(self._handshake),
+            "DoAction": streaming(self._do_action),
+            "DoGet": streaming(self._do_get),
+            "GetFlightInfo": asking(self._get_flight_info, response_serializer=info),
+            "GetSchema": asking(self._get_schema, response_serializer=schema),
+            "ListFlights": streaming(self._list_flights, response_serializer=info),
             "DoPut": grpc.stream_stream_rpc_method_handler(
                 self._do_put, response_serializer=_bytes_of
             ),
-            "ListActions": grpc.unary_stream_rpc_method_handler(
-                streaming(pb.Empty, self._list_actions),
-                response_serializer=pb.ActionType.SerializeToString,
-            ),
+            "ListActions": streaming(self._list_actions, response_serializer=kind),
         }
-        return _WithoutTokens(grpc.method_handlers_generic_handler(FLIGHT, methods))
+        in_table = {each.name: methods[each.name] for each in METHODS}
+        return grpc.method_handlers_generic_handler(FLIGHT, in_table)
+
+    async def _handshake(self, _: object, context: Context) -> None:
+        """Answer the standard handshake: a token in the place of a password is sent back."""
+        try:
+            token = await self._callers.handshake(context)
+            header = ((AUTHORIZATION, f"Bearer {token}"),)
+            # Clients look in one or the other; some lose the first if the call ends at once.
+            context.set_trailing_metadata(header)
+            await context.send_initial_metadata(header)
+        except UnauthenticatedError as error:
+            self._gate.tell_unproven(host_of(context), context.peer(), "Handshake", error)
+            await refuse(context, error)
+        except DLError as error:
+            await refuse(context, error)
+
+    @asynccontextmanager
+    async def _entered(self, context: Context, entrance: str) -> AsyncGenerator[Entry, None]:
+        """Let a call in, for a block; a `DLError` of the block becomes the status of the call."""
+        try:
+            async with self._gate.enter(context, entrance) as entry:
+                yield entry
+        except DLError as error:
+            await refuse(context, error)
+
+    async def _get_flight_info(self, request: bytes, context: Context) -> pb.FlightInfo:
+        async with self._entered(context, "GetFlightInfo") as entry:
+            descriptor = parsed(pb.FlightDescriptor, request)
+            ticket = ticket_of(descriptor)
+            await entry.require([Need(Right.DESCRIBE, ticket.log, ticket.log_id)])
+            return await self._reads.get_flight_info(descriptor, ticket)
+
+    async def _get_schema(self, request: bytes, context: Context) -> pb.SchemaResult:
+        async with self._entered(context, "GetSchema") as entry:
+            ticket = ticket_of(parsed(pb.FlightDescriptor, request))
+            await entry.require([Need(Right.DESCRIBE, ticket.log, ticket.log_id)])
+            return await self._reads.get_schema(ticket)
+
+    async def _list_flights(self, request: bytes, context: Context) -> AsyncIterator[pb.FlightInfo]:
+        async with self._entered(context, "ListFlights") as entry:
+            criteria = parsed(pb.Criteria, request)
+            async for name, info in self._reads.list_flights(criteria):
+                if entry.may(Demand(Right.DESCRIBE, name)):
+                    yield info
 
     async def _do_get(self, request: bytes, context: Context) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._readers.add(task)
         try:
-            await self._reads.do_get(parsed(pb.Ticket, request).ticket, partial(send, context))
+            async with self._gate.enter(context, "DoGet") as entry:
+                with entry.stay.ending_block():
+                    ticket = Ticket.decode(parsed(pb.Ticket, request).ticket)
+                    await entry.require([Need(Right.READ, ticket.log, ticket.log_id)])
+                    sending = partial(entry.stay.send, partial(send, context))
+                    await self._reads.do_get(ticket, sending)
         except asyncio.CancelledError:
             if not self._is_stopping or context.cancelled():
                 raise
@@ -203,11 +191,12 @@ class FlightService:
 
     async def _do_put(self, _: object, context: Context) -> None:
         try:
-            await self._puts.serve(context)
+            async with self._gate.enter(context, "DoPut") as entry:
+                await self._puts.serve(context, entry, entry.stay)
         except OwnerStatusError as ended:
             if ended.code is not grpc.StatusCode.UNAVAILABLE:
                 await drop_the_rest(context)
-            await context.abort(ended.code, ended.details, trailing_metadata=ended.metadata)
+            await abort(context, ended.code, ended.details, ended.metadata)
         except DLError as error:
             # After UNAVAILABLE the client tries again anyway, and soon: do not delay it.
             if code_of(error) != "UNAVAILABLE":
@@ -216,24 +205,25 @@ class FlightService:
 
     async def _do_action(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
-            for answer in await self._perform(request, context, self._forwarding.wish(context)):
+            async with self._gate.enter(context, "DoAction") as entry:
+                answers = await self._perform(request, context, entry)
+            for answer in answers:
                 yield answer
         except OwnerStatusError as ended:
-            await context.abort(ended.code, ended.details, trailing_metadata=ended.metadata)
+            await abort(context, ended.code, ended.details, ended.metadata)
         except DLError as error:
             await refuse(context, error)
 
-    async def _perform(self, request: bytes, context: Context, wish: Wish) -> list[bytes]:
+    async def _perform(self, request: bytes, context: Context, entry: Entry) -> list[bytes]:
         """Perform an action here, or at the log's owner if the client asks for forwarding."""
-        action = parsed(pb.Action, request)
+        action, wish = parsed(pb.Action, request), self._forwarding.wish(context)
         route = Route(self._forwarding.location)
         answers: list[bytes] = []
 
         async def ask(location: str) -> Refusal | None:
             nonlocal answers
-            client = await self._forwarding.client_of(context, wish)
             left_s = context.time_remaining()
-            answers, refusal = await self._forwarding.act(location, request, client, left_s)
+            answers, refusal = await self._forwarding.act(location, request, entry.caller, left_s)
             if refusal is not None and refusal.is_unreached:
                 # The action may have taken effect there.  Only the client may retry: the id or the
                 # token in its request makes the action count once.
@@ -242,7 +232,7 @@ class FlightService:
 
         while True:
             try:
-                body = await self._actions.perform(action.type, action.body)
+                body = await self._actions.perform(action.type, action.body, entry)
             except LogElsewhereError as error:
                 if not wish.forward:
                     raise
@@ -251,6 +241,8 @@ class FlightService:
             else:
                 return [pb.Result(body=body).SerializeToString()]
 
-    async def _list_actions(self, _: pb.Empty) -> AsyncIterator[pb.ActionType]:
+    async def _list_actions(self, request: bytes, context: Context) -> AsyncIterator[pb.ActionType]:
+        async with self._entered(context, "ListActions"):
+            parsed(pb.Empty, request)
         for each in actions.ACTIONS:
             yield pb.ActionType(type=each.name, description=actions.described(each))

@@ -30,13 +30,14 @@ from dlcore.log.reading.scan import (
     SegmentView,
     StagedExtent,
 )
+from dlcore.log.reading.scan_run import ScanRun
 from dlcore.log.reading.status import LogStatus
 from dlcore.sync.log_range import LogRange
 from dlcore.sync.manager import DistributedLogManager
 from dlcore.sync.merged import MergedReader
 from dlcore.sync.namespace_calls import NamespaceCalls
 from dlcore.sync.portal import Portal, shared_portal
-from dlcore.sync.prefetch import scan
+from dlcore.sync.prefetch import scan, scan_runs
 from dlcore.sync.reader import LogReader
 from dlcore.sync.staging import StagedAppend, StagingWriter
 from dlcore.sync.stream import AppendOnlyStreamReader, AppendOnlyStreamWriter
@@ -44,9 +45,11 @@ from dlcore.sync.watch import LogWatch
 from dlcore.sync.writer import LogWriter
 
 if TYPE_CHECKING:
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.api import namespace as aio
+    from dlcore.backends.flight.bearer import Token
     from dlcore.base.config import LedgerClientConfig, LogConfig
-    from dlcore.base.tls import TlsFiles
 
 __all__ = [
     "AppendOnlyStreamReader",
@@ -69,6 +72,7 @@ __all__ = [
     "NamespaceStatistics",
     "ScanBatch",
     "ScanRange",
+    "ScanRun",
     "SegmentView",
     "SharedStaging",
     "StagedAppend",
@@ -77,6 +81,7 @@ __all__ = [
     "copy_log",
     "open_namespace",
     "scan",
+    "scan_runs",
 ]
 
 logger = logging.getLogger(__name__)
@@ -90,6 +95,10 @@ def open_namespace(
     create: bool = False,
     client_id: str | None = None,
     tls: TlsFiles | None = None,
+    zookeeper: ZooKeeperAccess | None = None,
+    token: Token | None = None,
+    capabilities: bool = False,
+    encryption_keys: str | None = None,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     connect_timeout_s: float = SESSION_TIMEOUT_S,
     patience_s: float | None = None,
@@ -105,6 +114,10 @@ def open_namespace(
         create=create,
         client_id=client_id,
         tls=tls,
+        zookeeper=zookeeper,
+        token=token,
+        capabilities=capabilities,
+        encryption_keys=encryption_keys,
         session_timeout_s=session_timeout_s,
         connect_timeout_s=connect_timeout_s,
         patience_s=patience_s,

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from dlcore.base.background import all_of
 from dlcore.base.errors import AlreadyClosedError, DLError, LogNotReadyError
 from dlcore.sync.portal import close_at_exit, fail_exit, forget
 from dlcore.sync.twin import Blocking
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BUFFERED_RECORD_BYTES = 64
-"""Bytes that a buffered record counts beyond its payload."""
 _EXIT_FLUSH_S = 10.0
 """How long a writer may take at exit."""
 _EXIT_CLOSE_S = 10.0
@@ -52,6 +51,9 @@ class BufferingWriter(Blocking):
     # `_look_from_bytes`.  The thread that ends the background work first sets it to 0, and then
     # reads the buffer.  Therefore at least one of the two sees the other's change, and every record
     # is passed on.
+    #
+    # That is why the buffer is no `Batcher`, which keeps a record in three lists: an interrupt, or
+    # the other thread, may come between two operations, and would find the lists of unequal length.
 
     def __init__(
         self,
@@ -233,7 +235,8 @@ class BufferingWriter(Blocking):
         self._has_failed = True
         self._look_from_bytes = 0
         logger.warning(
-            "log %r: records are refused, the next call raises the error: %s",
+            "log %r: records are refused, the next call raises the error: %s; to do: handle the "
+            "error of the next call; write again what it names",
             self._writer.log_name,
             error,
         )
@@ -293,7 +296,12 @@ class BufferingWriter(Blocking):
         except DLError as error:
             reason = f"{type(error).__name__}: {error}"
         except TimeoutError:
-            logger.warning("log %r: its writer was not closed: %s", self._writer.log_name, reason)
+            logger.warning(
+                "log %r: its writer was not closed: %s; to do: close writers before the program "
+                "ends",
+                self._writer.log_name,
+                reason,
+            )
         self._report_unwritten(reason)
         await self._writer.abort()
 
@@ -302,7 +310,8 @@ class BufferingWriter(Blocking):
         if unwritten is None:
             return
         logger.error(
-            "log %r: not written: %s: the process ended with the writer open: %s",
+            "log %r: not written: %s: the process ended with the writer open: %s; to do: write "
+            "these records again if they are needed, and close writers",
             self._writer.log_name,
             unwritten,
             reason,
@@ -329,6 +338,6 @@ class WritersNamespace(Blocking):
 
     async def _finish(self) -> None:
         """Close at exit, if the caller has not closed it."""
-        await asyncio.gather(*(writer.finish() for writer in list(self._writers)))
+        await all_of(*(writer.finish() for writer in list(self._writers)))
         async with asyncio.timeout(_EXIT_CLOSE_S):
             await self._aclose()

@@ -189,6 +189,19 @@ class NamespaceCalls(WritersNamespace):
         """
         return self._call(self._namespace.survey_logs(names))
 
+    def grant(
+        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
+    ) -> list[tuple[bytes, ...]]:
+        """Return, for each of `parts`, capabilities to read its ranges, and nothing else.
+
+        A process without a certificate reads ranges that have them, as `ScanRange.capabilities`,
+        from bookies that take capabilities.  They are secrets: they give their rights to everybody
+        who has them, for `lifetime_s` seconds, at most a day.
+
+        Raises: ConfigurationError, MetadataError; UnsupportedError over proxies.
+        """
+        return self._call(self._namespace.grant(parts, lifetime_s=lifetime_s))
+
     def get_schemas(self, names: Sequence[str]) -> dict[str, pa.Schema | None]:
         """Return each existing log's schema, None if of bytes; raise `InvalidLogNameError`."""
         return self._call(self._namespace.get_schemas(names))
@@ -283,12 +296,49 @@ class NamespaceCalls(WritersNamespace):
         """
         return self._call(self._namespace.list_commits())
 
+    def get_access_rules(self) -> list[str]:
+        """Return the rules of access, as texts, in the order in which they were added.
+
+        A rule says what callers of proxies may do: docs/security.md.  Without any they may do
+        everything.  Clients that reach the metadata store and the bookies are bound by none.
+
+        Raises: MetadataError; AccessDeniedError: over proxies it needs to manage the namespace.
+        """
+        return self._call(self._namespace.get_access_rules())
+
+    def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        """Remove rules, then add others, in one step; return all rules.
+
+        Proxies follow within seconds, and end streams that lost their right.
+
+        Args:
+            add: texts of rules, as ``allow user:alice read,append prefix pay/``.
+            remove: texts of rules that are there.
+
+        Raises:
+            ConfigurationError: a text is no rule, one to remove is not there, or there are too
+                many.
+            MetadataError; AccessDeniedError: as for `get_access_rules`.
+        """
+        return self._call(self._namespace.change_access_rules(add=add, remove=remove))
+
     def get_statistics(self) -> NamespaceStatistics:
         """Return counts of this client's work so far, and its open objects.
 
         Raises: UnsupportedError over proxies.
         """
         return self._call_on_loop(lambda: self._namespace.get_statistics())
+
+    def get_collector(self) -> Any:
+        """Return the metrics of this client, for a registry of `prometheus_client`.
+
+        The registry asks it at each scrape, in any thread; a closed namespace has no samples.
+
+        Raises: UnsupportedError over proxies, which have metrics themselves.
+        """
+        return self._call_on_loop(lambda: self._namespace.get_collector())
 
     def get_bookies(self) -> list[BookieRegistration]:
         """Return the bookies that are registered now.

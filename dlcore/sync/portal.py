@@ -139,13 +139,18 @@ class _Shared:
                 async with asyncio.timeout(_CLOSERS_TIMEOUT_S):
                     await tasks.finish()
             for task in tasks:
-                logger.warning("not closed within %g s at exit: %r", _CLOSERS_TIMEOUT_S, task)
+                logger.warning(
+                    "not closed within %g s at exit: %r; to do: close namespaces, readers and "
+                    "writers before the program ends",
+                    _CLOSERS_TIMEOUT_S,
+                    task,
+                )
             await tasks.aclose()
 
         try:
             portal.submit(close_all()).result(2 * _CLOSERS_TIMEOUT_S)
         except TimeoutError:
-            logger.warning("the event loop hangs at exit")
+            logger.warning("the event loop hangs at exit; to do: report this as a defect")
         portal.stop()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.base.config import LedgerClientConfig
 from dlcore.sync.portal import Portal, close_at_exit, shared_portal
@@ -13,12 +13,15 @@ from dlcore.sync.portal import Portal, close_at_exit, shared_portal
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.backends.flight.bearer import Token
     from dlcore.backends.scanning import ScanClients
-    from dlcore.base.tls import TlsFiles
     from dlcore.log.reading.scan import ScanBatch, ScanRange
+    from dlcore.log.reading.scan_run import ScanRun
 
-_PREFETCH_BYTES = 16 * 1024 * 1024
-"""About how many bytes `scan` fetches ahead of its caller."""
+_PREFETCH_BYTES_MAX = 16 * 1024 * 1024
+"""About how many bytes `scan` fetches ahead of its caller, once that has taken as much."""
 
 
 def scan(
@@ -27,19 +30,47 @@ def scan(
     uri: str | None = None,
     config: LedgerClientConfig | None = None,
     tls: TlsFiles | None = None,
+    token: Token | None = None,
+    zookeeper: ZooKeeperAccess | None = None,
+    encryption_keys: str | None = None,
 ) -> Iterator[ScanBatch]:
     """Yield the records of `scans`, in order, one `ScanBatch` per entry, fetching ahead.
 
     Bookies are read directly.  The metadata store at `uri` is contacted only after a read failed,
-    to find the current ensembles and addresses.  `tls` is as for `open_namespace`.
+    to find the current ensembles and addresses.  `tls`, `token`, `zookeeper` and
+    `encryption_keys` are as for `open_namespace`.
 
     Raises:
         LedgerReadError: no replica of an entry is readable.
         AlreadyTruncatedError: records were truncated or deleted since the scan was planned;
             detected only with `uri`.
     """
+    runs = scan_runs(
+        scans,
+        uri=uri,
+        config=config,
+        tls=tls,
+        token=token,
+        zookeeper=zookeeper,
+        encryption_keys=encryption_keys,
+    )
+    return (entry for run in runs for entry in run.entries())
+
+
+def scan_runs(
+    scans: Sequence[ScanRange],
+    *,
+    uri: str | None = None,
+    config: LedgerClientConfig | None = None,
+    tls: TlsFiles | None = None,
+    token: Token | None = None,
+    zookeeper: ZooKeeperAccess | None = None,
+    encryption_keys: str | None = None,
+) -> Iterator[ScanRun]:
+    """Yield the records of `scans`, in order, many entries at a time; otherwise as `scan`."""
     portal = shared_portal()
-    clients = _scan_clients(portal, config or LedgerClientConfig(), tls)
+    config = config or LedgerClientConfig()
+    clients = _scan_clients(portal, (config, tls, token, zookeeper, encryption_keys))
     return _Prefetched(portal, list(scans), uri, clients)
 
 
@@ -52,16 +83,23 @@ class _SharedScanClients:
         close_at_exit(self, clients.aclose)
 
 
-_shared_clients: dict[tuple[LedgerClientConfig, TlsFiles | None], _SharedScanClients] = {}
+_Arguments: TypeAlias = (
+    "tuple[LedgerClientConfig, TlsFiles | None, Token | None, ZooKeeperAccess | None, str | None]"
+)
+_shared_clients: dict[_Arguments, _SharedScanClients] = {}
 
 
-def _scan_clients(portal: Portal, config: LedgerClientConfig, tls: TlsFiles | None) -> ScanClients:
+def _scan_clients(portal: Portal, key: _Arguments) -> ScanClients:
     from dlcore.backends.scanning import ScanClients
 
-    shared = _shared_clients.get((config, tls))
+    shared = _shared_clients.get(key)
     if shared is None or shared.portal is not portal:
-        shared = _SharedScanClients(portal, ScanClients(config, tls=tls))
-        _shared_clients[config, tls] = shared
+        config, tls, token, zookeeper, encryption_keys = key
+        clients = ScanClients(
+            config, tls=tls, token=token, zookeeper=zookeeper, encryption_keys=encryption_keys
+        )
+        shared = _SharedScanClients(portal, clients)
+        _shared_clients[key] = shared
     return shared.clients
 
 
@@ -76,10 +114,10 @@ class _Prefetched:
         self._finished = False
         self._task = portal.submit(self._prefetch.fetch(scans, uri, clients))
 
-    def __iter__(self) -> Iterator[ScanBatch]:
+    def __iter__(self) -> Iterator[ScanRun]:
         return self
 
-    def __next__(self) -> ScanBatch:
+    def __next__(self) -> ScanRun:
         if self._finished:
             raise StopIteration
         prefetch = self._prefetch
@@ -104,27 +142,31 @@ class _Prefetched:
 
 
 class _Prefetch:
-    """The queue from the portal to the caller's thread: at most `_PREFETCH_BYTES` ahead."""
+    """The queue from the portal to the caller's thread.
+
+    It is ahead by as much as the caller has taken: nothing is known of how much it wants.
+    """
 
     def __init__(self) -> None:
-        self.items: queue.SimpleQueue[tuple[ScanBatch | BaseException | None, int]] = (
+        self.items: queue.SimpleQueue[tuple[ScanRun | BaseException | None, int]] = (
             queue.SimpleQueue()
         )
         self._room = asyncio.Event()
         self._ahead_bytes = 0
+        self._ahead_bytes_max = 0
 
     async def fetch(self, scans: list[ScanRange], uri: str | None, clients: ScanClients) -> None:
         """Fetch all batches; the last item is an error, or None at the end."""
-        from dlcore.backends.scanning import scan as scan_async
+        from dlcore.backends.scanning import scan_runs as scan_async
 
         try:
-            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as batches:
-                async for batch in batches:
-                    size_bytes = batch.batch.nbytes
+            async with contextlib.aclosing(scan_async(scans, uri=uri, clients=clients)) as runs:
+                async for run in runs:
+                    size_bytes = run.batch.nbytes
                     self._ahead_bytes += size_bytes
-                    self.items.put((batch, size_bytes))
-                    # After the put: a batch larger than the bound must get through as well.
-                    while self._ahead_bytes > _PREFETCH_BYTES:
+                    self.items.put((run, size_bytes))
+                    # After the put: a run larger than the bound must get through as well.
+                    while self._ahead_bytes > self._ahead_bytes_max:
                         self._room.clear()
                         await self._room.wait()
         except Exception as error:  # noqa: BLE001  # raised in the caller's thread
@@ -135,4 +177,6 @@ class _Prefetch:
     def taken(self, size_bytes: int) -> None:
         """Note that the caller has taken a batch, so that more can be fetched."""
         self._ahead_bytes -= size_bytes
+        more = self._ahead_bytes_max + size_bytes
+        self._ahead_bytes_max = min(more, _PREFETCH_BYTES_MAX)
         self._room.set()

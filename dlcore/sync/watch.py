@@ -83,13 +83,22 @@ class LogWatch(Blocking):
             except AlreadyClosedError:
                 return
             except DLError as error:
-                logger.warning("%r goes on: %s: %s", self._watch, type(error).__name__, error)
+                logger.warning(
+                    "%r goes on: %s: %s; to do: see to the reason if it comes again; nothing is "
+                    "missed",
+                    self._watch,
+                    type(error).__name__,
+                    error,
+                )
                 self._ended.wait(_RETRY_DELAY_S)
                 continue
             try:
                 callback(changes)
             except Exception:
-                logger.exception("%r: its listener failed", self._watch)
+                logger.exception(
+                    "%r: its listener failed; to do: correct the function that the program passed",
+                    self._watch,
+                )
 
     def __iter__(self) -> LogWatch:
         return self

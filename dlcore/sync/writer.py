@@ -11,7 +11,8 @@ from dlcore.base.config import RECORD_SIZE_BYTES_MAX
 from dlcore.base.errors import LogNotReadyError, SchemaMismatchError
 from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import LogRecord
-from dlcore.sync.buffering import BUFFERED_RECORD_BYTES, BufferingWriter
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES, checked_payload, no_record
+from dlcore.sync.buffering import BufferingWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,8 +95,6 @@ class LogWriter(BufferingWriter):
         try:
             txid, payload = record.txid, record.payload
         except AttributeError as error:
-            from dlcore.log.writing.transmit import no_record
-
             raise no_record(record) from error
         # The order makes each check safe; nearly every record passes all of them.
         if (
@@ -109,7 +108,7 @@ class LogWriter(BufferingWriter):
             payload = record.payload
         self._last_txid = self._lowest_txid = txid
         self._records.append(record)
-        self._buffered_bytes += len(payload) + BUFFERED_RECORD_BYTES
+        self._buffered_bytes += len(payload) + RECORD_OVERHEAD_BYTES
         if self._buffered_bytes >= self._look_from_bytes:
             self._look_around_taken()
 
@@ -141,8 +140,6 @@ class LogWriter(BufferingWriter):
             self._last_txid = max(self._last_txid, self._writer.last_txid)
 
     def _checked(self, record: LogRecord) -> LogRecord:
-        from dlcore.log.writing.transmit import checked_payload
-
         self._require_usable()
         if self._typed is not None:
             raise self._typed.refusal()

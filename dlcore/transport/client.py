@@ -8,7 +8,7 @@ another port.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -55,12 +55,16 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from dlcore.access.holding import Purse
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.base.config import LedgerClientConfig
     from dlcore.base.ids import BookieId
-    from dlcore.base.tls import TlsFiles
     from dlcore.ledger.port import EntryRange, OnAnswer
-    from dlcore.transport.connection import Answer, Connect, Incoming
+    from dlcore.transport.connection import Connect
     from dlcore.transport.control import ControlClient
+    from dlcore.transport.incoming import Incoming
+    from dlcore.transport.session import Answer
     from dlcore.wire.client_end import Read
     from dlcore.wire.messages import Frame
 
@@ -74,6 +78,8 @@ _PROBED_MAX = 16
 _RECONNECT_S = 0.05
 _RECONNECT_S_MAX = 1.0
 """Pauses before a new connection to a bookie whose connection failed; none after an answer."""
+_LAST_WRITES_S = 2.0
+"""The longest time that a closing client waits for the answers to its last writes."""
 
 
 class Lane(IntEnum):
@@ -101,6 +107,7 @@ class WireBookieClient:
         config: time-outs and bounds.
         resolve_control: returns the address of a bookie's control service, for `list_entries`.
         tls: the certificates for encrypted connections; None: connections are not encrypted.
+        purse: capabilities for bookies that let a client without a certificate do nothing else.
     """
 
     def __init__(
@@ -110,14 +117,15 @@ class WireBookieClient:
         cluster_id: str,
         config: LedgerClientConfig,
         resolve_control: Resolve | None = None,
-        tls: TlsFiles | None = None,
+        tls: TlsInUse | None = None,
+        purse: Purse | None = None,
     ) -> None:
         self._resolve = resolve
         self._resolve_control = resolve_control
         self._cluster_id = cluster_id
         self._config = config
-        self._tls_files = tls
-        self._tls = None if tls is None else tls.client_context()
+        self._tls = tls
+        self._purse = purse
         self._memory = ReceiveMemory()
         self._peers: dict[BookieId, _Peer] = {}
         self._control: ControlClient | None = None
@@ -132,12 +140,13 @@ class WireBookieClient:
     ) -> None:
         """Queue an add; see the port."""
         try:
-            _check_size(bookie, len(frame))
+            size = len(frame)
+            _check_size(bookie, size)
             connection = self._connection(bookie, Lane.WRITES)
         except BookieError as error:
             asyncio.get_running_loop().call_soon(on_answer, error)
         else:
-            connection.add(frame, on_answer, is_recovery=is_recovery)
+            connection.add(frame, size, on_answer, is_recovery=is_recovery)
 
     def add_entry(
         self, bookie: BookieId, frame: Frame, *, is_recovery: bool = False
@@ -258,26 +267,33 @@ class WireBookieClient:
         if self._control is None:
             from dlcore.transport.control import ControlClient  # loads grpc
 
-            self._control = ControlClient(
-                timeout_s=self._config.read_timeout_s, tls=self._tls_files
-            )
+            self._control = ControlClient(timeout_s=self._config.read_timeout_s, tls=self._tls)
         with _unknown_addresses(bookie):
             address = await self._resolve_control(bookie)
         return await self._control.list_entries(bookie, address, ledger_id=ledger_id)
 
     async def aclose(self) -> None:
-        """Close every connection; pending requests fail with `BookieUnavailableError`."""
+        """Close every connection; pending requests fail with `BookieUnavailableError`.
+
+        Writes on their way get a moment to arrive: an entry is acknowledged by an ack quorum, and
+        a program that ends at once would else leave its last entries without their other copies.
+        """
         self._is_closed = True
         async with AsyncExitStack() as ends:  # closes each one, also if this is cancelled
             for peer in self._peers.values():
                 ends.push_async_callback(peer.aclose)
             if self._control is not None:
                 ends.push_async_callback(self._control.aclose)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_LAST_WRITES_S, self._config.add_timeout_s)):
+                    for peer in list(self._peers.values()):
+                        await peer.settled()
 
     async def _connect(self, protocol: asyncio.BufferedProtocol, address: str) -> None:
         host, _, port = address.rpartition(":")
+        context = None if self._tls is None else self._tls.client_context()
         await asyncio.get_running_loop().create_connection(
-            lambda: protocol, host.strip("[]"), int(port), ssl=self._tls
+            lambda: protocol, host.strip("[]"), int(port), ssl=context
         )
 
     def forget_free_memory(self) -> None:
@@ -298,7 +314,8 @@ class WireBookieClient:
             now_s = asyncio.get_running_loop().time()
             # Bookies come and go for years: keep only those that are in use.
             self._peers = {b: each for b, each in self._peers.items() if each.is_used(now_s)}
-            connecting = (self._resolve, self._connect, self._tls_files)
+            files = None if self._tls is None else self._tls.files
+            connecting = (self._resolve, self._connect, files, self._purse)
             peer = _Peer(bookie, *connecting, hello, self._memory, self._config)
             self._peers[bookie] = peer
         return peer.connection(lane)
@@ -362,6 +379,7 @@ class _Peer:
         resolve: Resolve,
         connect: Connect,
         tls: TlsFiles | None,
+        purse: Purse | None,
         hello: Hello,
         memory: ReceiveMemory,
         config: LedgerClientConfig,
@@ -370,6 +388,7 @@ class _Peer:
         self._resolve = resolve
         self._connect = connect
         self._tls = tls
+        self._purse = purse
         self._hello = hello
         self._memory = memory
         self._config = config
@@ -391,13 +410,20 @@ class _Peer:
                 memory=self._memory,
                 backoff=self._backoff,
                 config=self._config,
+                on_broken=lambda: self._drop(lane),
                 tls=self._tls,
+                purse=self._purse,
             )
             # Registered before it is open: requests that come meanwhile wait in it.
             self._connections[lane] = connection
-            connection.on_broken = lambda: self._drop(lane)
             self._opening.start(self._open(connection), name=f"connecting to {self._bookie}")
         return connection
+
+    async def settled(self) -> None:
+        """Return once every write so far has its answer or its error."""
+        connection = self._connections.get(Lane.WRITES)
+        if connection is not None:
+            await connection.settled()
 
     async def aclose(self) -> None:
         """Close every connection and wait for its end."""
@@ -406,7 +432,7 @@ class _Peer:
             connection.fail(BookieUnavailableError(f"{self._bookie}: the client was closed"))
         await self._opening.aclose()
         for connection in connections:
-            await connection.closed
+            await connection.closed.wait()
 
     def _drop(self, lane: Lane) -> None:
         del self._connections[lane]
@@ -417,11 +443,10 @@ class _Peer:
         try:
             with _unknown_addresses(self._bookie):
                 address = await self._resolve(self._bookie)
+            await connection.open(address, self._connect)
         except BookieError as error:
             self._backoff.failed(asyncio.get_running_loop().time())
             connection.fail(error)
-        else:
-            await connection.open(address, self._connect)
 
 
 def _cost_of(answer: Answer) -> int:

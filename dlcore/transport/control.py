@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
+from dlcore.access.tls_refusals import TLS_CLOSED, told_by_grpc
 from dlcore.base.errors import BookieUnavailableError
 from dlcore.base.proto import bookie_pb2 as pb
 from dlcore.base.proto.bookie_pb2_grpc import BookieControlStub
-from dlcore.base.tls_refusals import told_by_grpc
 from dlcore.ledger.ranges import EntryRanges
 from dlcore.wire.statuses import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.base.ids import BookieId
-    from dlcore.base.tls import TlsFiles
     from dlcore.ledger.port import EntryRange
 
 _OPTIONS = [
@@ -34,13 +35,30 @@ _CHANNELS_MAX = 100
 """Channels that are kept open; beyond this the oldest one is closed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieInfo:
+    """A bookie's figures, as its control service tells them now."""
+
+    read_only: bool
+    failed: bool
+    ledgers: int
+    stored_bytes: int
+    free_bytes: int
+    total_bytes: int
+    damaged_entries: int
+    repaired_entries: int
+    expires_at_ms: int | None
+    clock_ms: int | None
+    """Its clock; None: it is of a release that does not tell it."""
+
+
 class ControlClient:
     """Channels to the control services of bookies, by address; used on one event loop."""
 
-    def __init__(self, *, timeout_s: float, tls: TlsFiles | None = None) -> None:
+    def __init__(self, *, timeout_s: float, tls: TlsInUse | None = None) -> None:
         self._timeout_s = timeout_s
         self._tls = tls
-        self._credentials = None if tls is None else tls.channel_credentials()
+        self._credentials: grpc.ChannelCredentials | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def list_entries(
@@ -73,8 +91,8 @@ class ControlClient:
             raise BookieUnavailableError(f"{bookie}: it ended the list before its first page")
         return ranges
 
-    async def count_ledgers(self, bookie: BookieId, address: str) -> int:
-        """Return the number of ledgers of which `bookie` holds something.
+    async def ask(self, bookie: BookieId, address: str) -> BookieInfo:
+        """Return what `bookie` tells of itself.
 
         Raises:
             BookieUnavailableError: it does not answer, or another bookie answers.
@@ -86,7 +104,18 @@ class ControlClient:
             raise BookieUnavailableError(
                 f"{bookie}: at {address} is incarnation {info.incarnation} of {info.bookie_name}"
             )
-        return info.ledger_count
+        return BookieInfo(
+            read_only=info.read_only,
+            failed=info.failed,
+            ledgers=info.ledger_count,
+            stored_bytes=info.stored_bytes,
+            free_bytes=info.disk_free_bytes,
+            total_bytes=info.disk_total_bytes,
+            damaged_entries=info.damaged_entries,
+            repaired_entries=info.repaired_entries,
+            expires_at_ms=info.expires_at_ms or None,
+            clock_ms=info.clock_ms or None,
+        )
 
     async def aclose(self) -> None:
         """Close every channel."""
@@ -102,14 +131,19 @@ class ControlClient:
         return page if isinstance(page, pb.ListEntriesResponse) else None
 
     def _channel(self, address: str) -> grpc.aio.Channel:
+        credentials = None if self._tls is None else self._tls.channel_credentials()
+        if credentials is not self._credentials:
+            self._credentials = credentials
+            for known in list(self._channels):
+                self._retire(known)
         channel = self._channels.get(address)
         if channel is None:
             while len(self._channels) >= _CHANNELS_MAX:
                 self._retire(next(iter(self._channels)))
             channel = self._channels[address] = (
                 grpc.aio.insecure_channel(address, _OPTIONS)
-                if self._credentials is None
-                else grpc.aio.secure_channel(address, self._credentials, _OPTIONS)
+                if credentials is None
+                else grpc.aio.secure_channel(address, credentials, _OPTIONS)
             )
         return channel
 
@@ -123,7 +157,9 @@ class ControlClient:
             self._retire(address)
             code, details = error.code().name, error.details() or ""
             if self._tls is not None:
-                details = told_by_grpc(details, self._tls)
+                details = told_by_grpc(details, self._tls.files)
+            elif "Socket closed" in details:
+                details += f"; {TLS_CLOSED}"
             raise BookieUnavailableError(f"{bookie}: {code}: {details}") from error
         except TimeoutError as error:
             self._retire(address)

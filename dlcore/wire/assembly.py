@@ -23,6 +23,7 @@ _PEEK_BYTES = 16 * 1024
 
 _KEPT_SHARE_MAX = 8
 """A payload keeps at most this many times its size of the memory that it was received with."""
+_NO_PAYLOAD = memoryview(b"")
 
 
 class Frame(NamedTuple):
@@ -124,7 +125,7 @@ class Assembly:
             return None
         # Checked before memory is taken: a damaged length must not reserve any.
         fields = check_head(data, start, header)
-        payload = memoryview(data)[body:end]
+        payload = memoryview(data)[body:end] if header.payload_bytes else _NO_PAYLOAD
         if len(data) < end:
             if self._room is not None and not self._room.take(header.payload_bytes):
                 return None
@@ -134,7 +135,7 @@ class Assembly:
             self._data, self._position = b"", 0
             return None
         # A small view would keep all received bytes in memory for as long as it lives.
-        if len(payload) * _KEPT_SHARE_MAX < len(data):
+        if 0 < len(payload) * _KEPT_SHARE_MAX < len(data):
             payload = memoryview(bytes(payload))
         self._position = end
         self._was_big = False

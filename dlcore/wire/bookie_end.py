@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.base.errors import BadRequestError, WrongIncarnationError
+from dlcore.base.errors import BadRequestError, BookieAccessDeniedError, WrongIncarnationError
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.messages import (
     FEATURES,
@@ -16,6 +16,7 @@ from dlcore.wire.messages import (
     REQUEST_ID_MAX,
     WINDOW_BYTES_MAX,
     Add,
+    Authorize,
     Buffer,
     Cancel,
     Chunk,
@@ -59,6 +60,7 @@ BookieEvent: TypeAlias = (
     | Follow
     | Credit
     | Cancel
+    | Authorize
     | Ping
     | Pong
 )
@@ -88,6 +90,8 @@ class BookieEnd:
         self.close = self._assembly.close
         self.is_open = False
         """Whether the handshake is over."""
+        self.refusal: str | None = None
+        """Why the client is not let in, whatever its HELLO says."""
         self._features = 0
         self._last_id = 0
         self._windows: dict[int, int] = {}
@@ -101,6 +105,7 @@ class BookieEnd:
             WireError: the client broke the protocol.
             WrongIncarnationError, BadRequestError: the client names another bookie or cluster, or
                 speaks another version.
+            BookieAccessDeniedError: the client is not let in.
         """
         frame = self._assembly.next_frame()
         if frame is None:
@@ -122,7 +127,7 @@ class BookieEnd:
                 if request_id in self._windows:
                     self._open_window(request_id, self._windows[request_id] + size)
             case _:
-                assert isinstance(message, (Cancel, Ping, Pong))
+                assert isinstance(message, (Cancel, Authorize, Ping, Pong))
         return message
 
     def welcome(self) -> list[Buffer]:
@@ -149,6 +154,8 @@ class BookieEnd:
         self._windows.pop(request_id, None)
 
     def _enter(self, hello: Hello) -> None:
+        if self.refusal is not None:
+            raise BookieAccessDeniedError(self.refusal)
         if hello.version != PROTOCOL_VERSION:
             raise BadRequestError(f"protocol version {hello.version}, expected {PROTOCOL_VERSION}")
         if hello.cluster_id != self._cluster_id:

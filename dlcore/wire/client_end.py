@@ -17,10 +17,12 @@ from dlcore.base.errors import (
 )
 from dlcore.wire.assembly import Assembly
 from dlcore.wire.messages import (
+    FEATURE_AUTHORIZE,
     FEATURE_HELD,
     FEATURES,
     PROTOCOL_VERSION,
     REQUEST_ID_MAX,
+    Authorize,
     Buffer,
     Cancel,
     Chunk,
@@ -160,6 +162,10 @@ class ClientEnd(Generic[W, R]):
     def hello(self) -> list[Buffer]:
         """Return the message that opens the connection."""
         return encode(self._hello)
+
+    def authorize(self, token: bytes) -> list[Buffer]:
+        """Return the message that presents a capability; none if the bookie asks for none."""
+        return encode(Authorize(token)) if self._features & FEATURE_AUTHORIZE else []
 
     def add(
         self, frames: Sequence[Frame], writes: Sequence[W], *, is_recovery: bool

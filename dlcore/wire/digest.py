@@ -217,6 +217,15 @@ def following_frames(run: FrameRun) -> FollowingFrames | None:
     return FollowingFrames(ledger_id, first, headers["last_add_confirmed"].astype(np.int64), checks)
 
 
+def ids_of_run(run: FrameRun) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ids of ledgers and entries that the frames have, intact or not, without a check.
+
+    No frame is shorter than one without a body.
+    """
+    headers = _pieces(run.payload, run.bounds[:-1], _header_dtype()).view(_headers_dtype())
+    return headers["ledger_id"], headers["entry_id"]
+
+
 def decode_run(
     run: FrameRun, *, ledger_id: int, first_entry_id: int, stride: int
 ) -> list[EntryFrame] | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = bytes | memoryview
 SIZE_BYTES = 4
 TEXT_BYTES_MAX = 1024
+_SIZE = struct.Struct(">I")
 _TEXT = struct.Struct(">H")
 RUN_FRAMES_MIN = 16
 """This many frames or more are split without a step for each."""
@@ -51,6 +52,8 @@ def split(sizes: Buffer, payload: memoryview, *, bytes_min: int) -> Sequence[mem
         raise WireError(f"{len(sizes)} bytes of entry sizes: expected a multiple of {SIZE_BYTES}")
     if len(sizes) >= SIZE_BYTES * RUN_FRAMES_MIN:
         return _split_run(np.frombuffer(sizes, ">u4"), payload, bytes_min=bytes_min)
+    if len(sizes) == SIZE_BYTES and bytes_min <= len(payload) == _SIZE.unpack(sizes)[0]:
+        return [payload]  # most messages have one entry
     frames: list[memoryview] = []
     start = 0
     for size in struct.unpack(f">{len(sizes) // SIZE_BYTES}I", sizes):

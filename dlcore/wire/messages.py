@@ -12,9 +12,12 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 
 import crc32c
+import msgspec
 
+from dlcore.access.capability import CAPABILITY_BYTES_MAX, CAPABILITY_BYTES_MIN
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX, MIB
 from dlcore.base.errors import BadRequestError
+from dlcore.base.features import handshake_bit
 from dlcore.wire.fields import (
     SIZE_BYTES,
     TEXT_BYTES_MAX,
@@ -35,9 +38,9 @@ Frame: TypeAlias = Buffer | FrameParts
 """An entry frame to send."""
 
 PROTOCOL_VERSION = 1
-FEATURE_HELD = 1
-"""The feature bit of READ_HELD and its answer."""
-FEATURES = FEATURE_HELD
+FEATURE_HELD, FEATURE_AUTHORIZE = handshake_bit("read-held"), handshake_bit("authorize")
+"""The feature bits of READ_HELD and its answer, and of AUTHORIZE."""
+FEATURES = FEATURE_HELD | FEATURE_AUTHORIZE
 """Bit set of the optional features of this side."""
 
 HEADER = struct.Struct(">HBBIIQI")
@@ -80,6 +83,7 @@ class Kind(IntEnum):
     CREDIT = 8
     CANCEL = 9
     READ_HELD = 10
+    AUTHORIZE = 11
     PING = 16
     PONG = 17
     WELCOME = 32
@@ -177,6 +181,12 @@ class Cancel(NamedTuple):
     request_id: int
 
 
+class Authorize(NamedTuple):
+    """Give the requests behind it the rights of a capability; needs `FEATURE_AUTHORIZE`."""
+
+    token: bytes
+
+
 class Ping(NamedTuple):
     """Ask the other side for a sign of life; `token` comes back in the PONG."""
 
@@ -245,11 +255,12 @@ class Update(NamedTuple):
     fenced: bool
 
 
-Request: TypeAlias = WriteLac | ReadLac | ReadHeld | ReadEntry | ReadEntries | Follow
-_WithoutPayload: TypeAlias = (
-    Hello | Request | Credit | Cancel | Ping | Pong | Welcome | Failed | Lac
+_Read: TypeAlias = ReadLac | ReadHeld | ReadEntry | ReadEntries | Follow
+_Small: TypeAlias = (
+    Hello | _Read | Credit | Cancel | Authorize | Ping | Pong | Welcome | Failed | Lac
 )
-Message: TypeAlias = _WithoutPayload | Held | Add | Durable | Chunk | Update
+Request: TypeAlias = WriteLac | _Read
+Message: TypeAlias = _Small | WriteLac | Held | Add | Durable | Chunk | Update
 
 
 def cost_of(message: Chunk | Update) -> int:
@@ -257,7 +268,7 @@ def cost_of(message: Chunk | Update) -> int:
     return MESSAGE_BYTES + total_bytes(message.frames)
 
 
-class Header(NamedTuple):
+class Header(msgspec.Struct, frozen=True, gc=False):
     """The contents of a frame's header, checked against the limits of its kind."""
 
     kind: Kind
@@ -265,6 +276,7 @@ class Header(NamedTuple):
     request_id: int
     fields_bytes: int
     payload_bytes: int
+    crc: int
 
 
 class _Shape(NamedTuple):
@@ -308,6 +320,7 @@ ANYTHING: Expected = {
         _fixed(Kind.FOLLOW, _FOLLOW),
         _fixed(Kind.CREDIT, _SIZE),
         _fixed(Kind.CANCEL, _NONE),
+        _Shape(Kind.AUTHORIZE, CAPABILITY_BYTES_MIN, CAPABILITY_BYTES_MAX, 0, 0),
         _fixed(Kind.PING, _NONE),
         _fixed(Kind.PONG, _NONE),
         _Shape(Kind.WELCOME, _HELLO.size + 4, _HELLO.size + 2 * (TEXT_BYTES_MAX + 2), 0, 0),
@@ -357,6 +370,9 @@ def _encode(message: Message) -> list[Buffer]:
             return encode_add(
                 message.first_request_id, message.frames, is_recovery=message.is_recovery
             )
+        case WriteLac():
+            fields = _TWO_IDS.pack(message.ledger_id, message.last_add_confirmed)
+            return [_head(Kind.WRITE_LAC, 0, message.request_id, fields)]
         case Chunk():
             return _with_frames(
                 Kind.CHUNK, message.is_last, message.request_id, b"", message.frames
@@ -376,10 +392,8 @@ def _encode(message: Message) -> list[Buffer]:
             return [_encode_small(message)]
 
 
-def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case for each kind
+def _encode_small(message: _Small) -> bytes:  # noqa: C901 - one case for each kind
     match message:
-        case WriteLac(id_, ledger_id, lac):
-            return _head(Kind.WRITE_LAC, 0, id_, _TWO_IDS.pack(ledger_id, lac))
         case Lac(id_, lac):
             return _head(Kind.LAC, 0, id_, _ONE_ID.pack(lac))
         case Credit(id_, size):
@@ -396,6 +410,8 @@ def _encode_small(message: _WithoutPayload) -> bytes:  # noqa: C901 - one case f
             return _head(Kind.FOLLOW, 0, message.request_id, _FOLLOW.pack(*message[1:]))
         case Cancel(id_):
             return _head(Kind.CANCEL, 0, id_, b"")
+        case Authorize(token):
+            return _head(Kind.AUTHORIZE, 0, _CONNECTION_ID, token)
         # These two belong to no request, and carry their token in the field of the id.
         case Ping(token):
             return _head(Kind.PING, 0, token, b"")
@@ -420,8 +436,7 @@ def _head(
     kind: Kind, flags: int, request_id: int, fields: bytes, *, payload_bytes: int = 0
 ) -> bytes:
     header = _CHECKED.pack(_MAGIC, kind, flags, len(fields), payload_bytes, request_id)
-    crc = crc32c.crc32c(fields, crc32c.crc32c(header))
-    return header + _CRC.pack(crc) + fields
+    return header + _CRC.pack(crc32c.crc32c(header + fields)) + fields
 
 
 def _with_frames(
@@ -432,7 +447,7 @@ def _with_frames(
         payload = frames.payload
         return [_head(kind, flag, request_id, fields, payload_bytes=len(payload)), payload]
     sizes = [len(frame) for frame in frames]
-    fields += struct.pack(f">{len(sizes)}I", *sizes)
+    fields += _SIZE.pack(*sizes) if len(sizes) == 1 else struct.pack(f">{len(sizes)}I", *sizes)
     buffers: list[Buffer] = [_head(kind, flag, request_id, fields, payload_bytes=sum(sizes))]
     for frame in frames:
         if isinstance(frame, FrameParts):
@@ -442,14 +457,14 @@ def _with_frames(
     return buffers
 
 
-def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
+def decode_header(data: bytes, offset: int, expected: Expected) -> Header:
     """Read the header at `offset`, and refuse one that its kind cannot have.
 
     Raises:
         WireError: a kind that is not expected, wrong flags or sizes.
     """
     header = HEADER.unpack_from(data, offset)
-    magic, number, flags, fields_bytes, payload_bytes, request_id, _ = header
+    magic, number, flags, fields_bytes, payload_bytes, request_id, crc = header
     shape = expected.get(number)
     if (
         magic != _MAGIC
@@ -460,7 +475,7 @@ def decode_header(data: Buffer, offset: int, expected: Expected) -> Header:
     ):
         # One condition on the way of every frame; the reason is worked out only for a wrong one.
         raise _header_error(expected, magic, number, flags, fields_bytes, payload_bytes)
-    return Header(shape.kind, flags, request_id, fields_bytes, payload_bytes)
+    return Header(shape.kind, flags, request_id, fields_bytes, payload_bytes, crc)
 
 
 def _header_error(
@@ -483,19 +498,18 @@ def _header_error(
     return WireError(f"{kind.name} with {problem}")
 
 
-def check_head(data: Buffer, offset: int, header: Header) -> bytes:
+def check_head(data: bytes, offset: int, header: Header) -> bytes:
     """Return the fields of the frame at `offset`.
 
     Raises:
         WireError: header or fields are damaged.
     """
     start = offset + HEADER.size
-    fields = bytes(data[start : start + header.fields_bytes])
-    crc = crc32c.crc32c(fields, crc32c.crc32c(data[offset : offset + _CRC_OFFSET]))
-    (expected,) = _CRC.unpack_from(data, offset + _CRC_OFFSET)
-    if crc != expected:
+    fields = data[start : start + header.fields_bytes]
+    crc = crc32c.crc32c(data[offset : offset + _CRC_OFFSET] + fields)
+    if crc != header.crc:
         raise WireError(
-            f"{header.kind.name} frame with CRC32C {crc:#010x}, its header says {expected:#010x}"
+            f"{header.kind.name} frame with CRC32C {crc:#010x}, its header says {header.crc:#010x}"
         )
     return fields
 
@@ -573,6 +587,7 @@ _DECODERS: dict[Kind, Callable[[Header, Buffer, memoryview], Message]] = {
     Kind.FOLLOW: lambda h, f, _: Follow(h.request_id, *_FOLLOW.unpack(f)),
     Kind.CREDIT: lambda h, f, _: Credit(h.request_id, *_SIZE.unpack(f)),
     Kind.CANCEL: lambda h, _, __: Cancel(h.request_id),
+    Kind.AUTHORIZE: lambda _, f, __: Authorize(bytes(f)),
     Kind.PING: lambda h, _, __: Ping(h.request_id),
     Kind.PONG: lambda h, _, __: Pong(h.request_id),
     Kind.WELCOME: _decode_welcome,

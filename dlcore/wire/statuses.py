@@ -11,6 +11,7 @@ from enum import IntEnum
 from dlcore.base.errors import (
     AlreadyClosedError,
     BadRequestError,
+    BookieAccessDeniedError,
     BookieError,
     BookieOverloadedError,
     BookieReadOnlyError,
@@ -39,6 +40,7 @@ class Status(IntEnum):
     ENTRY_TOO_LARGE = 10
     STORAGE_ERROR = 11
     UNAVAILABLE = 12
+    ACCESS_DENIED = 13
 
 
 _ERRORS: dict[int, type[BookieError]] = {
@@ -53,6 +55,7 @@ _ERRORS: dict[int, type[BookieError]] = {
     Status.ENTRY_TOO_LARGE: EntryTooLargeError,
     Status.STORAGE_ERROR: BookieStorageError,
     Status.UNAVAILABLE: BookieUnavailableError,
+    Status.ACCESS_DENIED: BookieAccessDeniedError,
 }
 _STATUSES: dict[type, Status] = {
     **{error: Status(status) for status, error in _ERRORS.items()},

@@ -3,6 +3,7 @@
 Each attack goes against the only bookie of a cluster, or its only proxy, from a process of its
 own, while an honest client writes a record after the other.  Printed are the memory of that server
 at rest, at its highest under the attack, and afterwards, and how long the honest records took.
+With ``--stranger`` the cluster is secured, and the attacker is none whom it knows.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from tests.abuse.attacks import (
     large_add,
 )
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.certificates import Authority
 from tests.fixtures.resident import resident_kb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from dlcore import DistributedLogManager
+    from dlcore.access.tls import TlsFiles
 
+STRANGERS = ("clear", "no-certificate", "foreign")
 _REST_S = 5.0
 _LOOK_S = 0.1
 _LARGE_RECORDS, _LARGE_BYTES = 128, 1_000_000
@@ -85,9 +89,10 @@ async def watch(pid: int, log: DistributedLogManager, seconds: float) -> Seen:
 
 
 @contextlib.contextmanager
-def attacker(name: str, target: list[str]) -> Iterator[None]:
+def attacker(name: str, target: list[str], *, niceness: int) -> Iterator[None]:
     """Let a stranger attack meanwhile."""
-    command = [sys.executable, "-m", "tests.abuse.attacks", name, *target]
+    command = ["nice", "-n", str(niceness), sys.executable, "-m", "tests.abuse.attacks", name]
+    command += target
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=REPOSITORY) as process:
         try:
             yield
@@ -101,7 +106,7 @@ async def honest(
 ) -> AsyncGenerator[tuple[DistributedLogManager, list[str]], None]:
     """Yield a log, and what a stranger may know of a ledger of it and of its bookie."""
     (bookie,) = sandbox.bookies
-    async with await open_direct(sandbox.uri) as namespace:
+    async with await open_direct(sandbox.uri, tls=sandbox.tls) as namespace:
         one = QuorumConfig(1, 1, 1)
         await namespace.create_log(LOG, config=LogConfig(quorum=one))
         log = await namespace.open_log(LOG)
@@ -114,13 +119,13 @@ async def honest(
                 f"{bookie.name}/{bookie.incarnation}",
                 namespace.log_context.cluster_id,
             ]
-            await give_large(told)
+            await give_large(told, sandbox.tls)
         yield log, told
 
 
-async def give_large(told: list[str]) -> None:
+async def give_large(told: list[str], tls: TlsFiles | None) -> None:
     """Add the entry that is asked for."""
-    target = Target(told[0], int(told[1]), told[2], told[3])
+    target = Target(told[0], int(told[1]), told[2], told[3], tls)
     writer = await target.connect()
     writer.write(large_add(target.ledger_id, LARGE_ENTRY_ID))
     await writer.drain()
@@ -135,21 +140,36 @@ async def fill(log: DistributedLogManager) -> None:
             await writer.write(LogRecord(0, bytes(_LARGE_BYTES)))
 
 
-async def measure(name: str, *, seconds: float, after_s: float) -> None:
+def stranger_to(sandbox: Sandbox, kind: str) -> list[str]:
+    """Return the files of a stranger: none, an authority's, or those of another authority."""
+    if not sandbox.tls or kind == "clear":
+        return []
+    if kind == "no-certificate":
+        return [sandbox.tls.ca]
+    foreign = Authority(sandbox.data_dir / "strangers").issue("127.0.0.1.client")
+    return [sandbox.tls.ca, foreign.cert, foreign.key]
+
+
+async def measure(
+    name: str, *, seconds: float, after_s: float, niceness: int, stranger: str | None
+) -> None:
     """Run one attack, and print its row."""
     is_on_proxy = name in ATTACKS_ON_PROXY
-    with Sandbox(bookies=1, autorecovery=False, proxies=int(is_on_proxy)) as sandbox:
+    with Sandbox(
+        bookies=1, autorecovery=False, proxies=int(is_on_proxy), secure=stranger is not None
+    ) as sandbox:
         async with contextlib.AsyncExitStack() as stack:
             log, told = await stack.enter_async_context(honest(sandbox))
             pid = sandbox.bookies[0].pid
             if is_on_proxy:
                 (proxy,) = sandbox.proxies
                 pid, told[0] = proxy.pid, proxy.location.partition("://")[2]
-                opening = await open_namespace(proxy.location)
+                opening = await open_namespace(proxy.location, tls=sandbox.tls)
                 log = await (await stack.enter_async_context(opening)).open_log(LOG)
                 await fill(log)
             rest = await watch(pid, log, _REST_S)
-            with attacker(name, told):
+            files = stranger_to(sandbox, stranger) if stranger else []
+            with attacker(name, [*told, *files], niceness=niceness):
                 during = await watch(pid, log, seconds)
             after = await watch(pid, log, _REST_S)
             await asyncio.sleep(after_s)
@@ -165,11 +185,28 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=every, metavar="NAME")
     parser.add_argument("--seconds", type=float, default=20, help="of each attack (default: 20)")
     parser.add_argument("--after-s", type=float, default=65, help="until memory is looked at")
+    parser.add_argument(
+        "--niceness",
+        type=int,
+        default=0,
+        help="of the attacker; 19: as if it had other cores than the server (default: 0)",
+    )
+    parser.add_argument(
+        "--stranger", choices=STRANGERS, help="of a secured cluster: what it connects with"
+    )
     arguments = parser.parse_args()
     print("| attack | at rest: memory, p50, p99 | under it | just after | memory later |")
     print("|---|---|---|---|---|")
     for name in arguments.only or every:
-        asyncio.run(measure(name, seconds=arguments.seconds, after_s=arguments.after_s))
+        asyncio.run(
+            measure(
+                name,
+                seconds=arguments.seconds,
+                after_s=arguments.after_s,
+                niceness=arguments.niceness,
+                stranger=arguments.stranger,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,22 +1,27 @@
 """Attacks of strangers on a server: ``python -m tests.abuse.attacks`` runs one of them.
 
 An attacker is a process of its own, which keeps no rule.  It begins at once, and ends when its
-standard input does.
+standard input does.  With files it speaks TLS: with an authority alone as who has no certificate,
+and else with its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from dlcore.access.tls import TlsFiles
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.wire.digest import encode_frame
 from dlcore.wire.messages import (
+    ADD_FRAMES_MAX,
     FEATURES,
     PROTOCOL_VERSION,
     Add,
@@ -24,6 +29,7 @@ from dlcore.wire.messages import (
     Message,
     Ping,
     ReadEntry,
+    ReadLac,
     encode,
 )
 
@@ -43,7 +49,16 @@ LOG = "honest"
 class Target:
     """A server, and what a stranger may know of it."""
 
-    def __init__(self, address: str, ledger_id: int, bookie: str, cluster_id: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        ledger_id: int,
+        bookie: str,
+        cluster_id: str,
+        files: TlsFiles | None = None,
+    ) -> None:
+        self.files = files
+        self.tls = None if files is None else files.client_context()
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
         self.ledger_id = ledger_id
@@ -53,11 +68,28 @@ class Target:
 
     async def connect(self, *, hello: bool = True) -> asyncio.StreamWriter:
         """Connect, and read nothing; the system alone takes a little of what comes."""
-        reader, writer = await asyncio.open_connection(self.host, self.port, limit=1024)
+        reader, writer = await self.connection(limit=1024)
         if hello:
             writer.write(self.hello)
         self.open.append((reader, writer))
         return writer
+
+    def connection(
+        self, *, limit: int = 1 << 16
+    ) -> Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Return a new connection."""
+        return asyncio.open_connection(self.host, self.port, limit=limit, ssl=self.tls)
+
+    def channel(self, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+        """Return a new channel to a proxy."""
+        address, files = f"{self.host}:{self.port}", self.files
+        if files is None:
+            return grpc.aio.insecure_channel(address, options)
+        ca, key, cert = (
+            Path(each).read_bytes() if each else None for each in (files.ca, files.key, files.cert)
+        )
+        credentials = grpc.ssl_channel_credentials(ca, key, cert)
+        return grpc.aio.secure_channel(address, credentials, options)
 
 
 def bytes_of(message: Message) -> bytes:
@@ -94,19 +126,22 @@ async def never_finish(target: Target) -> None:
         (await target.connect()).write(data)
 
 
-async def repeat(target: Target, data: bytes) -> None:
+async def repeat(target: Target, parts: list[bytes]) -> None:
     """Send the same as fast as it is taken, on many connections; read what comes."""
 
     async def one() -> None:
         while True:
             with suppress(OSError):
-                reader, writer = await asyncio.open_connection(target.host, target.port)
+                reader, writer = await target.connection()
                 writer.write(target.hello)
                 taking = asyncio.create_task(take_all(reader))
                 try:
-                    while not taking.done():
-                        writer.write(data)
+                    for part in itertools.cycle(parts):
+                        writer.write(part)
                         await writer.drain()
+                        await asyncio.sleep(0)  # else who is refused would never see it
+                        if taking.done() or writer.is_closing():
+                            break
                 finally:
                     taking.cancel()
                     writer.transport.abort()
@@ -122,15 +157,43 @@ async def take_all(reader: asyncio.StreamReader) -> None:
 
 async def ping(target: Target) -> None:
     """Send nothing but signs of life."""
-    await repeat(target, bytes_of(Ping(1)) * 100)
+    await repeat(target, [bytes_of(Ping(1)) * 100])
 
 
 async def add_refused(target: Target) -> None:
     """Add to a ledger that was never made."""
+    await add_small(target, 2**40)
+
+
+async def add_small(target: Target, ledger_id: int) -> None:
+    """Send small adds; after 10,000 of them break the protocol, and come again."""
     frame = encode_frame(
-        ledger_id=2**40, entry_id=0, last_add_confirmed=-1, ledger_bytes=100, body=[bytes(100)]
+        ledger_id=ledger_id,
+        entry_id=LARGE_ENTRY_ID + 1,
+        last_add_confirmed=-1,
+        ledger_bytes=100,
+        body=[bytes(100)],
     )
-    await repeat(target, b"".join(bytes_of(Add(n + 1, False, [frame])) for n in range(100)))
+    adds = [bytes_of(Add(n + 1, False, [frame])) for n in range(10_000)]
+    await repeat(target, [b"".join(adds[at : at + 100]) for at in range(0, len(adds), 100)])
+
+
+async def add_runs_refused(target: Target) -> None:
+    """Add as many entries as one message may have, to a ledger that was never made."""
+    frames = [
+        encode_frame(
+            ledger_id=2**40, entry_id=n, last_add_confirmed=-1, ledger_bytes=n + 1, body=[b"x"]
+        )
+        for n in range(ADD_FRAMES_MAX)
+    ]
+    await repeat(target, [bytes_of(Add(1 + n * len(frames), False, frames)) for n in range(100)])
+
+
+async def add_fenced(target: Target) -> None:
+    """Fence a ledger, and add to it."""
+    (await target.connect()).write(bytes_of(ReadLac(1, target.ledger_id, fence=True)))
+    await asyncio.sleep(1.0)
+    await add_small(target, target.ledger_id)
 
 
 async def connect_in_vain(target: Target) -> None:
@@ -139,7 +202,7 @@ async def connect_in_vain(target: Target) -> None:
     async def one() -> None:
         while True:
             with suppress(OSError):
-                reader, writer = await asyncio.open_connection(target.host, target.port)
+                reader, writer = await target.connection()
                 writer.write(b"GET / HTTP/1.1\r\n\r\n")
                 await take_all(reader)
                 writer.transport.abort()
@@ -160,6 +223,8 @@ ATTACKS: dict[str, Callable[[Target], Awaitable[None]]] = {
         never_finish,
         ping,
         add_refused,
+        add_runs_refused,
+        add_fenced,
         connect_in_vain,
         say_nothing,
     )
@@ -176,12 +241,8 @@ async def read_nothing_of_proxy(target: Target) -> None:
     """Ask a proxy for a whole log on many streams, and take nothing."""
     ticket = json.dumps({"log": LOG}).encode()
     for _ in range(PROXY_CONNECTIONS):
-        channel = grpc.aio.insecure_channel(
-            f"{target.host}:{target.port}",
-            options=[
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.max_receive_message_length", -1),
-            ],
+        channel = target.channel(
+            [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
         )
         method: Any = channel.unary_stream("/arrow.flight.protocol.FlightService/DoGet")
         request = pb.Ticket(ticket=ticket).SerializeToString()
@@ -204,5 +265,6 @@ async def attack(name: str, target: Target) -> None:
 
 
 if __name__ == "__main__":
-    name, address, ledger_id, bookie, cluster_id = sys.argv[1:]
-    asyncio.run(attack(name, Target(address, int(ledger_id), bookie, cluster_id)))
+    name, address, ledger_id, bookie, cluster_id, *files = sys.argv[1:]
+    tls = TlsFiles(**dict(zip(("ca", "cert", "key"), files, strict=False))) if files else None
+    asyncio.run(attack(name, Target(address, int(ledger_id), bookie, cluster_id, tls)))

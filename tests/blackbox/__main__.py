@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace, folder: Path, say: Callable[[str], None])
         BOOKIES,
         free_ports(1 + BOOKIES + PROXIES),
         folder / "cluster",
+        zookeeper=True,
         proxies=PROXIES,
         proxy_options=OPTIONS,
     ) as sandbox:

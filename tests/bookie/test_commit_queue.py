@@ -78,10 +78,12 @@ class Bench:
         self.files.current.position.offset += size
         batch.buffers.append(bytes(size))
         batch.ledger_ids.add(size)
-        if self.machine.accept(size, is_urgent=is_urgent):
-            return batch, self.handle(Signal.WAKE)
+        before = self.machine.state
+        effects = self.machine.accept(size, is_urgent=is_urgent)
         self.machine.validate()
-        return batch, []
+        if before is not self.machine.state:
+            self.moves.add((before, self.machine.state))
+        return batch, effects
 
     def roll(self) -> UnsealedFile:
         """Direct the next records to a new file."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import session as module
+from dlcore.access.tls import name_in_certificate
 from dlcore.base.errors import (
     BadRequestError,
     BookieOverloadedError,
     BookieStorageError,
     BookieUnavailableError,
 )
-from dlcore.base.tls import name_in_certificate
 from dlcore.wire.messages import (
     Cancel,
     Durable,
@@ -91,6 +91,41 @@ def test_a_defect_has_an_answer_and_is_logged(
     with caplog.at_level(logging.ERROR, "bookie.serving.connection"):
         run(scenario)
     assert caplog.text.count("\nKeyError: 'planted'") >= 3  # each with its traceback
+
+
+def test_adds_that_end_together_have_one_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the session gets them in one event, and one that ends later in another."""
+
+    async def scenario() -> None:
+        async with serve(tmp_path) as served, raw_connection(served.address) as end:
+            given: list[asyncio.Future[None]] = []
+            batches: list[int] = []
+
+            def give(*_asked: object, **_options: object) -> asyncio.Future[None]:
+                given.append(asyncio.get_running_loop().create_future())
+                return given[-1]
+
+            stored = module.Session._stored
+
+            def count(session: module.Session, event: module.Stored) -> list[module.Effect]:
+                batches.append(len(event.outcomes))
+                return stored(session, event)
+
+            monkeypatch.setattr(served.storage.writes, "add_entry", give)
+            monkeypatch.setattr(module.Session, "_stored", count)
+            frames = [frame_of(1, number) for number in range(4)]
+            end.send(adds(*frames), ReadLac(9, 1, fence=True))
+            assert await end.receive() == Lac(9, -1)
+            for first, second in ((0, 2), (1, 3)):
+                given[first].set_result(None)
+                given[second].set_result(None)
+                assert await end.receive() == Durable((first + 1, second + 1))
+            assert batches == [2, 2]
+            await still_works(end)
+
+    run(scenario)
 
 
 def test_an_add_that_the_storage_gave_up_is_unknown(

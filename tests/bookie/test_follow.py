@@ -229,9 +229,9 @@ def test_news_that_an_add_brings_does_not_wait_for_its_write() -> None:
             await storage.writes.add_entry(make_frame(1, 0))
             unwritten: list[int] = []  # when they are told
             commits = storage.core.log.commits
-            end = storage.followers.watch(1, lambda: unwritten.append(commits.pending_bytes))
+            end = storage.followers.watch(1, lambda: unwritten.append(commits.queue.pending_bytes))
             adding = storage.writes.add_entry(make_frame(1, 1, last_add_confirmed=0))
-            assert unwritten == [commits.pending_bytes]
+            assert unwritten == [commits.queue.pending_bytes]
             assert unwritten[0] > 0
             await adding
             end()

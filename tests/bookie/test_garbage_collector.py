@@ -15,7 +15,7 @@ from dlcore.base.errors import CorruptMetadataError, NoSuchLedgerError
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
-from dlcore.metadata.binding import ensure_namespace
+from dlcore.metadata.binding import Restored, ensure_namespace
 from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import encode
@@ -179,6 +179,25 @@ def test_metadata_that_does_not_know_the_bookie_deletes_nothing() -> None:
             with pytest.raises(CorruptMetadataError, match="is not the cookie of bookie"):
                 await one.collect()
             assert one.storage.core.live_ledgers() == [1]
+
+    run(scenario())
+
+
+def test_imported_metadata_deletes_nothing_until_accepted() -> None:
+    """Goal: what was made after the export, there or on other bookies, stays as long as needed."""
+
+    async def scenario() -> None:
+        async with bench() as one:
+            await one.storage.writes.add_entry(make_frame(1, 0))  # made after the export
+            await one.hold(2, state=LedgerState.CLOSED)  # a copy that a repair made after it
+            restored = Restored(exported_ms=0, imported_ms=1)
+            await one.store.create(PATHS.restored, encode(restored))
+            for _ in range(5):
+                with pytest.raises(CorruptMetadataError, match="as it was at 1970-01-01T00:00:00Z"):
+                    await one.collect(1)
+            assert one.storage.core.live_ledgers() == [1, 2]
+            await one.store.delete(PATHS.restored)
+            assert await one.collect(3) == set()
 
     run(scenario())
 

@@ -105,6 +105,11 @@ def test_files_of_tls_are_read_at_once(tmp_path: Path) -> None:
         BookieConfig.from_options({**REQUIRED, **files, "tls_ca": f"{tmp_path}/none"})
     with pytest.raises(ConfigurationError, match="tls_client_auth='maybe'"):
         BookieConfig.from_options({**REQUIRED, "tls_client_auth": "maybe"})
+    named = {"tls_client_names": "*.example"}
+    assert BookieConfig.from_options({**REQUIRED, **files, **named}).client_names.patterns
+    for given in ({}, {**files, "tls_client_auth": "none"}):
+        with pytest.raises(ConfigurationError, match=r"tls_client_names='\*.example'"):
+            BookieConfig.from_options({**REQUIRED, **given, **named})
 
 
 def test_what_a_running_bookie_takes_over() -> None:

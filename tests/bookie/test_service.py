@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bookie.serving import connection as connection_module, service as service_module
+from bookie.serving import connection as connection_module, service as service_module, session
 from bookie.serving.connection import Connection
 from bookie.serving.read_budget import ReadBudget
 from bookie.storage.reads import Reads
+from dlcore.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BadRequestError,
@@ -47,27 +48,28 @@ from dlcore.wire.messages import (
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import make_tls
 from tests.fixtures.raw_wire import HELLO, WELCOME, adds, kind_of, raw_connection
-from tests.fixtures.served_bookie import (
-    BOOKIE,
-    CLIENT,
-    CLUSTER_ID,
-    STORAGE,
-    frame_of,
-    run,
-    serve,
-)
+from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, STORAGE, frame_of, run, serve
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dlcore.base.tls import TlsFiles
+    from dlcore.access.tls import TlsFiles
     from tests.fixtures.raw_wire import RawEnd
     from tests.fixtures.served_bookie import ServedBookie
 
 
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sessions trust their clients from the first request on, whatever they send."""
+    monkeypatch.setattr(session, "_TRUST_AT_FIRST", session._TRUST_MAX)
+    monkeypatch.setattr(session, "_OF_NO_USE", ())
+
+
 def client_of(served: ServedBookie, tls: TlsFiles | None = None) -> WireBookieClient:
     """Return a well-behaved client."""
-    return WireBookieClient(served.resolve, cluster_id=CLUSTER_ID, config=CLIENT, tls=tls)
+    return WireBookieClient(
+        served.resolve, cluster_id=CLUSTER_ID, config=CLIENT, tls=TlsInUse.of(tls)
+    )
 
 
 async def results(end: RawEnd, count: int) -> tuple[list[int], dict[int, type]]:
@@ -174,7 +176,9 @@ def test_each_bad_frame_of_a_message_has_its_own_answer(tmp_path: Path) -> None:
     run(scenario)
 
 
-def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(tmp_path: Path) -> None:
+def test_a_client_that_never_reads_its_refusals_costs_a_bounded_backlog(
+    tmp_path: Path, trusting: None
+) -> None:
     """Send bad adds without an end and read nothing: the bookie stops reading; others go on."""
 
     async def scenario() -> None:
@@ -280,7 +284,7 @@ def stand_still(served: ServedBookie) -> list[asyncio.Future[None]]:
     return taken
 
 
-def test_many_connections_share_what_is_in_flight(tmp_path: Path) -> None:
+def test_many_connections_share_what_is_in_flight(tmp_path: Path, trusting: None) -> None:
     """One alone has its whole bound; of many each has a share, and who comes last has some.
 
     What was in flight is free again when it is settled, also of connections that are gone.
@@ -433,7 +437,7 @@ def test_a_pressed_connection_is_held_back_and_not_refused(tmp_path: Path) -> No
     run(scenario)
 
 
-def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path) -> None:
+def test_small_adds_count_for_the_memory_that_they_take(tmp_path: Path, trusting: None) -> None:
     """While the disk stands still, entries of a few bytes are held back too: each is 2 KiB."""
 
     async def scenario() -> None:

@@ -19,6 +19,7 @@ from bookie.serving.session import (
     MessageRead,
     News,
     NoteRefusal,
+    Outcome,
     Read,
     ReadEnded,
     Received,
@@ -82,7 +83,7 @@ def test_a_client_is_welcomed() -> None:
 
 
 def test_writes_are_answered_together() -> None:
-    """Goal: a run goes to the storage as one, and the last answer takes the others along."""
+    """Goal: a run goes to the storage as one, and what ends together is one message."""
     bench = Bench()
     lac = WriteLac(RUN + 1, 1, 0)
     run = adds(*[FRAME] * RUN)
@@ -91,12 +92,20 @@ def test_writes_are_answered_together() -> None:
     assert store.add.first_request_id == 1
     assert store_lac == StoreLac(lac)
     assert bench.bounds.in_flight_bytes > RUN * SMALL
-    assert bench.handle(Stored([RUN + 1], 0, BookieStorageError("broken"))) == [Call.FLUSH_SOON]
-    assert bench.handle(Stored(range(1, RUN + 1), RUN * SMALL, None)) == []
-    effects = bench.handle(Signal.FLUSH)
+    failed = Outcome([RUN + 1], 0, BookieStorageError("broken"))
+    effects = bench.handle(Stored([failed, Outcome(range(1, RUN + 1), RUN * SMALL)]))
+    assert len(effects) == 1
     assert refusals(effects) == {RUN + 1: BookieStorageError}
     assert sent(effects)[0] == Durable(tuple(range(1, RUN + 1)))
     assert bench.bounds.in_flight_bytes == 0
+
+
+def test_a_write_that_ends_takes_other_answers_along() -> None:
+    """Goal: it does not wait for the flush that is due, and that one finds nothing."""
+    bench = Bench()
+    bench.take(adds(FRAME), Ping(7))
+    assert sent(bench.stored(1)) == [Durable((1,)), Pong(7)]
+    assert bench.handle(Signal.FLUSH) == []
 
 
 def test_a_lone_write_is_answered_at_once() -> None:
@@ -113,11 +122,10 @@ def test_a_run_that_the_storage_does_not_take_goes_one_by_one() -> None:
     (store,) = bench.take(adds(*[FRAME] * RUN))
     assert isinstance(store, StoreRun)
     assert bench.handle(RunNotTaken(store.add)) == [StoreEach(store.add)]
-    assert bench.stored(1) == [Call.FLUSH_SOON]
-    assert bench.stored(2, error=BadRequestError("no")) == []
+    assert sent(bench.stored(1)) == [Durable((1,))]
+    assert refusals(bench.stored(2, error=BadRequestError("no"))) == {2: BadRequestError}
     for number in range(3, RUN + 1):
-        assert bench.stored(number) == []
-    assert refusals(bench.handle(Signal.FLUSH)) == {2: BadRequestError}
+        assert sent(bench.stored(number)) == [Durable((number,))]
     assert bench.bounds.in_flight_bytes == 0
 
 
@@ -138,12 +146,10 @@ def test_a_session_with_too_much_in_flight_is_not_read() -> None:
     assert effects[-1] is Call.SET_READING
     assert not bench.session.is_reading
     assert bench.session.left_some
-    assert bench.handle(Stored([1], len(large), None)) == [Call.FLUSH_SOON]
-    assert bench.handle(Signal.FLUSH)[-1] is Call.TAKE_TURN
+    assert bench.handle(Stored([Outcome([1], len(large))]))[-1] is Call.TAKE_TURN
     assert [type(each) for each in bench.handle(Signal.TURN)] == [StoreEach]
     for number in (2, 3):
-        assert bench.handle(Stored([number], len(large), None)) == [Call.FLUSH_SOON]
-        assert bench.handle(Signal.FLUSH)[-1] is Call.TAKE_TURN
+        assert bench.handle(Stored([Outcome([number], len(large))]))[-1] is Call.TAKE_TURN
         effects = bench.handle(Signal.TURN)
     assert effects == [Call.SET_READING]
     assert bench.session.is_reading
@@ -153,7 +159,7 @@ def test_a_turn_has_an_end() -> None:
     """Goal: after some requests another session has its turn; this one is not read till then."""
     bench = Bench()
     effects = bench.take(*(ReadLac(number, 1, fence=False) for number in range(1, 41)))
-    assert len(only(effects, Read)) == module._REQUESTS_PER_TURN
+    assert len(only(effects, Read)) == module._TRUST_MAX
     assert effects[-1] is Call.SET_READING
     assert bench.session.is_turn_due
     assert bench.handle(Signal.READ_ON) == []
@@ -176,12 +182,12 @@ def test_a_turn_that_comes_later_stops_the_client() -> None:
 def test_a_session_alone_takes_requests_as_they_come() -> None:
     """Goal: no turn is asked for; if too many come at once, the rest has a turn later."""
     bench = Bench()
-    assert bench.receive(Ping(1), is_turn=True) == [Call.FLUSH_SOON]
-    assert bench.receive(*[Ping(2)] * 40, is_turn=True) == [Call.SET_READING]
+    assert bench.receive(Pong(1), is_turn=True) == []
+    assert bench.receive(*[Pong(2)] * 40, is_turn=True) == [Call.SET_READING]
     assert bench.session.is_turn_due
     assert bench.receive(Ping(3), is_turn=True) == []
-    assert bench.handle(Signal.TURN) == [Call.SET_READING]
-    assert len(sent(bench.handle(Signal.FLUSH))) == 42
+    assert bench.handle(Signal.TURN) == [Call.FLUSH_SOON, Call.SET_READING]
+    assert sent(bench.handle(Signal.FLUSH)) == [Pong(3)]
 
 
 def test_a_payload_that_waits_for_memory_stops_the_client() -> None:
@@ -216,7 +222,7 @@ def test_a_drain_refuses_writes_and_followers() -> None:
     assert refusals(effects) == dict.fromkeys((3, 4, 5, 6, 7), BookieUnavailableError)
     assert Call.NOTE_SETTLED not in effects
     assert bench.stored(1)[-1] is Call.NOTE_SETTLED
-    assert bench.handle(Stepped(2, has_news=True, error=None)) == []
+    assert bench.handle(Stepped(2, has_news=True, error=None)) == [Call.STEPS_SOON]
 
 
 def test_a_session_with_nothing_in_flight_is_settled_at_once() -> None:
@@ -233,7 +239,7 @@ def test_a_client_that_breaks_the_protocol_is_refused_after_its_answers() -> Non
     effects = bench.take(
         adds(FRAME), Follow(2, 1, 0, WINDOW), ReadEntry(3, 1, 0, fence=False), Durable((1,))
     )
-    assert [type(each) for each in effects[-4:]] == [NoteRefusal, Step, Call, Call]
+    assert [type(each) for each in effects[-3:]] == [NoteRefusal, Step, Call]
     assert bench.session.state is SessionState.REFUSING
     effects = bench.stored(1)
     assert sent(effects)[0] == Durable((1,))

@@ -1,7 +1,9 @@
 """Goal: whatever a client sends and a storage does, each request has one answer.
 
 Method: seeded chance.  A client sends requests of all kinds, and mistakes; a storage, a transport
-and a scheduler answer when they like.  In the end all of them do what is left.
+and a scheduler answer when they like.  In the end all of them do what is left.  Half of the clients
+have no certificate, and present capabilities now and then, which expire; the test keeps account of
+them, and of nothing that is done without one.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from bookie.serving.access import Access
 from bookie.serving.session import (
     Abort,
     Call,
@@ -20,6 +23,7 @@ from bookie.serving.session import (
     MessageRead,
     News,
     OpenStream,
+    Outcome,
     Read,
     ReadEnded,
     RunNotTaken,
@@ -35,8 +39,10 @@ from bookie.serving.session import (
     Tick,
     WritePaused,
 )
+from dlcore.access.capability import SKEW_S, Grant, LedgerRight, Signer, Verifier, new_private_key
 from dlcore.base.errors import BookieStorageError
 from dlcore.wire.messages import (
+    Authorize,
     Cancel,
     Chunk,
     Credit,
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BROKEN = BookieStorageError("broken")
+SIGNER = Signer(new_private_key())
 
 
 class World:
@@ -69,8 +76,14 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.bench = Bench(greeted=False, bytes_max=64 * 1024)
+        self.bench = Bench(greeted=False, bytes_max=64 * 1024, is_new=True)
         self.session = self.bench.session
+        self.now_s = 1_800_000_000.0
+        self.until_s: dict[LedgerRight, float] = {}  # what the client has a right to, until when
+        if seed % 2:
+            verifier = Verifier(lambda: self.now_s)
+            verifier.use([SIGNER.public_key])
+            self.session.access = Access(verifier)
         self.writes: list[tuple[Sequence[int], int]] = []
         self.reads: dict[int, Read | None] = {}  # None: cancelled
         self.streams: dict[int, OpenStream] = {}
@@ -92,8 +105,27 @@ class World:
             self.perform(effect)
         self.note_turn()
 
+    def require_right(self, effect: Effect) -> None:
+        """Fail for what is done without a right; a read of an entry may wait longer than it has."""
+        rights: dict[type, LedgerRight] = {StoreRun: LedgerRight.ADD, StoreEach: LedgerRight.ADD}
+        rights |= {StoreLac: LedgerRight.ADD, Step: LedgerRight.READ}
+        needed = rights.get(type(effect))
+        if self.session.access is not None and needed is not None:
+            assert self.now_s <= self.until_s.get(needed, 0.0) + SKEW_S
+
+    def present(self) -> None:
+        """Present a capability, or let time go by."""
+        if self.rng.random() < 0.5:
+            self.now_s += 40.0
+            return
+        right = self.rng.choice([LedgerRight.READ, LedgerRight.ADD])
+        self.until_s[right] = self.now_s + 20.0
+        grants = [Grant.of(1, right)]
+        self.receive(Authorize(SIGNER.sign(grants, expires_s=int(self.until_s[right]))))
+
     def perform(self, effect: Effect) -> None:  # noqa: C901 - one case for each kind
         """Perform an effect; some have their answer at once."""
+        self.require_right(effect)
         match effect:
             case Send(buffers):
                 self.answers.update(id_ for each in messages_of(buffers) for id_ in ids_of(each))
@@ -203,6 +235,8 @@ class World:
             self.receive(Cancel(before))
         elif chance < 0.402:
             self.receive(Durable((1,)))
+        elif chance < 0.45:
+            self.present()
         else:
             self.next_id += len(add.frames) if request is add else 1
             if not isinstance(request, ReadEntries | Follow):
@@ -220,8 +254,11 @@ class World:
             signal = self.soon.pop(pick(len(self.soon)))
             self.take_turn() if signal is Signal.TURN else self.handle(signal)
         elif way is self.writes:
-            ids, size = self.writes.pop(pick(len(self.writes)))
-            self.handle(Stored(ids, size, BROKEN if rng.random() < 0.1 else None))
+            rng.shuffle(self.writes)
+            ended = [self.writes.pop() for _ in range(1 + pick(len(self.writes)))]
+            self.handle(
+                Stored([Outcome(*each, BROKEN if rng.random() < 0.1 else None) for each in ended])
+            )
         elif way is self.reads:
             self.end_read(rng.choice(list(self.reads)))
         elif way is self.stepping:

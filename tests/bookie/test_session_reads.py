@@ -119,11 +119,11 @@ def test_a_range_is_sent_message_by_message() -> None:
     """Goal: one step at a time; the last message closes the stream."""
     bench = Bench()
     request = ReadEntries(1, 1, 0, 1, 1, 500, WINDOW)
-    assert bench.take(request) == [OpenStream(request, 500), Step(1), Call.STEPS_SOON]
+    assert bench.take(request) == [OpenStream(request, 500), Step(1)]
     first = Chunk(1, [FRAME], is_last=False)
     assert sent(bench.handle(MessageRead(first))) == [first]
-    assert bench.handle(Stepped(1, has_news=True, error=None)) == []
-    assert bench.handle(Signal.BEGIN_STEPS) == [Step(1), Call.STEPS_SOON]
+    assert bench.handle(Stepped(1, has_news=True, error=None)) == [Call.STEPS_SOON]
+    assert bench.handle(Signal.BEGIN_STEPS) == [Step(1)]
     last = Chunk(1, [FRAME], is_last=True)
     effects = bench.handle(MessageRead(last))
     assert sent(effects) == [last]
@@ -142,14 +142,14 @@ def test_a_stream_waits_for_credit() -> None:
     bench.handle(Signal.BEGIN_STEPS)
     assert bench.take(Credit(1, 1)) == []
     assert bench.take(Credit(7, 1)) == []
-    assert bench.take(Credit(1, 1000)) == [Step(1), Call.STEPS_SOON]
+    assert bench.take(Credit(1, 1000)) == [Step(1)]
 
 
 def test_a_follower_waits_for_news() -> None:
     """Goal: no step without news; news during a step is not forgotten."""
     bench = Bench()
     request = Follow(1, 1, 0, WINDOW)
-    assert bench.take(request) == [OpenStream(request, 1000), Step(1), Call.STEPS_SOON]
+    assert bench.take(request) == [OpenStream(request, 1000), Step(1)]
     bench.handle(MessageRead(Update(1, [], -1, fenced=False)))
     assert bench.handle(Stepped(1, has_news=False, error=None)) == []
     assert bench.handle(News(1)) == [Step(1)]
@@ -157,6 +157,20 @@ def test_a_follower_waits_for_news() -> None:
     assert bench.handle(Signal.STEP_WAITS) == []
     assert bench.handle(Stepped(1, has_news=True, error=None)) == [Step(1)]
     assert bench.handle(News(8)) == []
+
+
+def test_a_follower_with_rare_news_asks_rarely_for_more_steps() -> None:
+    """Goal: news that come one by one cost no further event, and wait for none."""
+    bench = Bench()
+    effects = bench.take(Follow(1, 1, 0, WINDOW))
+    asked = 0
+    for _ in range(3 * module._STEPS_PER_TURN):
+        assert only(effects, Step) == [Step(1)]
+        asked += Call.STEPS_SOON in effects
+        if bench.handle(Stepped(1, has_news=False, error=None)) or Call.STEPS_SOON in effects:
+            assert bench.handle(Signal.BEGIN_STEPS) == []
+        effects = bench.handle(News(1))
+    assert asked == 3 * module._STEPS_PER_TURN // module._STEPS_LOW
 
 
 def test_streams_take_turns() -> None:

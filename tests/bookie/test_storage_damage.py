@@ -42,7 +42,9 @@ async def expect_refusal(disk: MemoryDisk, config: StorageConfig) -> None:
 
 async def marked(disk: MemoryDisk, storage: LedgerStorage) -> None:
     """Wait until the storage has written its proof and come to rest."""
-    await until(lambda: storage.core.log.is_marked and storage.core.log.commits.pending_bytes == 0)
+    await until(
+        lambda: storage.core.log.is_marked and storage.core.log.commits.queue.pending_bytes == 0
+    )
 
 
 def test_the_last_batch_is_proven_also_if_the_mark_was_due_while_it_waited() -> None:

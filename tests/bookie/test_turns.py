@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, strategies as st
 
 from bookie.serving import turns as module
 from bookie.serving.turns import Turns
 from tests.fixtures.aio import run, until
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Client:
     """A connection with so many requests, of which it takes `size` at a time."""
 
     def __init__(self, turns: Turns, taken: list[Client], *, count: int = 0, size: int = 1) -> None:
-        self.waits_for_turn = self.left_some = False
+        self.waits_for_turn = self.left_some = self.is_distrusted = False
         self.count = count
         self.is_aborted = False
         self._size = size
@@ -124,5 +123,80 @@ def test_a_defect_ends_one_connection_and_no_other() -> None:
         assert broken.is_aborted
         assert not first.is_aborted
         assert len(told) == 1
+
+    run(main())
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=12), data=st.data())
+def test_who_owes_nothing_waits_for_one_turn_of_another(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    """And of the greedy ones none has two turns while another that waits has none."""
+
+    async def main() -> None:
+        turns, taken = Turns(), list[Client]()
+        greedy = [Client(turns, taken, size=size) for size in sizes]
+        modest = Client(turns, taken)
+        for each in greedy:
+            each.left_some = True
+            each.sends(data.draw(st.integers(20, 40)))
+        for _ in range(data.draw(st.integers(1, 10))):
+            await asyncio.sleep(0)
+            del taken[:]
+            if turns.are_free:
+                break
+            modest.sends(1)
+            await until(lambda: not modest.count)
+            assert taken.index(modest) == 0
+        del taken[:]
+        waiting = [each for each in greedy if each.waits_for_turn]
+        await until(lambda: len(taken) >= len(waiting))
+        assert len(set(taken[: len(waiting)])) == len(waiting)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_TURN_S", 0.0)
+        run(main())
+
+
+def test_the_distrusted_wait_for_a_turn_in_a_while() -> None:
+    """One after the other; nobody else waits behind them, and who is trusted again is as others."""
+
+    async def main() -> None:
+        turns, taken = Turns(), list[Client]()
+        strangers = [Client(turns, taken) for _ in range(3)]
+        for each in strangers:
+            each.is_distrusted = True
+            each.sends(2)
+            each.sends(0)  # it has its place already
+        assert turns.are_free
+        assert not taken
+        modest = Client(turns, taken)
+        modest.sends(1)
+        assert taken == [modest]
+        await until(lambda: len(taken) == 7)
+        assert taken[1:] == strangers * 2
+        first, *_ = strangers
+        first.sends(2)
+        first.is_distrusted = False
+        await until(lambda: not first.count)
+        first.sends(1)
+        assert taken[7:] == [first] * 3
+
+    run(main())
+
+
+def test_the_distrusted_wait_also_if_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time between their turns is for others, who may come."""
+    monkeypatch.setattr(module, "_DISTRUSTED_PAUSE_S", 3600.0)
+
+    async def main() -> None:
+        turns, taken = Turns(), list[Client]()
+        stranger = Client(turns, taken, count=3)
+        stranger.is_distrusted = True
+        turns.wait(stranger)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not taken
+        assert stranger.waits_for_turn
 
     run(main())

@@ -234,7 +234,11 @@ async def added(
         if not loses_power:
             assert not any(outcomes)
             commits = storage.core.log.commits
-            before = [commits.pending_bytes, commits.durable_bytes, *await state_of(storage)]
+            before = [
+                commits.queue.pending_bytes,
+                commits.queue.durable_bytes,
+                *await state_of(storage),
+            ]
     async with open_storage(disk, config) as storage:
         return told, await state_of(storage), before
 

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument(
         "--producers", type=int, help="that write through proxies (default: 4 … 100, by --seconds)"
     )
+    parser.add_argument("--secure", action="store_true", help="with TLS between all processes")
     parser.add_argument(
         "--only", action="append", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}"
     )
@@ -56,6 +57,7 @@ def main() -> int:
             kinds=kinds,
             keeps=arguments.keep,
             producers=arguments.producers,
+            is_secure=arguments.secure,
         )
         try:
             report = asyncio.run(run)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import random
 import signal
@@ -14,6 +15,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig
@@ -29,10 +31,11 @@ from dlcore.ops.autorecovery.service import AutoRecovery
 from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
 from dlcore.transport.client import WireBookieClient
-from tests.chaos.client import CLIENT_CONFIG
+from tests.chaos.client import CLIENT_CONFIG, files_of
 from tests.chaos.plan import BOOKIE_SESSION_S
 
 if TYPE_CHECKING:
+    from dlcore import TlsFiles
     from dlcore.log.context import LogContext
 
 logger = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ UPKEEP = UpkeepConfig(
 _ASK_EVERY_S = 1.0
 
 
-async def open_namespace(uri: str) -> DirectNamespace:
+async def open_namespace(uri: str, tls: TlsFiles | None) -> DirectNamespace:
     """Open the namespace at `uri`, with a session that ends as soon as the bookies'."""
     parsed = parse_uri(uri)
     paths = NamespacePaths(parsed.root)
@@ -80,6 +83,7 @@ async def open_namespace(uri: str) -> DirectNamespace:
         cluster_id=binding.cluster_id,
         config=CLIENT_CONFIG,
         resolve_control=registry.resolve_control,
+        tls=TlsInUse.of(tls),
     )
     return DirectNamespace(
         uri=uri,
@@ -107,14 +111,14 @@ async def ask_for_merging(context: LogContext) -> None:
         await asyncio.sleep(_ASK_EVERY_S)
 
 
-async def run(name: str, uri: str) -> None:
+async def run(name: str, uri: str, tls: TlsFiles | None) -> None:
     """Audit, repair, merge and sweep until SIGTERM."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     while True:
         try:
-            async with await open_namespace(uri) as namespace:
+            async with await open_namespace(uri, tls) as namespace:
                 also = (
                     LogUpkeep.of(namespace, UPKEEP).run,
                     partial(ask_for_merging, namespace._context),
@@ -129,6 +133,7 @@ async def run(name: str, uri: str) -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(run(*sys.argv[1:]))
+        name, uri, tls = sys.argv[1:]
+        asyncio.run(run(name, uri, files_of(json.loads(tls))))
     except asyncio.CancelledError:
         sys.exit(0)

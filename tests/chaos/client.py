@@ -29,6 +29,7 @@ from dlcore import (
     LedgerClientConfig,
     LogConfig,
     LogRecord,
+    TlsFiles,
 )
 from dlcore.backends.direct.namespace import DirectNamespace, open_namespace
 from dlcore.base.errors import MetadataConnectionError, MetadataSessionExpiredError
@@ -37,7 +38,7 @@ from tests.chaos.payloads import identity_of, payload_of
 from tests.chaos.plan import ADD_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from dlcore import AsyncLogReader, AsyncLogWriter, DistributedLogManager
 
@@ -63,6 +64,8 @@ class Work:
     seed: int
     folder: str
     """Where files of events are: ``<name>.<life>.events``."""
+    tls: Mapping[str, str] | None = None
+    """The files of `TlsFiles`, if bookies ask for them."""
     locked: Sequence[str] = ()
     """Logs to write under the writer lock."""
     contended: Sequence[str] = ()
@@ -319,11 +322,20 @@ async def _open_persistently(work: Work, events: Events) -> DirectNamespace:
     while True:
         try:
             return await open_namespace(
-                work.uri, config=LOG_CONFIG, client_config=CLIENT_CONFIG, client_id=work.name
+                work.uri,
+                config=LOG_CONFIG,
+                client_config=CLIENT_CONFIG,
+                client_id=work.name,
+                tls=files_of(work.tls),
             )
         except DLError as error:
             events.note(f"open: {type(error).__name__}: {error}")
             await asyncio.sleep(0.5)
+
+
+def files_of(tls: Mapping[str, str] | None) -> TlsFiles | None:
+    """Return the files that a process was told of."""
+    return None if tls is None else TlsFiles(**tls)
 
 
 def termination() -> asyncio.Event:

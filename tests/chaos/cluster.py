@@ -22,6 +22,7 @@ from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.ops.sandbox.certificates import Certificates
 from dlcore.ops.sandbox.process import HOST, PortReservation, Warden
 from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 from tests.chaos import disks
@@ -90,12 +91,22 @@ class Cluster:
         seed: chooses the quorums of one log, and what clients do.
         seconds: how long it will work, for the size of small disks.
         producers: how many write through proxies; None: some, more in a longer run.
+        is_secure: whether bookies and proxies let only those in who have a certificate.
     """
 
     def __init__(
-        self, folder: Path, *, seed: int, seconds: float, producers: int | None = None
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        seconds: float,
+        producers: int | None = None,
+        is_secure: bool = False,
     ) -> None:
         self.folder = folder
+        self._certificates = Certificates(folder / "secure") if is_secure else None
+        self.tls = None if self._certificates is None else self._certificates.client
+        self._scheme = "grpc" if self.tls is None else "grpc+tls"
         self.history = History()
         self.bookies: dict[str, BookieService] = {}
         self.clients: dict[str, Service] = {}
@@ -117,6 +128,11 @@ class Cluster:
         self.network = Network(self._process_ids)
         self.syncs = disks.SyncFaults(folder, self._warden)
         self._proxy_ports = {name: PortReservation(0) for name in PROXIES}
+
+    @property
+    def _files(self) -> dict[str, str] | None:
+        """The files of a client, as processes are told of them."""
+        return None if self.tls is None else dataclasses.asdict(self.tls)
 
     def _process_ids(self) -> dict[str, int]:
         services = (*self.bookies.values(), *self.clients.values())
@@ -161,6 +177,8 @@ class Cluster:
         self._resources.push_async_callback(self.store.aclose)
         binding = await ensure_namespace(self.store, self.paths, SystemClock())
         self.cluster_id = binding.cluster_id
+        if self._certificates is not None:
+            await in_thread(self._certificates.make, self.direct_uri)
         if disks.can_mount():
             size_bytes = _SMALL_DISK_BYTES_MIN + int(self._seconds * _BYTES_PER_S)
             for name in BOOKIES[:_SMALL_DISKS]:
@@ -196,7 +214,9 @@ class Cluster:
                 "advertised-control-port": control_proxy_port,
                 "rack": rack,
             }
-            return [part for key, value in given.items() for part in (f"--{key}", str(value))]
+            parts = [part for key, value in given.items() for part in (f"--{key}", str(value))]
+            made = self._certificates
+            return parts if made is None else [*parts, *made.options("bookie")]
 
         bookie = BookieService(
             name,
@@ -214,7 +234,7 @@ class Cluster:
     async def _create_logs(self) -> None:
         rng = random.Random(f"quorums {self.seed}")
         striped = QuorumConfig(ensemble_size=rng.choice([3, 4, 5]))
-        async with await open_namespace(self.direct_uri) as namespace:
+        async with await open_namespace(self.direct_uri, tls=self.tls) as namespace:
             for log in LOGS:
                 await namespace.create_log(
                     log, config=LogConfig(quorum=striped) if log == SOLO else None
@@ -227,7 +247,8 @@ class Cluster:
             if name == PRODUCERS:
                 return self._producers_command(life)
             if name in REPAIRERS:
-                return [LOADED_PYTHON, "-m", "tests.chaos.autorecovery", name, self.uri]
+                tls = json.dumps(self._files)
+                return [LOADED_PYTHON, "-m", "tests.chaos.autorecovery", name, self.uri, tls]
             work = self._work_of(name, life)
             return [
                 LOADED_PYTHON,
@@ -252,6 +273,7 @@ class Cluster:
         return [
             *(LOADED_PYTHON, "-m", "dlcore.ops.cli", "proxy", "run"),
             *("--uri", self.uri, "--port", port),
+            *(() if self._certificates is None else self._certificates.proxy_options()),
         ]
 
     def _producers_command(self, life: int) -> Sequence[str]:
@@ -259,11 +281,12 @@ class Cluster:
         work = Production(
             name=PRODUCERS,
             life=life,
-            endpoint=f"grpc://{addresses}",
+            endpoint=f"{self._scheme}://{addresses}",
             log=PROXIED,
             producers=self._producers,
             seed=self.seed,
             folder=str(self.folder),
+            tls=self._files,
         )
         options = json.dumps(dataclasses.asdict(work))
         return [LOADED_PYTHON, "-m", "tests.chaos.producers", options]
@@ -281,11 +304,20 @@ class Cluster:
         if lock is None:
             return None
         holder = decode(LockHolder, lock.value, source=PROXIED).owner
-        ports = {f"grpc://{HOST}:{each.port}": name for name, each in self._proxy_ports.items()}
+        ports = {
+            f"{self._scheme}://{HOST}:{each.port}": name for name, each in self._proxy_ports.items()
+        }
         return ports.get(holder)
 
     def _work_of(self, name: str, life: int) -> Work:
-        work = Work(name=name, life=life, uri=self.uri, seed=self.seed, folder=str(self.folder))
+        work = Work(
+            name=name,
+            life=life,
+            uri=self.uri,
+            seed=self.seed,
+            folder=str(self.folder),
+            tls=self._files,
+        )
         if name in WRITERS:
             return dataclasses.replace(
                 work,
@@ -348,8 +380,8 @@ class Cluster:
 
     async def act_on_proxy(self, name: str, action: Action[NoRequest, NoAnswer]) -> None:
         """Have a proxy drain, or undrain it, as the command does."""
-        endpoint = f"grpc://{HOST}:{self._proxy_ports[name].port}"
-        calls = Endpoint(endpoint, patience_s=ACTION_PATIENCE_S)
+        endpoint = f"{self._scheme}://{HOST}:{self._proxy_ports[name].port}"
+        calls = Endpoint(endpoint, patience_s=ACTION_PATIENCE_S, tls=self.tls)
         try:
             await planning.act(calls, action, NoRequest())
         finally:
@@ -376,7 +408,7 @@ class Cluster:
         config = dataclasses.replace(LOG_CONFIG, lock_timeout_s=START_TIMEOUT_S)
         finals: dict[str, list[Found]] = {}
         async with await open_namespace(
-            self.direct_uri, config=config, client_config=CLIENT_CONFIG
+            self.direct_uri, config=config, client_config=CLIENT_CONFIG, tls=self.tls
         ) as namespace:
             for log in LOGS:
                 manager = await namespace.open_log(log)

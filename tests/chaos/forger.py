@@ -33,6 +33,7 @@ from tests.fixtures.raw_wire import RawEnd
 
 if TYPE_CHECKING:
     import random
+    import ssl
     from collections.abc import Sequence
 
     from dlcore.base.ids import BookieId
@@ -47,12 +48,20 @@ _GARBAGE_BYTES_MAX = 20_000
 
 
 class Forger:
-    """Sends to one bookie; counts what it sent."""
+    """Sends to one bookie, with a certificate if it asks for one; counts what it sent."""
 
-    def __init__(self, port: int, bookie: BookieId, cluster_id: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        port: int,
+        bookie: BookieId,
+        cluster_id: str,
+        rng: random.Random,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.sent = 0
         self._port = port
         self._rng = rng
+        self._tls = tls
         self._hello = Hello(PROTOCOL_VERSION, FEATURES, cluster_id, bookie.name, bookie.incarnation)
 
     async def forge(self, ledger_ids: Sequence[int]) -> None:
@@ -66,7 +75,7 @@ class Forger:
         await asyncio.sleep(self._rng.uniform(0, _PAUSE_S))
 
     async def _lie_about(self, ledger_id: int) -> None:
-        end = RawEnd(*await asyncio.open_connection(HOST, self._port))
+        end = RawEnd(*await asyncio.open_connection(HOST, self._port, ssl=self._tls))
         try:
             end.send(self._hello, ReadLac(1, ledger_id, False))
             lac = -1
@@ -101,7 +110,7 @@ class Forger:
 
     async def _send_garbage(self) -> None:
         """Send bytes that are no message, before or after the greeting, or half a message."""
-        _, writer = await asyncio.open_connection(HOST, self._port)
+        _, writer = await asyncio.open_connection(HOST, self._port, ssl=self._tls)
         try:
             if self._rng.random() < 0.5:
                 writer.write(b"".join(bytes(part) for part in encode(self._hello)))

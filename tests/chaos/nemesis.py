@@ -87,6 +87,7 @@ class Nemesis:
             "pause owner": lambda fault: self._to_owner(self._pause_owner, fault),
             "drain proxies": lambda fault: self._to_owner(self._drain, fault),
             "restart proxies": self._restart_proxies,
+            "restart bookies": self._restart_bookies,
             **dict.fromkeys(LINK_KINDS, self._break_links),
         }
         assert self._handlers.keys() == set(KINDS)
@@ -227,6 +228,15 @@ class Nemesis:
                 proxy.start()
             await asyncio.sleep(fault.lasts_s)
 
+    async def _restart_bookies(self, fault: Fault) -> None:
+        """One after the other, each only when the one before serves again."""
+        for bookie in self._cluster.bookies.values():
+            async with bookie.turn:
+                await bookie.stop()
+                bookie.start()
+                await _wait_serving(bookie)
+            await asyncio.sleep(fault.lasts_s)
+
     async def _restart_zookeeper(self, fault: Fault) -> None:
         zookeeper = self._cluster.zookeeper
         async with self._cluster.zookeeper_turn:
@@ -363,11 +373,13 @@ class Nemesis:
         bookie = self._cluster.bookies[fault.target]
         if not await _wait_serving(bookie) or bookie.incarnation is None:
             return False
+        tls = self._cluster.tls
         forger = Forger(
             bookie.port,
             BookieId(bookie.name, bookie.incarnation),
             self._cluster.cluster_id,
             random.Random(f"forger {self._cluster.seed} {fault.at_s}"),
+            None if tls is None else tls.client_context(),
         )
         until_s = time.monotonic() + fault.lasts_s
         while time.monotonic() < until_s:

@@ -45,6 +45,7 @@ KINDS = (
     "pause owner",
     "drain proxies",
     "restart proxies",
+    "restart bookies",
 )
 LINK_KINDS = frozenset(kind for kind in KINDS if kind.endswith(" links"))
 FORGERY = "forge frames"
@@ -79,6 +80,7 @@ _LASTS_S = {
     "pause owner": (PROXY_SESSION_S + 1.5, PROXY_SESSION_S + 4),
     "drain proxies": (0.5, 4.0),
     "restart proxies": (0.2, 1.0),
+    "restart bookies": (0.2, 1.0),
 }
 
 
@@ -158,6 +160,8 @@ def _make_fault(
         target = ZOOKEEPER
     elif kind.endswith(("owner", "proxies")):
         target = "proxies"
+    elif kind == "restart bookies":
+        target = "bookies"
     elif kind == "stale folder":  # a mount cannot be put aside
         target = rng.choice([each for each in bookies if each not in small_disks])
     elif kind == "fill disk":

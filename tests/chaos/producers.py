@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from dlcore import DLError
 from dlcore.backends.flight.namespace import open_namespace
-from tests.chaos.client import Events, perform, termination
+from tests.chaos.client import Events, files_of, perform, termination
 from tests.chaos.payloads import payload_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dlcore import DLSN
     from dlcore.backends.flight.namespace import FlightNamespace
@@ -43,6 +43,7 @@ class Production:
     producers: int
     seed: int
     folder: str
+    tls: Mapping[str, str] | None = None
 
 
 async def produce(
@@ -86,7 +87,7 @@ async def run(work: Production) -> None:
     """Work until SIGTERM, then close everything in order."""
     events = Events(Path(work.folder) / f"{work.name}.{work.life}.events")
     stop = termination()
-    async with await open_namespace(work.endpoint) as namespace:
+    async with await open_namespace(work.endpoint, tls=files_of(work.tls)) as namespace:
         numbers = range(work.producers)
         await perform((produce(work, namespace, events, each) for each in numbers), stop)
     events.note("closed")

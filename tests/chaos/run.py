@@ -115,17 +115,21 @@ async def run_chaos(
     kinds: Sequence[str] = KINDS,
     keeps: bool = False,
     producers: int | None = None,
+    is_secure: bool = False,
 ) -> Report:
     """Run and judge; the folder with all data and logs stays when something is wrong, or `keeps`.
 
     Args:
         tell: is told of progress.
         producers: how many write through proxies; None: some, more in a longer run.
+        is_secure: whether bookies and proxies ask for certificates.
     """
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-"))
     is_clean = False
     try:
-        async with Cluster(folder, seed=seed, seconds=seconds, producers=producers) as cluster:
+        async with Cluster(
+            folder, seed=seed, seconds=seconds, producers=producers, is_secure=is_secure
+        ) as cluster:
             report = await _Run(cluster, seed, seconds, tell).run(plan_of(seed, seconds, kinds))
         is_clean = report.is_clean
     except asyncio.CancelledError:

@@ -22,13 +22,14 @@ COMMAND = [sys.executable, "-m", "tests.chaos", "--watch-parent", "--seed", str(
 @pytest.mark.integration
 @pytest.mark.prove  # each kind of fault has a test of its own in tests/integration
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--secure",)], ids=["open", "secured"])
+def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The run itself judges; here it is checked that it did what it should."""
     errors = tmp_path / "errors"
     with (
         errors.open("w") as stderr,
         subprocess.Popen(
-            [*COMMAND, "--seconds", str(SECONDS)],
+            [*COMMAND, "--seconds", str(SECONDS), *options],
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -48,7 +48,7 @@ def test_every_kind_comes_once_at_least(seed: int) -> None:
     for fault in plan:
         ends = {*fault.sources, *fault.endpoints} if fault.kind in LINK_KINDS else {fault.target}
         assert ends
-        assert ends <= {*BOOKIES, *CLIENTS, "zookeeper", "proxies"}
+        assert ends <= {*BOOKIES, *CLIENTS, "zookeeper", "proxies", "bookies"}
         assert fault.kind != "fill disk" or fault.target == BOOKIES[0]
 
 

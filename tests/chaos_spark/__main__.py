@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import secrets
-import signal
 import sys
 
 from tests.chaos.parent import interrupt_at_end_of_stdin
-from tests.chaos_spark.hosts import enter_namespaces
+from tests.chaos_spark.hosts import enter_namespaces, run_in_namespaces
 from tests.chaos_spark.run import BOTH, WHERE, run_chaos
 
-EXIT_INTERRUPTED = 130
 ONE_MACHINE = "--one-machine"
 
 
@@ -31,6 +28,7 @@ def main() -> int:
     parser.add_argument(
         "--watch-parent", action="store_true", help="stop when standard input reaches its end"
     )
+    parser.add_argument("--secure", action="store_true", help="with TLS to bookies")
     parser.add_argument("--quiet", action="store_true", help="print the report alone")
     parser.add_argument("--keep", action="store_true", help="keep all data and logs in any case")
     arguments = parser.parse_args()
@@ -43,19 +41,16 @@ def main() -> int:
 
     if arguments.watch_parent:
         interrupt_at_end_of_stdin()
-    # The first process of a namespace is not ended by a signal that it has no handler for.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     tell(f"seed {seed}: starting the cluster")
     run = run_chaos(
-        seed, seconds=arguments.seconds, where=arguments.where, tell=tell, keeps=arguments.keep
+        seed,
+        seconds=arguments.seconds,
+        where=arguments.where,
+        tell=tell,
+        keeps=arguments.keep,
+        is_secure=arguments.secure,
     )
-    try:
-        report = asyncio.run(run)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-        return EXIT_INTERRUPTED
-    print(report, flush=True)
-    return int(not report.is_clean)
+    return run_in_namespaces(run)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import pyspark
 
@@ -19,6 +19,7 @@ from dlcore.base.clock import SystemClock
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.ops.sandbox.certificates import Certificates
 from dlcore.ops.sandbox.process import PortReservation, Warden
 from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper, find_java
 from tests.chaos.services import Deadline, Service, bookie_may_end
@@ -38,9 +39,9 @@ from tests.chaos_spark.driver import (
 from tests.chaos_spark.hosts import Hosts, Machine, can_have_hosts, descendants
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from dlcore import DistributedLogManager, Namespace
+    from dlcore import DistributedLogManager, Namespace, TlsFiles
     from tests.chaos_spark.checker import Channel
 
 ROOT = "/dlog"
@@ -68,11 +69,19 @@ _MASTER_JVM = (
 class Cluster:
     """Everything that runs; an async context manager that leaves nothing behind."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    host_names: ClassVar[Sequence[str]] = HOSTS
+    secured: ClassVar[Sequence[str]] = BOOKIES
+    """Those that have a certificate of a server."""
+    bookie_options: ClassVar[Sequence[str]] = _BOOKIE_OPTIONS
+
+    def __init__(self, folder: Path, seed: int, *, is_secure: bool = False) -> None:
         self.folder = folder
+        self._is_secure = is_secure
+        self._certificates: Certificates | None = None
         self.hosts: Machine = Machine()
         self.zookeeper: EmbeddedZooKeeper
         self._namespace: Namespace
+        self._store: ZooKeeperStore
         self.zookeeper_turn = asyncio.Lock()
         self.bookies: dict[str, Service] = {}
         self.spark: dict[str, Service] = {}
@@ -88,7 +97,7 @@ class Cluster:
         self._reservations: dict[str, PortReservation] = {}
         self._warden = Warden()
 
-    async def __aenter__(self) -> Cluster:
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:
@@ -120,7 +129,7 @@ class Cluster:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if can_have_hosts():
             self.hosts = Hosts(self.folder)
-        for name in HOSTS:
+        for name in self.host_names:
             self.hosts.add(name)
         self.zookeeper = EmbeddedZooKeeper(
             self.folder / ZOOKEEPER,
@@ -130,17 +139,18 @@ class Cluster:
         )
         await in_thread(self.zookeeper.start)
         self.uri = f"distributedlog://{self.zookeeper.servers}{ROOT}"
-        store = await ZooKeeperStore.connect(self.zookeeper.servers)
+        if self._is_secure:
+            hosts = dict.fromkeys(self.hosts.address(name) for name in self.secured)
+            self._certificates = Certificates(self.folder / "secure", tuple(hosts))
+            self._certificates.make(self.uri)
+        self._store = store = await ZooKeeperStore.connect(self.zookeeper.servers)
         self._resources.push_async_callback(store.aclose)
         paths = NamespacePaths(ROOT)
         await ensure_namespace(store, paths, SystemClock())
         for name in BOOKIES:
             self.bookies[name] = self._add(name, self._bookie_command(name))
 
-        async def all_serve() -> bool:
-            return set(await store.get_children(paths.bookies_available) or ()) == set(BOOKIES)
-
-        if not await Deadline(START_TIMEOUT_S).wait(all_serve):
+        if not await self.wait_all_serve():
             raise RuntimeError(f"the bookies did not start: see {self.folder}")
         self._namespace = await self._open()
         self._resources.push_async_callback(self._namespace.aclose)
@@ -149,8 +159,30 @@ class Cluster:
         self._writing = [asyncio.create_task(self._write(source)) for source in SOURCES]
         self._writing.append(asyncio.create_task(self.churn.run()))
 
+    async def wait_all_serve(self) -> bool:
+        """Return whether all bookies came to be registered as writable in time."""
+        available = NamespacePaths(ROOT).bookies_available
+
+        async def all_serve() -> bool:
+            try:
+                return set(await self._store.get_children(available) or ()) == set(BOOKIES)
+            except DLError:
+                return False
+
+        return await Deadline(START_TIMEOUT_S).wait(all_serve)
+
+    async def _open_for(self, _source: str) -> Namespace:
+        """Open the namespace for the writer of a source."""
+        return await self._open()
+
     async def _open(self) -> Namespace:
-        return await open_namespace(self.uri, config=_LOG_CONFIG, client_config=_CLIENT_CONFIG)
+        return await open_namespace(
+            self.uri, config=_LOG_CONFIG, client_config=_CLIENT_CONFIG, tls=self._tls
+        )
+
+    @property
+    def _tls(self) -> TlsFiles | None:
+        return None if self._certificates is None else self._certificates.client
 
     def _port(self, name: str) -> int:
         if name not in self._reservations:
@@ -163,17 +195,23 @@ class Cluster:
             lambda _life: [*self.hosts.launcher(name), *command],
             log_path=self.folder / f"{name}.log",
             warden=self._warden,
-            may_end=bookie_may_end if name in BOOKIES else lambda _status, _output: True,
+            may_end=self._may_end(name),
         )
         service.start()
         self._keepers.append(asyncio.create_task(service.keep_running()))
         return service
 
+    def _may_end(self, name: str) -> Callable[[int, str], bool]:
+        return bookie_may_end if name in BOOKIES else lambda _status, _output: True
+
     def _bookie_command(self, name: str) -> list[str]:
-        where = ("--host", self.hosts.address(name), "--port", str(self._port(name)))
+        host = self.hosts.address(name)
+        where = ["--host", host, "--port", str(self._port(name))]
+        if self._certificates is not None:
+            where += self._certificates.options("bookie", host=host)
         data = ("--data-dir", str(self.folder / name), "--metadata-uri", self.uri)
         program = (sys.executable, "-m", "bookie", "--name", name)
-        return [*program, *where, *data, *_BOOKIE_OPTIONS]
+        return [*program, *where, *data, *self.bookie_options]
 
     # Spark
 
@@ -201,8 +239,10 @@ class Cluster:
         self.is_local = is_local
         if not is_local:
             self._start_standalone()
+        tls = self._tls
         work = {
-            "uri": self.uri,
+            "address": {"uri": self.uri}
+            | ({} if tls is None else {"tlsCa": tls.ca, "tlsCert": tls.cert, "tlsKey": tls.key}),
             "master": LOCAL if is_local else self.master_url,
             "host": self.hosts.address(DRIVER),
             "folder": str(self.folder),
@@ -223,6 +263,9 @@ class Cluster:
             work = ["--work-dir", str(self.folder / name), "--webui-port", "0", self.master_url]
             program = "org.apache.spark.deploy.worker.Worker"
             self.spark[name] = self._add(name, [*java, program, *options, *work])
+
+    def begin_faults(self) -> None:
+        """Records come through, and faults follow."""
 
     async def stop_driver(self) -> bool:
         """Stop the driver; return whether it ended in order."""
@@ -250,7 +293,7 @@ class Cluster:
         """Write numbers without end; what is not acknowledged is left as it is."""
         while True:
             try:
-                async with await self._open() as namespace:
+                async with await self._open_for(source) as namespace:
                     await self._write_on(await namespace.open_log(source), self.sources[source])
             except DLError as error:
                 print(f"{source} is opened again: {error}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """The Spark driver under test: four queries from logs that stay and logs that go, for ever.
 
-    python -m tests.chaos_spark.driver '{"uri": …, "master": …, "host": …, "folder": …}'
+    python -m tests.chaos_spark.driver '{"address": …, "master": …, "host": …, "folder": …}'
 
 A query that fails is started again from its checkpoint, as an operator would do.  SIGTERM stops the
 queries and ends it.
@@ -24,7 +24,7 @@ from tests.chaos_spark.churn import PREFIX
 from tests.fixtures.spark import start_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -59,11 +59,15 @@ class Job:
     """The queries of one life of the driver."""
 
     def __init__(
-        self, spark: SparkSession, uri: str, folder: Path, stopped: threading.Event
+        self,
+        spark: SparkSession,
+        address: Mapping[str, str],
+        folder: Path,
+        stopped: threading.Event,
     ) -> None:
         self._spark = spark
         self._stopped = stopped
-        self._uri = uri
+        self._address = address
         self._folder = folder
         self._starts: dict[str, Callable[[], StreamingQuery]] = {
             "plain": lambda: self._sink("plain", self._records(), log=PLAIN),
@@ -85,7 +89,7 @@ class Job:
         )
 
     def _follow(self, **options: str) -> DataFrame:
-        reader = self._spark.readStream.format("dlog").options(uri=self._uri, **options)
+        reader = self._spark.readStream.format("dlog").options(**self._address, **options)
         return reader.option("startingOffsets", "earliest").load().select("value")
 
     @staticmethod
@@ -94,7 +98,7 @@ class Job:
         return records.withColumn("log", F.when(number % 2 == 0, EVEN).otherwise(ODD))
 
     def _sink(self, name: str, frame: DataFrame, **options: str) -> StreamingQuery:
-        writer = frame.writeStream.format("dlog").options(uri=self._uri, **options)
+        writer = frame.writeStream.format("dlog").options(**self._address, **options)
         return self._start(name, writer)
 
     def _start(self, name: str, writer: object) -> StreamingQuery:
@@ -113,7 +117,7 @@ class Job:
         return self._start("each", self._records().writeStream.foreachBatch(take))
 
     def _save(self, frame: DataFrame, log: str) -> None:
-        frame.write.format("dlog").options(uri=self._uri, log=log).mode("append").save()
+        frame.write.format("dlog").options(**self._address, log=log).mode("append").save()
 
     def keep_running(self) -> None:
         """Start what does not run, one query after the other.
@@ -157,7 +161,7 @@ def main(argument: str) -> None:
     network = {"spark.driver.host": work["host"], "spark.driver.bindAddress": work["host"]}
     os.environ["SPARK_LOCAL_IP"] = work["host"]
     spark = start_session(folder / "spark", master=work["master"], options=_SETTINGS | network)
-    job = Job(spark, work["uri"], folder, stopped)
+    job = Job(spark, work["address"], folder, stopped)
     print("driver runs", flush=True)
     while not stopped.wait(_POLL_S):
         job.keep_running()

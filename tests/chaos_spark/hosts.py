@@ -7,19 +7,22 @@ happens to it, the kernel takes hosts, cables and processes away with it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlcore.ops.sandbox.process import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
+EXIT_INTERRUPTED = 130
 _MARK = "DLOG_CHAOS_HOSTS"
 _NAMESPACES = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 _UNSHARE = (
@@ -31,6 +34,15 @@ _SWITCH = "switch"
 _NETWORK = "10.77.0"
 
 
+class Report(Protocol):
+    """What a run found; its text is for people."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no promise was broken."""
+        ...
+
+
 def enter_namespaces(arguments: Sequence[str]) -> None:
     """Start this program again in namespaces of its own, if the user may have them."""
     if _MARK in os.environ:
@@ -39,6 +51,19 @@ def enter_namespaces(arguments: Sequence[str]) -> None:
     if unshare := launcher_apart():
         os.environ[_MARK] = "yes"
         os.execvp(unshare[0], [*unshare, sys.executable, *arguments])
+
+
+def run_in_namespaces(run: Coroutine[Any, Any, Report]) -> int:
+    """Run a program to its end, print its report, and return its exit code."""
+    # The first process of a namespace is not ended by a signal that it has no handler for.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        report = asyncio.run(run)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        return EXIT_INTERRUPTED
+    print(report, flush=True)
+    return int(not report.is_clean)
 
 
 def launcher_apart() -> tuple[str, ...]:

@@ -25,7 +25,8 @@ _LASTS_S = {
     "cut off host": (1.0, 14.0),
     "cut link": (1.0, 14.0),
 }
-_GAP_S = (0.8, 3.6)
+GAP_S = (0.8, 3.6)
+"""Between two faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,15 @@ class Fault:
         return f"{self.at_s:7.2f} s  {self.kind}, {self.lasts_s:.1f} s"
 
 
-def make_plan(seed: int, *, seconds: float, kinds: tuple[str, ...]) -> list[Fault]:
+def make_plan(
+    seed: int, *, seconds: float, kinds: tuple[str, ...], gap_s: tuple[float, float] = GAP_S
+) -> list[Fault]:
     """Return faults over `seconds`, in order of time: each kind once, and then by weight."""
     rng = random.Random(f"chaos of Spark {seed}")
     first_round = list(kinds)
     rng.shuffle(first_round)
     faults: list[Fault] = []
-    at_s = _GAP_S[0]
+    at_s = gap_s[0]
     while at_s < seconds:
         if first_round:
             kind = first_round.pop()
@@ -55,5 +58,5 @@ def make_plan(seed: int, *, seconds: float, kinds: tuple[str, ...]) -> list[Faul
             kind = rng.choices(kinds, [_WEIGHTS[each] for each in kinds])[0]
         lasts_s = rng.uniform(*_LASTS_S.get(kind, (0.0, 0.0)))
         faults.append(Fault(kind, at_s, lasts_s, rng.random()))
-        at_s += rng.uniform(*_GAP_S)
+        at_s += rng.uniform(*gap_s)
     return faults

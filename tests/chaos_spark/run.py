@@ -21,7 +21,7 @@ from tests.chaos_spark.checker import Verdict, judge
 from tests.chaos_spark.cluster import BOOKIES, DRIVER, HOSTS, MASTER, WORKERS, ZOOKEEPER, Cluster
 from tests.chaos_spark.driver import EVEN, ODD, SURVIVORS, TARGETS, TWICE
 from tests.chaos_spark.hosts import can_have_hosts
-from tests.chaos_spark.plan import CUTS, KILLS, KINDS, make_plan
+from tests.chaos_spark.plan import CUTS, GAP_S, KILLS, KINDS, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -102,13 +102,14 @@ async def run_chaos(
     where: str = BOTH,
     tell: Callable[[str], None],
     keeps: bool = False,
+    is_secure: bool = False,
 ) -> Report:
     """Run and judge; the folder with all data stays when something is wrong, or `keeps`."""
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-spark-"))
     is_clean = False
     try:
-        async with Cluster(folder, seed) as cluster:
-            report = await _Run(cluster, seed, tell).run(seconds, where)
+        async with Cluster(folder, seed, is_secure=is_secure) as cluster:
+            report = await Run(cluster, seed, tell).run(seconds, where)
         is_clean = report.is_clean
     except asyncio.CancelledError:
         is_clean = True  # interrupted: nothing to keep
@@ -121,14 +122,35 @@ async def run_chaos(
     return report
 
 
-class _Run:
-    def __init__(self, cluster: Cluster, seed: int, tell: Callable[[str], None]) -> None:
+class Run:
+    """One run on a cluster.
+
+    Args:
+        gap_s: bounds of the time between two faults.
+        warm_up_s: a bound on the time until records come through.
+        drain_s: a bound on the time until all have come through, after healing.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        seed: int,
+        tell: Callable[[str], None],
+        *,
+        gap_s: tuple[float, float] = GAP_S,
+        warm_up_s: float = _WARM_UP_TIMEOUT_S,
+        drain_s: float = _DRAIN_TIMEOUT_S,
+    ) -> None:
+        self._drain_s = drain_s
+        self._gap_s = gap_s
+        self._warm_up_s = warm_up_s
         self._cluster = cluster
         self._tell = tell
         self._killed: set[int] = set()
         self._report = Report(seed=seed, has_hosts=can_have_hosts())
 
     async def run(self, seconds: float, where: str) -> Report:
+        """Work through the phases as far as they succeed, and judge."""
         local_s = {LOCAL_ONLY: seconds, CLUSTER_ONLY: 0.0}.get(where, seconds * _LOCAL_SHARE)
         for is_local, phase_s in ((True, local_s), (False, seconds - local_s)):
             if phase_s and not self._report.failures:
@@ -153,7 +175,7 @@ class _Run:
             has_come = bool(now) and all(count > before[log] for log, count in now.items())
             return has_come or driver.starts > _STARTS_MAX
 
-        if not await Deadline(_WARM_UP_TIMEOUT_S).wait(flows) or driver.starts > _STARTS_MAX:
+        if not await Deadline(self._warm_up_s).wait(flows) or driver.starts > _STARTS_MAX:
             output = cluster.spark[DRIVER].output[-3000:]
             report.failures.append(f"no record came through {where}: {output}")
             return
@@ -163,10 +185,13 @@ class _Run:
             if (cluster.hosts.can_cut or kind not in CUTS)
             and not (is_local and kind in _ONLY_ON_CLUSTER)
         )
+        seed = report.seed * 2 + is_local
+        plan = make_plan(seed, seconds=seconds, kinds=kinds, gap_s=self._gap_s)
         begun = await self._counted()
+        cluster.begin_faults()
         started_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            for fault in make_plan(report.seed * 2 + is_local, seconds=seconds, kinds=kinds):
+            for fault in plan:
                 await asyncio.sleep(max(0.0, started_s + fault.at_s - time.monotonic()))
                 group.create_task(self._carry_out(fault))
         report.seconds += time.monotonic() - started_s
@@ -271,10 +296,10 @@ class _Run:
                 return False
             return not (await self._judge_survivors()).counts["lost"]
 
-        if not await Deadline(_DRAIN_TIMEOUT_S).wait(is_drained):
+        if not await Deadline(self._drain_s).wait(is_drained):
             output = cluster.spark[DRIVER].output[-3000:]
             report.failures.append(
-                f"not every record came through within {_DRAIN_TIMEOUT_S:g} s after healing, of "
+                f"not every record came through within {self._drain_s:g} s after healing, of "
                 f"{report.records} there are {await self._counts()}; the driver: {output}"
             )
         report.drained_s = time.monotonic() - healed_s

@@ -25,7 +25,11 @@ COMMAND = [sys.executable, "-m", "tests.chaos_spark", "--watch-parent", "--seed"
 
 
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-@pytest.mark.parametrize("options", [(), ("--one-machine",)], ids=["hosts", "one-machine"])
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--one-machine",), ("--secure",)],
+    ids=["hosts", "one-machine", "secured"],
+)
 def test_every_record_once_and_in_order(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The run itself judges; here it is checked that it did what it should, and left nothing."""
     with subprocess.Popen(
@@ -47,7 +51,7 @@ def test_every_record_once_and_in_order(tmp_path: Path, options: tuple[str, ...]
     assert read is not None
     assert int(read[1]) > 100, read[0]
     assert output.count(KEPT) == 2  # of those that stay and of those that go
-    assert "one machine" in output or not options
+    assert "one machine" in output or "--one-machine" not in options
     kills = re.search(r"^kills (\d+); faults: (.*)$", output, re.MULTILINE)
     assert kills is not None
     assert int(kills[1]) >= 3, kills[2]

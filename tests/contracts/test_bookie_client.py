@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving.control import LISTED_RANGES_MAX
+from dlcore.access.tls_in_use import TlsInUse
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import (
     BadRequestError,
@@ -72,7 +73,7 @@ async def _open_wire(directory: Path, tls: Tls | None = None) -> AsyncIterator[C
             cluster_id=CLUSTER_ID,
             config=CLIENT,
             resolve_control=resolve_control,
-            tls=tls.client if tls else None,
+            tls=TlsInUse.of(tls.client if tls else None),
         )
         try:
             yield Cluster(client, BOOKIE)

@@ -1,15 +1,13 @@
-"""The contract of metadata stores, asked of the one in memory and of a real ZooKeeper.
+"""The contract of metadata stores, asked of the one in memory and of the servers.
 
-Goal: whoever is written against the port works on both.  Method: the same scenarios on both, and
-long random histories whose every answer must be the same.
+Goal: whoever is written against the port works on all.  Method: the same scenarios on all, and,
+in `test_metadata_histories.py`, random transactions to which all give the same answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,7 +20,6 @@ from dlcore.base.errors import (
     NoNodeError,
     TransactionTooLargeError,
 )
-from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.port import (
     ANY_VERSION,
     REQUEST_BYTES_MAX,
@@ -35,13 +32,8 @@ from dlcore.metadata.port import (
     SessionState,
     Versioned,
 )
-from dlcore.metadata.zookeeper import ZooKeeperStore
-from tests.fixtures.aio import run, until
-from tests.fixtures.lengths import sample
-from tests.fixtures.metadata_backend import Backend, lagging_tree, play
-
-if TYPE_CHECKING:
-    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
+from tests.fixtures.aio import until
+from tests.fixtures.metadata_backend import Backend, play
 
 
 @pytest.mark.parametrize("value", [b"", b"text", bytes(range(256)), b"x" * 200_000])
@@ -72,6 +64,32 @@ def test_many_nodes_in_one_answer(backend: Backend) -> None:
         assert found[-2] == Versioned(b"e", 0, other.session_token)
         assert found[1:-2:2] == [None] * 1250
         assert found[2:-2:2] == [Versioned(path.encode(), 0) for path in paths[2::2]]
+
+    play(backend, scenario)
+
+
+def test_transactions_are_numbered(backend: Backend) -> None:
+    """A node says which one created it and which wrote it last; all of one have its number."""
+
+    async def scenario(store: MetadataStore, root: str) -> None:
+        await store.multi([Create(f"{root}/a"), Create(f"{root}/a/b"), Create(f"{root}/c")])
+        await store.put(f"{root}/c", b"1", version=0)
+        with pytest.raises(MetadataVersionError):
+            await store.multi([Put(f"{root}/a", b"1", 0), Put(f"{root}/c", b"2", 0)])
+        a, b, c = await store.get_many([f"{root}/{name}" for name in ("a", "a/b", "c")])
+        assert a is not None
+        assert b is not None
+        assert c is not None
+        assert 0 < a.created == a.changed == b.created == b.changed == c.created < c.changed
+        assert (a.children, b.children) == (1, 0)
+        single = await store.get(f"{root}/c")
+        assert single is not None
+        assert (single.created, single.changed) == (c.created, c.changed)
+        await store.delete(f"{root}/c")
+        await store.create(f"{root}/c")
+        again = await store.get(f"{root}/c")
+        assert again is not None
+        assert again.created == again.changed > c.changed
 
     play(backend, scenario)
 
@@ -130,6 +148,22 @@ def test_children_are_sorted_names_or_none(backend: Backend) -> None:
         assert await store.get_children(root) == ["A", "a%2F", "b", "c"]
         assert await store.get_children(f"{root}/a%2F") == []
         assert await store.get_children(f"{root}/none") is None
+
+    play(backend, scenario)
+
+
+def test_many_lists_of_children(backend: Backend) -> None:
+    """In the order asked for, each sorted, None where there is no node."""
+
+    async def scenario(store: MetadataStore, root: str) -> None:
+        assert await store.get_children_many([]) == []
+        paths = [f"{root}/{number:02}" for number in range(40)]
+        await store.multi([Create(path) for path in paths[::2]])
+        await store.multi([Create(f"{paths[0]}/{name}") for name in ("b", "a%2F", "A")])
+        found = await store.get_children_many([*paths, root])
+        assert found[:3] == [["A", "a%2F", "b"], None, []]
+        assert found[-1] == [path.rpartition("/")[2] for path in paths[::2]]
+        assert len(found) == 41
 
     play(backend, scenario)
 
@@ -276,6 +310,7 @@ def test_expiry_gives_expired_then_connected_and_a_new_session(backend: Backend)
         ]
         assert other.session_state is SessionState.CONNECTED
         assert other.session_token not in {"", token}
+        assert (store.figures.sessions_lost, other.figures.sessions_lost) == (0, 1)
         assert await store.get_children(root, fresh=True) == ["p"]
         await other.create(f"{root}/e", b"again", ephemeral=True)
         assert await store.get(f"{root}/e") == Versioned(b"again", 0, other.session_token)
@@ -531,61 +566,3 @@ def test_a_cancelled_request_leaves_the_store_usable(backend: Backend) -> None:
         assert await store.get(f"{root}/a") == Versioned(b"a", 0)
 
     play(backend, scenario)
-
-
-def random_op(rng: random.Random, root: str) -> Op:
-    """Return an operation on one of a few paths, right about as often as wrong."""
-    path = root + rng.choice(["/a", "/b", "/a/a", "/a/b", "/a/a/a", "/b/a"])
-    version = rng.choice([ANY_VERSION, ANY_VERSION, 0, 0, 1, 2])
-    value = b"%d" % rng.randrange(100)
-    kind = rng.choice(["create", "create", "put", "delete", "check"])
-    if kind == "create":
-        return Create(path, value, ephemeral=rng.random() < 0.1)
-    if kind == "put":
-        return Put(path, value, version)
-    return Delete(path, version) if kind == "delete" else Check(path, version)
-
-
-async def history(store: MetadataStore, root: str, seed: int) -> list[str]:
-    """Apply random transactions; return every answer and the tree after each."""
-    rng = random.Random(seed)
-    answers: list[str] = []
-    await store.create(root)
-    for _ in range(300):
-        ops = [random_op(rng, root) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
-        try:
-            await store.multi(ops)
-            answers.append("done")
-        except MetadataError as error:
-            answers.append(type(error).__name__)
-        for path in ("", "/a", "/b", "/a/a", "/a/b", "/a/a/a", "/b/a"):
-            node, children = await asyncio.gather(
-                store.get(root + path), store.get_children(root + path)
-            )
-            answers.append(f"{path} {node} {children}".replace(store.session_token, "this one"))
-    return answers
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("seed", sample(range(3), 1))
-def test_both_stores_answer_a_random_history_alike(
-    seed: int, zookeeper: EmbeddedZooKeeper, zookeeper_root: str
-) -> None:
-    """ZooKeeper is the specification of the store in memory."""
-
-    async def main() -> None:
-        real = await ZooKeeperStore.connect(zookeeper.servers, connect_timeout_s=60)
-        memory, lagging = MemoryTree().connect(), lagging_tree(seed).connect()
-        try:
-            expected = await history(real, zookeeper_root, seed)
-            assert await history(memory, zookeeper_root, seed) == expected
-            assert await history(lagging, zookeeper_root, seed) == expected
-            assert {"done", "NoNodeError", "NodeExistsError", "MetadataVersionError"} <= set(
-                expected
-            )
-            assert "NodeNotEmptyError" in expected
-        finally:
-            for store in (real, memory, lagging):
-                await store.aclose()
-
-    run(main())

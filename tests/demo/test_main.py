@@ -36,7 +36,7 @@ from unittest.mock import patch
 
 from demo import main
 
-def fail(_, stack):
+def fail(_, stack, **__):
     stack.callback(main.stop_spark)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-demo-"))
     main._start_spark(Path(folder)).read.format("no-such-format").load()
@@ -105,14 +105,16 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
-def test_everything_is_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--secure",)], ids=["open", "secured"])
+def test_everything_is_equal(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The whole demo: exit code 0, its verdict, the plot, and nothing left."""
-    with demo_process(tmp_path) as (process, mark):
+    with demo_process(tmp_path, ("-m", "demo.main", *options)) as (process, mark):
         output, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 0, output
     assert "336,776 records, every one once, in order" in output
     assert "all statistics equal" in output
     assert "with SIGKILL" in output
+    assert ("let only clients with a certificate in" in output) == bool(options)
     assert (tmp_path / "artifacts" / "delays.png").read_bytes().startswith(b"\x89PNG")
     assert processes_marked(mark) == []
     assert list(tmp_path.glob("dlog-demo-*")) == []

@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.sync import ScanBatch
+from dlcore.sync import ScanBatch, ScanRun
 from dlspark import arrow
 from dlspark.arrow import (
     BYTES_PER_BATCH,
@@ -36,7 +37,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 def scanned(
     payloads: list[bytes], *, lssn: int = 1, entry: int = 0, slot: int = 0, sequence_id: int = 0
-) -> ScanBatch:
+) -> ScanRun:
     """Return an entry with these payloads; transaction ids and times follow from its position."""
     batch = pa.RecordBatch.from_arrays(
         [
@@ -45,18 +46,33 @@ def scanned(
         ],
         names=["txid", "value"],
     )
-    return ScanBatch(
-        batch=batch,
-        lssn=lssn,
-        entry_id=entry,
-        first_slot=slot,
-        sequence_id=sequence_id,
-        timestamp_ms=1_700_000_000_000 + entry,
+    return ScanRun.of(
+        ScanBatch(
+            batch=batch,
+            lssn=lssn,
+            entry_id=entry,
+            first_slot=slot,
+            sequence_id=sequence_id,
+            timestamp_ms=1_700_000_000_000 + entry,
+        )
     )
 
 
-def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
-    """Return the rows of one entry, made one by one."""
+def joined(parts: list[ScanRun]) -> ScanRun:
+    """Return entries as one run."""
+    return ScanRun(
+        batch=pa.concat_batches([part.batch for part in parts]),
+        lssn=parts[0].lssn,
+        entry_ids=np.concatenate([part.entry_ids for part in parts]),
+        records=np.concatenate([part.records for part in parts]),
+        first_slots=np.concatenate([part.first_slots for part in parts]),
+        sequence_ids=np.concatenate([part.sequence_ids for part in parts]),
+        timestamps_ms=np.concatenate([part.timestamps_ms for part in parts]),
+    )
+
+
+def expected_rows(log: str, run: ScanRun) -> list[dict[str, Any]]:
+    """Return the rows of a run, made one by one."""
     return [
         {
             "log": log,
@@ -66,6 +82,7 @@ def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
             "timestamp": EPOCH + datetime.timedelta(milliseconds=part.timestamp_ms),
             "value": part.batch.column("value")[row].as_py(),
         }
+        for part in run.entries()
         for row in range(part.batch.num_rows)
     ]
 
@@ -74,23 +91,25 @@ def expected_rows(log: str, part: ScanBatch) -> list[dict[str, Any]]:
 @given(
     st.lists(
         st.tuples(
-            st.lists(st.binary(max_size=5), max_size=6),
+            st.lists(st.binary(max_size=5), min_size=1, max_size=6),
             st.integers(0, 2**40),
             st.integers(0, 100),
             st.integers(0, 2**50),
         ),
         max_size=12,
-    )
+    ),
+    st.integers(1, 4),
 )
 def test_rows_are_those_made_one_by_one(
-    entries: list[tuple[list[bytes], int, int, int]],
+    entries: list[tuple[list[bytes], int, int, int]], together: int
 ) -> None:
-    """All columns, over any sequence of entries, empty ones too."""
+    """All columns, over any sequence of entries, in any runs."""
     parts = [
         scanned(payloads, lssn=3, entry=entry, slot=slot, sequence_id=sequence_id)
         for payloads, entry, slot, sequence_id in entries
     ]
-    batches = list(RowBuilder("clïcks", BYTES).build(iter(parts)))
+    runs = [joined(parts[at : at + together]) for at in range(0, len(parts), together)]
+    batches = list(RowBuilder("clïcks", BYTES).build(iter(runs)))
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     for batch in batches:
         batch.validate(full=True)
@@ -99,15 +118,16 @@ def test_rows_are_those_made_one_by_one(
 
 
 def test_small_entries_are_joined_and_batches_bounded() -> None:
-    """Rows and bytes are bounded, unless a single entry has more."""
-    small = [scanned([b"x"] * 1000, entry=number) for number in range(200)]
+    """Rows and bytes are bounded, unless a single entry has more; the first batches are small."""
+    small = [scanned([b"x"] * 1000, entry=number) for number in range(400)]
     rows = [batch.num_rows for batch in RowBuilder("a", BYTES).build(small)]
-    assert sum(rows) == 200_000
+    assert sum(rows) == 400_000
     assert max(rows) <= ROWS_PER_BATCH
-    assert min(rows[:-1]) > ROWS_PER_BATCH - 1000
-    wide = [scanned([b"x" * (1 << 20)] * 3, entry=number) for number in range(6)]
+    assert rows[:4] == [5_000, 10_000, 20_000, 40_000]
+    assert min(rows[4:-1]) > ROWS_PER_BATCH - 1000
+    wide = [scanned([b"x" * (1 << 20)] * 3, entry=number) for number in range(12)]
     sizes = [batch.column("value").nbytes for batch in RowBuilder("a", BYTES).build(wide)]
-    assert len(sizes) == 3
+    assert len(sizes) == 10
     assert max(sizes) <= BYTES_PER_BATCH
     big = [scanned([b"x"] * (ROWS_PER_BATCH + 1))]
     assert [batch.num_rows for batch in RowBuilder("a", BYTES).build(big)] == [ROWS_PER_BATCH + 1]
@@ -250,6 +270,6 @@ def test_a_column_that_a_log_lacks_is_null() -> None:
         sequence_id=7,
         timestamp_ms=0,
     )
-    (batch,) = RowBuilder("a", RowShape.of_typed(wanted)).build([part])
+    (batch,) = RowBuilder("a", RowShape.of_typed(wanted)).build([ScanRun.of(part)])
     assert batch.schema == wanted
     assert batch.to_pydict() == {"_sequence_id": [7, 8], "name": [None, None], "n": [3, 4]}

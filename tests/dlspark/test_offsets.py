@@ -217,7 +217,7 @@ def test_position_beyond_the_end_waits() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({"v": 2, "logs": {}}, ["version 2", "up to 1"]),
+        ({"v": 3, "logs": {}}, ["version 3", "up to 2"]),
         ({"v": "1"}, ["version 1"]),
         ({"logs": {}}, ["not an offset"]),
         ([1], ["not an offset"]),

@@ -10,9 +10,10 @@ import pickle
 
 import pytest
 
+from dlcore.access.tls import TlsFiles
+from dlcore.access.zookeeper import ZooKeeperAccess
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
-from dlcore.base.tls import TlsFiles
 from dlspark.limits import Limits
 from dlspark.option_table import OPTIONS, Use
 from dlspark.options import (
@@ -200,12 +201,16 @@ def test_tls_options_name_files() -> None:
     assert pickle.loads(pickle.dumps(address)) == address  # our own bytes
     assert str(address) == URI
     assert parse(tlsCa="/tls/ca.pem").address.tls == TlsFiles(ca="/tls/ca.pem")
+    of_zookeeper = parse(zkTlsCa="/tls/ca.pem", zkAuthFile="/user").address.zookeeper
+    assert of_zookeeper == ZooKeeperAccess(tls=TlsFiles(ca="/tls/ca.pem"), auth_file="/user")
+    assert parse().address.zookeeper is None
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
         ({"tlsCert": "c.pem", "tlsKey": "c.key"}, ["tlsCert='c.pem'", "no ca"]),
+        ({"zkTlsCert": "c.pem"}, ["zkTlsCert='c.pem'", "zk_tls_ca"]),
         ({"tlsCa": "ca.pem", "tlsKey": "c.key"}, ["tlsKey='c.key'", "expected both files or none"]),
     ],
 )
@@ -215,6 +220,38 @@ def test_half_of_the_tls_options_is_refused(files: dict[str, str], words: list[s
         parse(**files)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1h", 3600), ("1s", 1), ("24h", 86400)])
+def test_capabilities_have_a_time(text: str, seconds: int) -> None:
+    """For reading and writing; without the option none are used."""
+    address = Address(uri=URI, capabilities_s=seconds)
+    assert parse(capabilities=text).address == address
+    assert WriteOptions.parse(LOG | {"capabilities": text}, Mode.BATCH).address == address
+    assert parse().address.capabilities_s is None
+
+
+@pytest.mark.parametrize("text", ["true", "0s", "999ms", "25h", ""])
+def test_a_time_of_capabilities_that_is_none_is_refused(text: str) -> None:
+    """Bookies refuse one of more than a day."""
+    with pytest.raises(ConfigurationError, match=f"option capabilities='{text}': expected a time"):
+        parse(capabilities=text)
+
+
+def test_the_file_of_a_token_is_for_proxies() -> None:
+    """Only its path is kept; a namespace that is opened directly takes no token."""
+    options = {"endpoint": "grpc://a:1", "log": "clicks", "tokenFile": "/etc/dlog/token"}
+    address = ReadOptions.parse(options, Mode.BATCH).address
+    assert address == Address(uri="grpc://a:1", token_file="/etc/dlog/token")
+    with pytest.raises(ConfigurationError, match=r"tokenFile='x'.*expected endpoint as well"):
+        parse(tokenFile="x")
+
+
+def test_capabilities_are_not_for_proxies() -> None:
+    """These read from bookies themselves."""
+    options = {"endpoint": "grpc://a:1", "log": "clicks", "capabilities": "1h"}
+    with pytest.raises(ConfigurationError, match=r"capabilities='1h' .*which the proxies read"):
+        ReadOptions.parse(options, Mode.BATCH)
 
 
 def test_write_options() -> None:

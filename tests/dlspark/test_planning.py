@@ -151,6 +151,10 @@ def test_partitions_are_picklable_and_readable() -> None:
     again = pickle.loads(pickle.dumps(partition))
     assert again.scans == partition.scans
     assert repr(again) == "DlogPartition(clicks 1:0:0 … 1:5:0)"
+    granted = DlogPartition(partition.scans, (b"secret",))
+    again = pickle.loads(pickle.dumps(granted))
+    assert (again.scans, again.capabilities) == (partition.scans, (b"secret",))
+    assert "secret" not in repr(again) + repr([again.scans])
     (many,) = plan(scans_of((3,) * 1000))
     assert len(pickle.dumps(many)) < 50_000, "extents and their ledgers travel packed"
 

@@ -26,7 +26,7 @@ from tests.fixtures.snapshots import RECORDS_PER_ENTRY, place_in, snapshot_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dlcore.sync import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.sync import LogSnapshot, ScanRange, ScanRun
 
 URI = "distributedlog://made-up:1/p"
 PLANNED = snapshot_of((3,), (4,), (3,))
@@ -52,9 +52,10 @@ class Changing:
         now = self.now
         return {log: now if now is not None and now.log == log else None for log in logs}
 
-    def scan(self, scans: Sequence[ScanRange], *, uri: str, tls: object) -> Iterator[ScanBatch]:
+    def scan(self, scans: Sequence[ScanRange], *, uri: str, **files: object) -> Iterator[ScanRun]:
         """Yield the entries of a range, up to one that is gone."""
-        assert (uri, tls) == (URI, None)
+        assert uri == URI
+        assert set(files.values()) == {None}
         for part in scans:
             before = PLANNED.segments[part.lssn - 1].start_sequence_id
             for entry_id in range(part.start.entry_id, part.end.entry_id):
@@ -65,7 +66,7 @@ class Changing:
                 first_slot = part.start.slot_id if entry_id == part.start.entry_id else 0
                 first = before + entry_id * RECORDS_PER_ENTRY + first_slot
                 numbers = list(range(first, first - first_slot + RECORDS_PER_ENTRY))
-                yield sync.ScanBatch(
+                entry = sync.ScanBatch(
                     batch=pa.record_batch(
                         [numbers, [b"x"] * len(numbers)], schema=WRITE_SCHEMA_WITH_TXID
                     ),
@@ -75,6 +76,7 @@ class Changing:
                     sequence_id=first,
                     timestamp_ms=0,
                 )
+                yield sync.ScanRun.of(entry)
 
 
 def read(
@@ -86,7 +88,7 @@ def read(
     where: str = "log",
 ) -> list[int]:
     """Return the numbers of the records that a partition gives; each is its transaction id."""
-    monkeypatch.setattr(sync, "scan", log.scan)
+    monkeypatch.setattr(sync, "scan_runs", log.scan)
     monkeypatch.setattr(LogSnapshots, "take", lambda _, logs: log.take(logs))
     monkeypatch.setattr(
         LogSnapshots, "find", lambda _, wanted: [place_in(at, key) for at, key in wanted]
@@ -181,7 +183,7 @@ def test_a_range_that_is_refused_though_it_is_there(monkeypatch: pytest.MonkeyPa
     log = truncated("1:0:0")
     monkeypatch.setattr(log, "error", AlreadyTruncatedError("a mistake"))
 
-    def refuse(scans: Sequence[ScanRange], **_: object) -> Iterator[ScanBatch]:
+    def refuse(scans: Sequence[ScanRange], **_: object) -> Iterator[ScanRun]:
         raise log.error
 
     monkeypatch.setattr(log, "scan", refuse)

@@ -47,6 +47,7 @@ class Bench:
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
         self.uri = namespace.uri
+        self.where = {"uri": self.uri}
         self.log = f"source/{uuid4().hex}"
         namespace.create_log(self.log)
         for start in (0, 5):
@@ -57,7 +58,7 @@ class Bench:
 
     def source(self, **options: str) -> DistributedLogDataSource:
         """Return the source with these options."""
-        return DistributedLogDataSource({"uri": self.uri, **options})
+        return DistributedLogDataSource({**self.where, **options})
 
     def read(self, **options: str) -> list[int]:
         """Return the transaction ids that a batch read of the log gives."""
@@ -88,6 +89,17 @@ def bench(namespace_uri: str) -> Iterator[Bench]:
     with open_namespace(namespace_uri) as namespace:
         yield Bench(namespace)
     close_shared_namespace(Address(uri=namespace_uri))
+
+
+@pytest.fixture(params=["bookies", "proxies"])
+def bench_anywhere(
+    bench: Bench, proxy: ProxyProcess, request: pytest.FixtureRequest
+) -> Iterator[Bench]:
+    """The same, read over bookies, and over proxies."""
+    if request.param == "proxies":
+        bench.where = {"endpoint": proxy.location}
+    yield bench
+    close_shared_namespace(Address(uri=proxy.location))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +138,7 @@ def test_bounds_that_leave_nothing_to_read_are_told(
     (told,) = caplog.messages
     assert told == (
         f"log '{bench.log}': no record is read, because the end 1:2:0 in the options lies "
-        "before the start 2:2:0 in the options"
+        "before the start 2:2:0 in the options; to do: correct the two options"
     )
     assert bench.read(log=bench.log, startingTxid="99", endingOffsets="1:2:0") == []
     assert len(caplog.messages) == 1
@@ -216,9 +228,10 @@ def test_truncated_records_fail_a_batch_or_are_told(
 
 @pytest.mark.parametrize("place", [DLSN(1, 3, 0), DLSN(2, 0, 0)], ids=["within", "a segment"])
 def test_a_start_that_names_a_truncated_record(
-    bench: Bench, place: DLSN, caplog: pytest.LogCaptureFixture
+    bench_anywhere: Bench, place: DLSN, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is refused, or told of, by position and transaction id; the first names mean all."""
+    bench = bench_anywhere
     bench.truncate(place)
     left = list(range(3 if place.lssn == 1 else 5, 10))
     for beginning in ({"startingOffsets": "1:0:0"}, {"startingTxid": "0"}, {}):

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.sync import LogSnapshot
+    from dlspark.offsets import LogPosition
 
 
 class MadeUpLogs(LogSnapshots):
@@ -61,6 +62,10 @@ class MadeUpLogs(LogSnapshots):
         """Return where the records are."""
         self.sought += len(wanted)
         return [place_in(snapshot, key) for snapshot, key in wanted]
+
+    def store_position(self, log: str, position: LogPosition, subscriber: str) -> bool:
+        """Keep nothing."""
+        return True
 
 
 class Clock:

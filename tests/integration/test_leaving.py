@@ -237,7 +237,7 @@ def test_what_cannot_be_written_is_named_within_a_bounded_time(
     for bookie in sandbox.bookies:
         bookie.kill()
     if gone == "everything":
-        sandbox.zookeeper.kill()
+        sandbox.metadata_server.kill()
     out, errors = process.communicate("\n", timeout=WAIT_S)
     assert process.returncode == LOST_STATUS
     assert "others still run" in out

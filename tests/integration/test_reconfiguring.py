@@ -7,10 +7,12 @@ the signal is read in their logs.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -112,10 +114,10 @@ def test_without_a_file_the_signal_stops_a_bookie(
 
 
 @asynccontextmanager
-async def autorecovery(uri: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the service until it is at work; what still runs at the end is killed."""
+async def service(role: str, uri: str, *options: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a service until it says that it is there; what still runs at the end is killed."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "dlcore.ops.cli", *options, "autorecovery", "run", "--uri", uri,
+        sys.executable, "-m", "dlcore.ops.cli", *options, role, "run", "--uri", uri,
         cwd=REPOSITORY,
         env={k: v for k, v in os.environ.items() if not k.startswith("DLOG_")},
         stdout=asyncio.subprocess.PIPE,
@@ -123,7 +125,7 @@ async def autorecovery(uri: str, *options: str) -> AsyncIterator[asyncio.subproc
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        assert b"at work" in await process.stdout.readline()
+        assert re.search(b"at work|serving on", await process.stdout.readline())
         yield process
     finally:
         if process.returncode is None:
@@ -141,7 +143,7 @@ def test_autorecovery_reads_its_file_again(
     file.write_text("[autorecovery]\nsweep_interval_s = 1000\n")
 
     async def scenario() -> None:
-        async with autorecovery(uri, "--config", str(file)) as process:
+        async with service("autorecovery", uri, "--config", str(file)) as process:
             log = Log(process)
             await log.until("swept half merged ledgers=0")
             file.write_text("[autorecovery]\nsweep_interval_s = 0\n")
@@ -159,8 +161,53 @@ def test_autorecovery_reads_its_file_again(
             process.send_signal(signal.SIGTERM)
             _, _ = await process.communicate()
             assert process.returncode == 0
-        async with autorecovery(uri) as process:
+        async with service("autorecovery", uri) as process:
             process.send_signal(signal.SIGHUP)
+            await process.communicate()
+            assert process.returncode == 0
+
+    run_in_own_time(asyncio.wait_for(scenario(), TIME_LIMIT_S))
+
+
+@pytest.mark.parametrize("role", ["bookie", "proxy", "autorecovery"])
+def test_the_level_of_a_module_changes(
+    role: str, fresh_sandbox: Callable[..., Sandbox], tmp_path: Path
+) -> None:
+    """In the same way in every server, whose log is of JSON lines with its role and name."""
+    uri = fresh_sandbox(1).uri
+    file = tmp_path / "dlog.toml"
+    file.write_text("[proxy]\nport = 0\n")
+    given = ("--config", str(file), "--log-format", "json")
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as steps:
+            if role == "bookie":
+                bookie = await steps.enter_async_context(
+                    bookie_process(uri, "one-more", tmp_path / "data", *given)
+                )
+                process = bookie.process
+            else:
+                process = await steps.enter_async_context(service(role, uri, *given))
+            log = Log(process)
+            text = f'[{role}]\nlog_level = "warning,dlcore.base.reconfiguring={{}}"\n'
+            file.write_text(text.format("debug"))
+            process.send_signal(signal.SIGHUP)
+            (*_, line) = map(json.loads, await log.until("the configuration was read again"))
+            assert (line["role"], line["level"]) == (role, "warning")
+            assert line["name"] == "one-more" or role != "bookie"
+            process.send_signal(signal.SIGHUP)
+            (*_, line) = map(json.loads, await log.until("the same as before"))
+            assert line["level"] == "debug"
+
+            file.write_text(text.format("error"))
+            process.send_signal(signal.SIGHUP)
+            await log.until("the configuration was read again")
+            file.write_text(f'[{role}]\nlog_level = "loud"\n')
+            process.send_signal(signal.SIGHUP)
+            (*told, line) = map(json.loads, await log.until("the configuration stays as it was"))
+            assert "log_level='loud': expected one of debug" in line["message"]
+            assert not told
+            process.send_signal(signal.SIGTERM)
             await process.communicate()
             assert process.returncode == 0
 

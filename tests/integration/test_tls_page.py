@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.access.tls import TlsFiles
+from dlcore.access.tls_refusals import own_refusal
 from dlcore.backends.flight.namespace import open_namespace
-from dlcore.base.tls import TlsFiles
-from dlcore.base.tls_refusals import own_refusal
 from tests.dlcore.transport.test_tls import client_of
 from tests.fixtures.pages import blocks_of
 from tests.fixtures.served_bookie import BOOKIE, frame_of, run, serve

@@ -65,7 +65,7 @@ def _durable_size(file: str, disk: MemoryDisk, storage: LedgerStorage) -> int:
     number = file_number(file)
     if number is None or storage.core.log.unsealed.handle(number) is None:
         return disk.size_of(file)
-    if not storage.core.log.is_marked or storage.core.log.commits.pending_bytes:
+    if not storage.core.log.is_marked or storage.core.log.commits.queue.pending_bytes:
         return 0
     newest = max(each.number for each in storage.core.log.unsealed.indexes())
     if file != file_name(newest):

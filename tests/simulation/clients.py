@@ -12,7 +12,14 @@ from dlcore.base.errors import AlreadyClosedError, MetadataError
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
-from dlcore.metadata.port import ANY_VERSION, Op, SessionState, Unsubscribe, Versioned
+from dlcore.metadata.port import (
+    ANY_VERSION,
+    Op,
+    SessionState,
+    StoreFigures,
+    Unsubscribe,
+    Versioned,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -128,6 +135,11 @@ class GatedStore:
         found: list[str] | None = await self._pass(self.inner.get_children(path, fresh=fresh))
         return found
 
+    async def get_children_many(self, paths: Sequence[str]) -> list[list[str] | None]:
+        """Return the children of many."""
+        lists: list[list[str] | None] = await self._pass(self.inner.get_children_many(paths))
+        return lists
+
     async def create(
         self, path: str, value: bytes = b"", *, ephemeral: bool = False, make_parents: bool = False
     ) -> None:
@@ -176,6 +188,11 @@ class GatedStore:
     def session_token(self) -> str:
         """The session's identity."""
         return self.inner.session_token
+
+    @property
+    def figures(self) -> StoreFigures:
+        """The session's counts."""
+        return self.inner.figures
 
     async def aclose(self) -> None:
         """End the session."""

@@ -97,7 +97,7 @@ def _log_appender(machine: LogAppender[Any]) -> str:
         )
         if holds
     ]
-    return " ".join([machine.state.value, *parts])
+    return " ".join([machine.state.name.lower(), *parts])
 
 
 MACHINES = (
@@ -124,21 +124,8 @@ MACHINES = (
         LogAppender,
         _log_appender,
         (
+            "handle",
             "end_with",
-            "next_step",
-            "next_entry",
-            "ledger_closed",
-            "segment_started",
-            "completed",
-            "finished",
-            "overtaken",
-            "recovered",
-            "head_changed",
-            "entry_durable",
-            "suspended",
-            "resumed",
-            "fail",
-            "abort",
         ),
     ),
     _Machine(LedgerState, _ledger, ("accepts", "note_entry", "note_lac", "note_sealed")),

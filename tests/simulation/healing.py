@@ -236,7 +236,7 @@ def _has_forgotten(bookie: SimBookie, live: set[int]) -> bool:
 def _is_idle(bookie: SimBookie) -> bool:
     storage = bookie.storage
     is_quiet = not bookie.adds_in_flight and not (bookie.listener and bookie.listener.is_read_from)
-    return storage is not None and is_quiet and not storage.core.log.commits.pending_bytes
+    return storage is not None and is_quiet and not storage.core.log.commits.queue.pending_bytes
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
+from zlib import crc32
 
+from dlcore.access.encryption_keys import SALT_BYTES, EncryptionKeys
+from dlcore.access.master_keys import MASTER_KEY_BYTES, MasterKey, MasterKeys
 from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.base.config import LogConfig
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merger import LogMerger
 
 if TYPE_CHECKING:
+    import random
+
     from dlcore.metadata.port import MetadataStore
     from tests.simulation.world import World
 
@@ -18,6 +24,11 @@ _SEGMENT_BYTES = (1_200, *_LARGE)
 MERGE_POLICY = MergePolicy(
     large_weight=30_000, fan_in=3, run_weight_max=90_000, run_extents_max=40, run_ledgers_max=20
 )
+
+
+def _keys_of(rng: random.Random) -> EncryptionKeys:
+    key = MasterKey("sim", bytes(MASTER_KEY_BYTES))
+    return EncryptionKeys(MasterKeys([key]), new_salt=partial(rng.randbytes, SALT_BYTES))
 
 
 class LogProcess:
@@ -42,6 +53,7 @@ class LogProcess:
             lock_timeout_s=1.0,
             read_ahead_bytes=rng.choice((1, 10_000)),
             read_unavailable_timeout_s=4.0,
+            encrypted=world.plan.is_encrypted and crc32(name.encode()) % 4 > 0,
         )
         self.namespace = DirectNamespace(
             uri="simulated",
@@ -55,6 +67,7 @@ class LogProcess:
             client_config=client.config,
             client_id=identity or name,
             registry=client.registry,
+            encryption_keys=_keys_of(client.rng) if world.plan.is_encrypted else None,
         )
         client.parts.append(self.namespace)
 

@@ -39,6 +39,7 @@ from tests.simulation.world import MERGED_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from dlcore.access.encryption_keys import EncryptionKeys
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.ids import BookieId
@@ -94,6 +95,10 @@ class _Scanning(ScanClients):
         """Return the process's own."""
         return self._process.namespace.log_context
 
+    async def encryption_keys(self) -> EncryptionKeys | None:
+        """Return the process's own."""
+        return self._process.namespace.log_context.encryption_keys
+
 
 class Logs:
     """All that happens to the logs of a run."""
@@ -126,7 +131,7 @@ class Logs:
             await self.create_again(setup.namespace, name)
         if self._proxies is not None:
             logs = [await setup.namespace.open_log(name) for name in self.names]
-            await self._proxies.start({log.name: log.log_id for log in logs})
+            await self._proxies.start(setup, {log.name: log.log_id for log in logs})
         if self._world.plan.has_types:
             await self._types.start(setup.namespace)
         await setup.client.aclose()

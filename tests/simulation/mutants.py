@@ -29,6 +29,7 @@ from tests.simulation import (
     mutants_quorum,
     mutants_recovery,
     mutants_remotes,
+    mutants_rules,
     mutants_sinks,
     mutants_space,
     mutants_stale,
@@ -59,6 +60,7 @@ _MODULES = (
     mutants_proxy,
     mutants_recovery,
     mutants_remotes,
+    mutants_rules,
     mutants_sinks,
     mutants_space,
     mutants_stale,
@@ -306,6 +308,11 @@ def _remotes(plan: Plan) -> Plan:
     return with_proxies(_logs(plan), has_remotes=True)
 
 
+def _rules(plan: Plan) -> Plan:
+    """The same proxies, which judge calls by rules of access."""
+    return replace(with_proxies(_logs(plan)), has_rules=True)
+
+
 def _sinks(plan: Plan) -> Plan:
     """The same logs, with queries of Spark that write to them."""
     return replace(_logs(plan), has_sinks=True)
@@ -352,6 +359,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "proxies": _proxies,
     "remote sinks": _remote_sinks,
     "remotes": _remotes,
+    "rules": _rules,
     "sinks": _sinks,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
@@ -439,6 +447,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
     **dict.fromkeys(mutants_proxy.MUTANTS, "proxies"),
     **dict.fromkeys(mutants_remotes.MUTANTS, "remotes"),
+    **dict.fromkeys(mutants_rules.MUTANTS, "rules"),
     **dict.fromkeys(mutants_sinks.ON_THE_CLUSTER, "sinks"),
     **dict.fromkeys(mutants_sinks.OVER_PROXIES, "remote sinks"),
     **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),

@@ -26,7 +26,7 @@ from dlcore.ledger.metadata.quorum import write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.reading import reader as reader_module
 from dlcore.ledger.reading.confirmed import LedgerEnd, judge_end
-from dlcore.ledger.reading.range_read_driver import RangeRead
+from dlcore.ledger.reading.range_read import RangeReader
 from dlcore.ledger.reading.reader import LedgerReader
 from dlcore.ledger.recovering import (
     recovery as recovery_module,
@@ -427,13 +427,14 @@ def a_read_relies_on_the_lac() -> Iterator[None]:
 @contextlib.contextmanager
 def a_read_gives_up_after_one_replica() -> Iterator[None]:
     """Section 1.3: the error of one bookie is passed on, and no other one is asked."""
-    end = RangeRead._end
+    failed = RangeReader._failed
 
-    def give_up(self: RangeRead, lane: Any, stream: Any, error: DLError) -> None:
-        end(self, lane, stream, error)
-        lane.error = LedgerReadError(f"{stream.bookie}: {error}")
+    def give_up(self: RangeReader, lane: Any, bookie: Any, error: DLError, now: float) -> Any:
+        effects = failed(self, lane, bookie, error, now)
+        lane.error = LedgerReadError(f"{bookie}: {error}")
+        return effects
 
-    with patch.object(RangeRead, "_end", give_up):
+    with patch.object(RangeReader, "_failed", give_up):
         yield
 
 
@@ -441,14 +442,13 @@ def a_read_gives_up_after_one_replica() -> Iterator[None]:
 def chunks_are_passed_on_as_they_come() -> Iterator[None]:
     """Section 1.3: what is read from several bookies at once is not put in order."""
 
-    def take_any(self: RangeRead) -> Sequence[EntryFrame]:
+    def take_any(self: RangeReader) -> Sequence[EntryFrame]:
         for lane in self._lanes:
-            if lane.ready:
-                return lane.ready.popleft()
-            self._raise_if_failed(lane)
+            if entries := self._next_chunk(lane):
+                return entries
         return ()
 
-    with patch.object(RangeRead, "_take", take_any):
+    with patch.object(RangeReader, "_merged", take_any):
         yield
 
 

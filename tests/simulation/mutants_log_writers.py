@@ -20,9 +20,8 @@ from dlcore.log.reading.reader import DirectReader
 from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing import truncation, writer
-from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.append import Acknowledge, LogAppender
 from dlcore.log.writing.run import Run
-from dlcore.log.writing.steps import Acknowledge
 from dlcore.log.writing.transmit import Transmitter
 from dlcore.metadata.port import ANY_VERSION, Put
 
@@ -42,17 +41,17 @@ def _unguarded(change: Change) -> Change:
 @contextlib.contextmanager
 def extents_miss_the_last_entry() -> Iterator[None]:
     """The extent of a closed ledger ends before the entry that was acknowledged last."""
-    ledger_closed = LogAppender.ledger_closed
+    ledger_closed = LogAppender._ledger_closed
 
-    def short(self: LogAppender[Any], **about: int) -> None:
-        ledger_closed(self, **about)
+    def short(self: LogAppender[Any], *about: int) -> None:
+        ledger_closed(self, *about)
         segment = self._segment
         closing = None if segment is None else segment.closing
         if segment is not None and closing is not None and closing.entry_count > 1:
             last = closing.entry_count - 2
             segment.closing = replace(closing, last_entry_id=last)
 
-    with patch.object(LogAppender, "ledger_closed", short):
+    with patch.object(LogAppender, "_ledger_closed", short):
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation import (
     mutants_tested_bookie,
     mutants_tested_client,
+    mutants_tested_encryption,
     mutants_tested_files,
     mutants_tested_logs,
     mutants_tested_metadata,
@@ -24,6 +25,7 @@ __all__ = ["MODULES", "TESTED", "Tested"]
 MODULES = (
     mutants_tested_bookie,
     mutants_tested_client,
+    mutants_tested_encryption,
     mutants_tested_files,
     mutants_tested_logs,
     mutants_tested_metadata,

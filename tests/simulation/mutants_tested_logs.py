@@ -16,10 +16,9 @@ from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import DirectStagingWriter
-from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.append import CompleteSegment, LogAppender, StartSegment, WriterState
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
 from dlcore.log.writing.run import Run
-from dlcore.log.writing.steps import CompleteSegment, StartSegment, WriterState
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import encode
@@ -46,7 +45,7 @@ _RETENTION = "dlcore/log/test_retention.py"
 @caught_by(f"{_WRITER}::test_nothing_is_acknowledged_while_the_lock_is_lost")
 def a_lost_lock_suspends_nothing() -> Iterator[None]:
     """Records are acknowledged by who does not know whether the log is its own."""
-    with patch.object(LogAppender, "suspended", lambda _: None):
+    with patch.object(LogAppender, "_suspend", lambda _: []):
         yield
 
 
@@ -88,7 +87,7 @@ def write_times_may_fall() -> Iterator[None]:
 @caught_by(f"{_MACHINE}::test_another_that_completed_our_segment_elsewhere_has_taken_over")
 def a_takeover_at_another_end_is_not_noticed() -> Iterator[None]:
     """The writer goes on behind whatever another made of its segment."""
-    overtaken = LogAppender.overtaken
+    overtaken = LogAppender._overtaken
 
     def trusting(self: LogAppender[Any], at: VersionedHead) -> Any:
         segment = self._segment
@@ -97,7 +96,7 @@ def a_takeover_at_another_end_is_not_noticed() -> Iterator[None]:
             self._go_to(WriterState.OPENING)
         return overtaken(self, at)
 
-    with patch.object(LogAppender, "overtaken", trusting):
+    with patch.object(LogAppender, "_overtaken", trusting):
         yield
 
 
@@ -109,19 +108,19 @@ def a_truncation_takes_the_log_over() -> Iterator[None]:
         self.at = at
         return []
 
-    with patch.object(LogAppender, "head_changed", greedy):
+    with patch.object(LogAppender, "_head_changed", greedy):
         yield
 
 
 @caught_by(f"{_WRITER}::test_a_seal_keeps_what_another_completed_meanwhile")
 def a_seal_deletes_what_another_completed() -> Iterator[None]:
     """It takes a segment that is not open any more for an empty one."""
-    ledger_closed = LogAppender.ledger_closed
+    ledger_closed = LogAppender._ledger_closed
     apply = DirectWriter._apply
     closed: list[int] = []
 
-    def noting(self: LogAppender[Any], **about: int) -> None:
-        ledger_closed(self, **about)
+    def noting(self: LogAppender[Any], *about: int) -> None:
+        ledger_closed(self, *about)
         if self._segment is not None:
             closed.append(self._segment.ledger_id)
 
@@ -131,7 +130,7 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
             await self._context.ledgers.delete_ledger(closed.pop())
 
     with (
-        patch.object(LogAppender, "ledger_closed", noting),
+        patch.object(LogAppender, "_ledger_closed", noting),
         patch.object(DirectWriter, "_apply", deleting),
     ):
         yield

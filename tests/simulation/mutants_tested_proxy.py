@@ -25,9 +25,8 @@ from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.metadata.values import VersionedHead
 from dlcore.log.staging.commit import HeldLog
 from dlcore.log.writing import opening
-from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.append import LogAppender, StartSegment
 from dlcore.log.writing.run import OwnExtent
-from dlcore.log.writing.steps import StartSegment
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.writing.budget import ByteBudget, ReceivedBytes
 from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
@@ -150,13 +149,13 @@ def a_zombie_proxy_judges_producers() -> Iterator[None]:
 @caught_by(f"{_ROOM}/test_owned_log.py::test_who_has_lost_the_log_judges_nothing")
 def a_zombie_without_a_segment_takes_the_log_for_its_own() -> Iterator[None]:
     """It does not mind that another writer has one open."""
-    head_changed = LogAppender.head_changed
+    head_changed = LogAppender._head_changed
 
     def unmoved(self: LogAppender[Any], at: VersionedHead) -> Any:
         is_idle = self._segment is None and at.head.open_extent is not None
         return [] if is_idle else head_changed(self, at)
 
-    with patch.object(LogAppender, "head_changed", unmoved):
+    with patch.object(LogAppender, "_head_changed", unmoved):
         yield
 
 
@@ -216,12 +215,12 @@ def a_proxy_inflates_what_it_is_sent() -> Iterator[None]:
 @caught_by(f"dlcore/log/test_turns.py::{_BUSY}")
 def an_owner_goes_on_as_if_nobody_had_appended() -> Iterator[None]:
     """Its next segment starts from its old head, which skips the extents behind it."""
-    step_back = LogAppender.step_back
+    step_back = LogAppender._step_back
 
     def blind(self: LogAppender[Any], at: VersionedHead) -> Any:
         return step_back(self, VersionedHead(log=at.log, head=self.at.head, version=at.version))
 
-    with patch.object(LogAppender, "step_back", blind):
+    with patch.object(LogAppender, "_step_back", blind):
         yield
 
 
@@ -239,7 +238,7 @@ def an_append_enters_beside_an_open_segment() -> Iterator[None]:
 @caught_by("dlcore/log/test_turns.py::test_an_append_enters_a_log_that_a_proxy_is_writing")
 def an_owner_goes_on_below_the_transaction_ids_of_an_append() -> Iterator[None]:
     """It remembers only those that it gave itself."""
-    step_back = LogAppender.step_back
+    step_back = LogAppender._step_back
 
     def forgetful(self: LogAppender[Any], at: VersionedHead) -> Any:
         before = self.last_txid
@@ -247,7 +246,7 @@ def an_owner_goes_on_below_the_transaction_ids_of_an_append() -> Iterator[None]:
         self._transmitter.last_txid = before
         return effects
 
-    with patch.object(LogAppender, "step_back", forgetful):
+    with patch.object(LogAppender, "_step_back", forgetful):
         yield
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from bookie.serving import session as session_module
 from bookie.serving.connection import Connection as BookieConnection
 from dlcore.base.errors import DLError, NoSuchEntryError
-from dlcore.transport.connection import Connection, Incoming
+from dlcore.transport.session import ClientSession, EndRead
 from dlcore.wire.bookie_end import BookieEnd
 from dlcore.wire.client_end import ClientEnd, Stored, Welcomed
 from dlcore.wire.keepalive import Keepalive
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+    from dlcore.transport.session import Effect
     from dlcore.wire.messages import Hello, Welcome
 
 
@@ -46,7 +47,8 @@ def adds_are_acknowledged_on_arrival() -> Iterator[None]:
         self: BookieConnection, ids: Sequence[int], size: int, future: asyncio.Future[None]
     ) -> None:
         future.add_done_callback(lambda done: done.exception())
-        asyncio.get_running_loop().call_soon(self._handle, session_module.Stored(ids, size, None))
+        stored = session_module.Stored([session_module.Outcome(ids, size)])
+        asyncio.get_running_loop().call_soon(self._handle, stored)
 
     with patch.object(BookieConnection, "_fly", fly):
         yield
@@ -85,13 +87,15 @@ def half_open_connections_are_not_noticed() -> Iterator[None]:
 def a_lost_connection_is_a_no() -> Iterator[None]:
     """What was not answered when the connection broke is not held."""
 
-    def fail(self: Connection, error: DLError) -> None:
+    def end_all(self: ClientSession[Any], error: DLError) -> list[Effect[Any]]:
         denied = NoSuchEntryError("the connection broke")
-        with patch.object(Incoming, "fail", lambda incoming, _: fail_read(incoming, denied)):
-            break_connection(self, error)
+        return [
+            EndRead(each.read, denied) if isinstance(each, EndRead) else each
+            for each in original(self, error)
+        ]
 
-    fail_read, break_connection = Incoming.fail, Connection.fail
-    with patch.object(Connection, "fail", fail):
+    original = ClientSession._end_all
+    with patch.object(ClientSession, "_end_all", end_all):
         yield
 
 

@@ -96,12 +96,16 @@ class Plan:
     """Whether logs are renamed, sealed and so on, beside what is written; see `log_life.py`."""
     has_types: bool = False
     """Whether one more log is typed, and its schema changes; see `log_types.py`."""
+    is_encrypted: bool = False
+    """Whether most processes encrypt what they write to logs; all of them have the key."""
     has_proxies: bool = False
     """Whether logs are written and read through proxies; see `proxies.py`."""
     has_consumers: bool = False
     """Whether there are subscribers over proxies, too; see `proxy_consumers.py`."""
     has_remotes: bool = False
     """Whether the real client writes over proxies, too; see `proxy_remotes.py`."""
+    has_rules: bool = False
+    """Whether proxies judge calls by rules of access, which change; see `proxy_rules.py`."""
     has_sinks: bool = False
     """Whether queries of Spark write to logs, too; see `sinks.py`."""
     mergers: int = 1
@@ -128,6 +132,9 @@ _TYPES_SHARE = 0.5
 _CONSUMERS_SHARE = 0.5
 _REMOTES_SHARE = 0.5
 _SINKS_SHARE = 0.4
+_ENCRYPTED_SHARE = 0.25
+_RULES_SHARE = 0.5
+"""Of the plans with proxies."""
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -141,6 +148,8 @@ def draw_plan(rng: random.Random) -> Plan:
     if has_logs:
         plan = _with_some_shape(plan, fate)
         plan = replace(plan, has_sinks=fate.random() < _SINKS_SHARE)
+        plan = replace(plan, is_encrypted=fate.random() < _ENCRYPTED_SHARE)
+        plan = replace(plan, has_rules=plan.has_proxies and fate.random() < _RULES_SHARE)
     return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
 
 

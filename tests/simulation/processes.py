@@ -586,11 +586,11 @@ class SimBookie:
         copied_bytes = limits.file_bytes_max if self._settings.maintenance_interval_s else 0
         most = limits.in_flight_bytes_max + limits.entry_size_bytes_max + copied_bytes + _OWN_BYTES
         files_max = limits.open_files_max + len(log.unsealed.indexes()) + _EXTRA_FILES
-        if log.commits.pending_bytes > most or self.disk.open_files > files_max:
+        if log.commits.queue.pending_bytes > most or self.disk.open_files > files_max:
             self._on_violation(
                 InvariantViolatedError(
                     "I9 ResourcesAreBounded",
-                    f"{self.name}: {log.commits.pending_bytes} bytes pending of {most}, "
+                    f"{self.name}: {log.commits.queue.pending_bytes} bytes pending of {most}, "
                     f"{self.disk.open_files} files open of {files_max}",
                 )
             )

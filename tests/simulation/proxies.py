@@ -13,16 +13,22 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dlcore.access.rights import Right
 from dlcore.base.errors import ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.needs import Need
+from dlcore.flight.tickets import Ticket, ticket_of
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.config import ProxyConfig
+from dlcore.proxy.health import Health
 from dlcore.proxy.membership import Membership
+from dlcore.proxy.metrics import checks
 from dlcore.proxy.reading.serving import ReadPath
 from dlcore.proxy.writing.forwarding import Forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from dlcore.proxy.writing.put import PutService
 from dlcore.proxy.writing.staging import Stagings
+from tests.fixtures.passes import FREE
 from tests.simulation.calls import Call
 from tests.simulation.checkers import BOUNDED, LIVE
 from tests.simulation.life_checkers import require
@@ -32,6 +38,7 @@ from tests.simulation.proxy_checkers import ProxyCheckers
 from tests.simulation.proxy_clients import Producer, Reader
 from tests.simulation.proxy_consumers import SHIFTED, Consumer, shift_names
 from tests.simulation.proxy_remotes import Program
+from tests.simulation.proxy_rules import ChangingRules, Free, GateKept, Stranger
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import EPOCH_MS
 
@@ -40,10 +47,11 @@ if TYPE_CHECKING:
 
     from tests.simulation.calls import Context
     from tests.simulation.logs import Logs
+    from tests.simulation.proxy_rules import Entered
     from tests.simulation.sinks import SinkClient
     from tests.simulation.world import World
 
-    _Client: TypeAlias = Producer | Stager | Reader | Consumer | Program | SinkClient
+    _Client: TypeAlias = Producer | Stager | Reader | Consumer | Program | SinkClient | Stranger
 
 PROXIED = ("p", "q")
 """The logs that are written through proxies in a run that has them."""
@@ -69,6 +77,7 @@ class Proxy:
         world: World,
         process: LogProcess,
         probe: Callable[[str], Coroutine[Any, Any, bool]],
+        rules: ChangingRules | None,
     ) -> None:
         rng = world.rng
         self._world = world
@@ -88,10 +97,11 @@ class Proxy:
         namespace = process.namespace
         context = namespace.log_context
         self._membership = Membership(context.store, context.paths, self.location, probe=probe)
+        self._gate = GateKept(process, self._membership, self.config, rules) if rules else None
         self.reads = ReadPath(namespace, self._membership, self.config)
         self.owner = LogOwner(namespace, self._membership, self.config)
         self.stagings = Stagings(namespace, self.config)
-        forwarding = Forwarding(self._membership, self.config)
+        forwarding = Forwarding(self._membership, None)
         self.puts = PutService(self.owner, forwarding, self.stagings, self.config)
         self._actions = Actions(
             namespace,
@@ -101,6 +111,8 @@ class Proxy:
             self.owner.drain,
             self.owner.undrain,
             dict,
+            None,
+            checks(self._membership, Health(), None),
         )
         self._calls: dict[asyncio.Task[Any], None] = {}
         self._has_ended = False
@@ -112,6 +124,8 @@ class Proxy:
 
     async def start(self) -> None:
         """Appear among the live ones."""
+        if self._gate is not None:
+            await self._gate.start()
         await self._membership.join()
 
     def put(self, caller: str) -> Call:
@@ -119,7 +133,11 @@ class Proxy:
 
         async def serve(context: Context) -> None:
             context.on_read = self._check_bounds
-            await self._count(partial(self.puts.serve, context))  # type: ignore[arg-type]
+
+            async def take(entry: Entered) -> None:
+                await self.puts.serve(context, entry, entry.stay)  # type: ignore[arg-type]
+
+            await self._count(context, "DoPut", take)
 
         return Call(self._world, caller, self._process.client, serve)
 
@@ -127,7 +145,14 @@ class Proxy:
         """Begin a DoGet of somebody."""
 
         async def serve(context: Context) -> None:
-            await self._count(partial(self.reads.do_get, ticket, context.write))
+            async def give(entry: Entered) -> None:
+                with entry.stay.ending_block():
+                    asked_for = Ticket.decode(ticket)
+                    await entry.require([Need(Right.READ, asked_for.log, asked_for.log_id)])
+                    sending = partial(entry.stay.send, context.write)
+                    await self.reads.do_get(asked_for, sending)
+
+            await self._count(context, "DoGet", give)
 
         return Call(self._world, caller, self._process.client, serve)
 
@@ -135,12 +160,14 @@ class Proxy:
         """Begin a GetFlightInfo of somebody."""
 
         async def serve(context: Context) -> None:
-            async def tell() -> None:
+            async def tell(entry: Entered) -> None:
                 descriptor = pb.FlightDescriptor.FromString(asked)
-                info = await self.reads.get_flight_info(descriptor)
+                asked_for = ticket_of(descriptor)
+                await entry.require([Need(Right.DESCRIBE, asked_for.log, asked_for.log_id)])
+                info = await self.reads.get_flight_info(descriptor, asked_for)
                 await context.write(info.SerializeToString())
 
-            await self._count(tell)
+            await self._count(context, "GetFlightInfo", tell)
 
         return Call(self._world, caller, self._process.client, serve)
 
@@ -148,28 +175,33 @@ class Proxy:
         """Begin a DoAction of somebody; it is answered by one message."""
 
         async def serve(context: Context) -> None:
-            async def act() -> None:
-                await context.write(await self._actions.perform(action, body))
+            async def act(entry: Entered) -> None:
+                await context.write(await self._actions.perform(action, body, entry))
 
-            await self._count(act)
+            await self._count(context, "DoAction", act)
 
         return Call(self._world, caller, self._process.client, serve)
 
-    async def _count(self, serve: Callable[[], Awaitable[None]]) -> None:
+    async def _count(
+        self, context: Context, entrance: str, serve: Callable[[Entered], Awaitable[None]]
+    ) -> None:
         call = asyncio.current_task()
         assert call is not None
         if self._has_ended:
             raise ProxyUnavailableError(f"nobody serves at {self.location} any more")
         self._calls[call] = None
         try:
-            await serve()
+            if self._gate is None:
+                await serve(Free(context))
+            else:
+                await self._gate.serve(context, entrance, serve)
         finally:
             del self._calls[call]
 
     async def act(self, name: str, **body: object) -> None:
         """Do what an operator asks for."""
         self._process.note(f"is asked to {name} {body}")
-        await self._actions.perform(name, json.dumps(body).encode())
+        await self._actions.perform(name, json.dumps(body).encode(), FREE)
 
     def _check_bounds(self) -> None:
         """I9: what it holds for its clients stays within its limits."""
@@ -189,6 +221,11 @@ class Proxy:
             holds=taken <= config.pending_bytes_max and kept <= config.ring_bytes_max,
             message=f"{self.location} holds {taken} bytes of streams, and {kept} of rings",
         )
+
+    def check_rights(self) -> None:
+        """A3: a stream that lost its right is over soon."""
+        if self._gate is not None:
+            self._gate.check_lost()
 
     async def leave(self) -> None:
         """Stop in good order, as a proxy does that is told to."""
@@ -221,6 +258,8 @@ class Proxy:
         self.owner._idle_looks.cancel()
         await asyncio.gather(self.owner._idle_looks, return_exceptions=True)
         await self.owner._tasks.aclose()
+        if self._gate is not None:
+            await self._gate.aclose()
         await self.reads.aclose()
         await self._membership.aclose()
 
@@ -236,12 +275,15 @@ class Proxies:
         self.checkers = ProxyCheckers(self.log_checkers)
         self._at: dict[str, Proxy] = {}  # who serves at a location, or did last
         self._keeps_locations = self.rng.random() < 0.5
+        self._rules = ChangingRules(logs) if logs.world.plan.has_rules else None
         self._clients: list[_Client] = []
         self._tasks: list[asyncio.Task[None]] = []
         self.is_ending = False
 
-    async def start(self, log_ids: dict[str, str]) -> None:
+    async def start(self, setup: LogProcess, log_ids: dict[str, str]) -> None:
         """Start all processes."""
+        if self._rules is not None:
+            await self._rules.start(setup, PROXIED)
         for number in range(self.rng.choice((2, 2, 3))):
             self._logs.supervise(
                 f"proxy-{number}", self._serve, identity=partial(self._location, number)
@@ -252,6 +294,8 @@ class Proxies:
 
     def _some_clients(self, log_ids: dict[str, str]) -> Iterator[_Client]:
         plan, names = self._world.plan, sorted(log_ids)
+        if self._rules is not None:
+            yield Stranger(self, names)
         yield from self._some_programs(names)
         # Beside programs and sinks there are few others: such a run is no longer than the rest.
         few = int(plan.has_remotes or plan.has_sinks)
@@ -291,13 +335,14 @@ class Proxies:
             until = loop.time() + rng.choice((3.0, 60.0)) * rng.random()
             while not self._logs.is_over and loop.time() < until:
                 await asyncio.sleep(_LOOK_S)
+                proxy.check_rights()
                 if rng.random() < 0.01:
                     await proxy.act("release", log=rng.choice(PROXIED))
 
     @asynccontextmanager
     async def _serving(self, process: LogProcess) -> AsyncIterator[Proxy]:
         """Run a proxy in a process, which leaves in good order unless the process dies."""
-        proxy = Proxy(self._world, process, self._refuses)
+        proxy = Proxy(self._world, process, self._refuses, self._rules)
         location = proxy.location
         try:
             await proxy.start()
@@ -366,10 +411,24 @@ class Proxies:
         self._at.clear()
         async with self._serving(process):
             self.is_ending = True
-            _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX)
+            async with self._rights_given_back(process):
+                _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX)
             if left:
                 raise InvariantViolatedError(LIVE, f"{len(left)} clients of proxies do not end")
         await process.client.aclose()
+
+    @asynccontextmanager
+    async def _rights_given_back(self, process: LogProcess) -> AsyncIterator[None]:
+        """Let everybody come to an end, during the block."""
+        if self._rules is None:
+            yield
+            return
+        giving = self._world.spawn(self._rules.give_back(process))
+        try:
+            yield
+        finally:
+            giving.cancel()
+            await asyncio.wait([giving])
 
     def check_whole(self) -> None:
         """Judge what clients were told, once everything that there is was read."""

@@ -17,7 +17,13 @@ from dlcore.flight.appends import AppendRequest
 from dlcore.log.metadata.commits import SharedStaging
 from dlcore.log.reading.scan import StagedExtent
 from tests.simulation.calls import End
-from tests.simulation.proxy_clients import PATIENCE_S, Producer, first_message, payload_message
+from tests.simulation.proxy_clients import (
+    PATIENCE_S,
+    QUIET_S,
+    Producer,
+    first_message,
+    payload_message,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +152,7 @@ class Stager:
         call = self._some_proxy().put(self.name)
         try:
             call.send(first_message(command))
-            await _told(call)
+            await self._told(call)
             for row in range(_ROWS_MAX):
                 if self._rng.random() < _DEATH_CHANCE:
                     raise ProxyUnavailableError("died while it staged")
@@ -155,9 +161,9 @@ class Stager:
                         await asyncio.wait_for(call.room(), PATIENCE_S)
                         call.send(payload_message(payloads[row : row + 1], {"log": log}))
             call.done_writing()
-            told = await _told(call)
+            told = await self._told(call)
             if "refused" in told:
-                await _told(call)
+                await self._told(call)
             return msgspec.convert(told["staged"], list[StagedExtent])
         finally:
             call.cancel()
@@ -179,9 +185,19 @@ class Stager:
     async def _ask(self, action: str, request: AppendRequest) -> dict[str, Any]:
         call = self._some_proxy().ask(self.name, action, msgspec.json.encode(request))
         try:
-            return await _told(call)
+            return await self._told(call)
         finally:
             call.cancel()
+
+    async def _told(self, call: Call) -> dict[str, Any]:
+        """Return what a proxy says next.  Raises: why it says no more; TimeoutError."""
+        # It gives up early, so that others append meanwhile; in the end it has to come to its end.
+        patience_s = QUIET_S if self._proxies.is_ending else PATIENCE_S
+        message = await asyncio.wait_for(call.take(), patience_s)
+        if isinstance(message, End):
+            raise message.error or ProxyUnavailableError("the call ended without an answer")
+        told: dict[str, Any] = json.loads(getattr(message, "app_metadata", message))
+        return told
 
     def _some_proxy(self) -> Proxy:
         return self._proxies.at(self._proxies.some_location())
@@ -190,12 +206,3 @@ class Stager:
 def _part(payloads: list[bytes], number: int, count: int) -> list[bytes]:
     """Return one of so many parts, which follow each other."""
     return payloads[len(payloads) * number // count : len(payloads) * (number + 1) // count]
-
-
-async def _told(call: Call) -> dict[str, Any]:
-    """Return what a proxy says next.  Raises: why it says no more; TimeoutError."""
-    message = await asyncio.wait_for(call.take(), PATIENCE_S)
-    if isinstance(message, End):
-        raise message.error or ProxyUnavailableError("the call ended without an answer")
-    told: dict[str, Any] = json.loads(getattr(message, "app_metadata", message))
-    return told

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from tests.simulation.proxy_checkers import Stream
 
 PATIENCE_S = 3.0
+QUIET_S = 20.0
+"""A call that says nothing for so long is broken: a client cannot know whether its proxy is gone.
+A proxy that stages needs several answers of a slow metadata store before it says anything."""
 _RECORDS_MAX = 150
 """Of one producer."""
 _TELLING_SHARE = 0.6

@@ -29,6 +29,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.scan_driver import by_entry
 from tests.simulation.proxy_clients import PATIENCE_S
 from tests.simulation.remote_calls import Calls
 from tests.simulation.remote_checkers import FORGOTTEN_S, Remote
@@ -248,7 +249,7 @@ class Program:
         reading = self._checkers.new_reading(snapshot.log_id, snapshot.log, snapshot.first)
         try:
             for part in snapshot.scans(snapshot.first, snapshot.end):
-                async for each in scan(calls, part, patience_s=2 * PATIENCE_S):
+                async for each in by_entry(scan(calls, part, patience_s=2 * PATIENCE_S)):
                     rows = each.batch.to_pylist()
                     for row, values in enumerate(rows):
                         reading.on_record(

@@ -9,17 +9,15 @@ import asyncio
 import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import grpc
 
-from dlcore.backends.flight import endpoint
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.statuses import code_of, message_of, metadata_of
 from tests.simulation.calls import End
-from tests.simulation.proxy_clients import PATIENCE_S
+from tests.simulation.proxy_clients import PATIENCE_S, QUIET_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Generator
@@ -32,9 +30,6 @@ _BROKEN_CHANCE = 0.05
 _AGAIN_CHANCE = 0.1
 """How often an action is carried out again, some time later."""
 _LATE_S_MAX = 4.0
-_QUIET_S = 20.0
-"""A stream that says nothing for so long is broken: a client cannot know whether its proxy is gone.
-A proxy that stages needs several answers of a slow metadata store before it says anything."""
 
 
 class Calls(Endpoint):
@@ -48,8 +43,7 @@ class Calls(Endpoint):
             raise ProxyUnavailableError("nobody serves yet")
         proxies.rng.shuffle(locations)
         addresses = ",".join(each.removeprefix("grpc://") for each in locations)
-        with patch.object(endpoint, "open_channels", lambda *_: locations):
-            super().__init__(f"grpc://{addresses}", patience_s=2 * PATIENCE_S)
+        super().__init__(f"grpc://{addresses}", patience_s=2 * PATIENCE_S)
 
     def _call(
         self,
@@ -59,7 +53,7 @@ class Calls(Endpoint):
         *request: bytes,
         within_s: float | None = None,  # which `_Answers` has itself
     ) -> Any:
-        at: Any = location or self._channels[self._turn]
+        at: Any = location or self._locations[self._turn]
         if method == "DoPut":
             return _Stream(self._proxies, partial(self._put, at))
         return _Answers(self._proxies, partial(self._begin, at, method, *request), method)
@@ -95,7 +89,7 @@ class _Answers:
     def __init__(self, proxies: Proxies, begin: partial[Call], method: str) -> None:
         self._proxies = proxies
         self._encode = _result if method == "DoAction" else bytes
-        self._silence_s = _QUIET_S if method == "DoGet" else PATIENCE_S
+        self._silence_s = QUIET_S if method == "DoGet" else PATIENCE_S
         self._begin = begin
         self._call: Call | None = None
 
@@ -178,7 +172,7 @@ class _Stream:
         """Return the next message, or what is none at the end of a good call."""
         if self._call is not None and not self._ended.is_set():
             try:
-                message = await asyncio.wait_for(self._call.take(), _QUIET_S)
+                message = await asyncio.wait_for(self._call.take(), QUIET_S)
             except (ProxyUnavailableError, TimeoutError):
                 message = End(ProxyUnavailableError("the connection is broken"))
             if not self._proxies.is_ending and self._proxies.rng.random() < _BROKEN_CHANCE:

@@ -220,7 +220,11 @@ async def damaged_tail(act: Act) -> None:
 def _damage(act: Act, bookie: SimBookie, entry_id: int) -> bool:
     """Flip a bit of a bookie's copy, once its damage can be told from a torn write."""
     storage = bookie.storage
-    if storage is None or not storage.core.log.is_marked or storage.core.log.commits.pending_bytes:
+    if (
+        storage is None
+        or not storage.core.log.is_marked
+        or storage.core.log.commits.queue.pending_bytes
+    ):
         return False
     location = storage.core.reader.find(act.ledger_id, entry_id)
     if location is None:

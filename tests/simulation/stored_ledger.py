@@ -77,9 +77,9 @@ class StoredLedger:
 @lru_cache(maxsize=1024)
 def read_ledger(value: bytes) -> StoredLedger:
     """Read the value of a ledger's node."""
-    _, ledger_id, sizes, state, ensembles, _, _, last_entry_id, length_bytes, _, wanted = unpackb(
-        value
-    )
+    layout, ledger_id, sizes, state, ensembles, _, _, *others = unpackb(value)
+    last_entry_id, length_bytes, _, wanted, folder, objects = others
+    assert (layout, folder, objects) == (2, "", [])  # nothing is tiered in the simulation
     ensemble_size, write_quorum_size, ack_quorum_size = sizes
     return StoredLedger(
         ledger_id=ledger_id,

@@ -230,7 +230,7 @@ def test_spark_where_proxies_alone_can_be_reached(
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log(f"{logs.home}/copy")
     host, _, port = proxy.location.partition("://")[2].rpartition(":")
-    others = [sandbox.zookeeper.servers, *(each.address for each in sandbox.bookies)]
+    others = [sandbox.metadata_server.servers, *(each.address for each in sandbox.bookies)]
     path = tmp_path / "proxy"
     with listen_at(path) as listener:
         relay(listener, lambda: socket.create_connection((host, int(port))))

@@ -34,14 +34,27 @@ SHELL_S = 120
 CHECKPOINT = "checkpoint-of-copy"
 OTHER_TESTS = {
     "README.md": "tests/integration/test_readme.py, for it starts a sandbox of its own",
+    "docs/operating.md": "tests/deploying/test_secured_hosts.py, on three hosts",
+    "docs/security.md": "tests/dlcore/ops/cli/test_secure_sandbox.py, for rules shut others out, "
+    "and tests/integration/test_encryption.py",
     "docs/tls.md": "tests/integration/test_tls_page.py, which uses what they make",
+    **{
+        page: "tests/integration/test_alerts.py, during the fault"
+        for page in PAGES
+        if page.startswith("docs/runbook/")
+    },
 }
 """Pages whose blocks another test runs, likewise twice."""
+SHOWS = "shows what the block before it prints"
 INSTALLS = "installs packages, from the network; tests/test_packaging.py builds them"
+HOSTS = "needs other hosts; tests/deploying/test_deploy_folder.py checks it against the code"
 PROVED = "tests/integration/test_client_recipes.py does, with make prove, where its tools are"
+KAFKA = "needs a proxy with that port; tests/dlcore/proxy/kafka and tests/integration/test_kafka.py"
 NOT_RUN = {
-    "README.md, text: make demo     # a real c": "is what runs this test, and more",
+    "README.md, text: make demo     # a minute": "is what runs this test, and more",
     "docs/abuse.md, text: make abuse": "takes a quarter of an hour",
+    "docs/backup.md, text: dlog metadata export /ba": "loses a cluster; "
+    "tests/integration/test_restore.py does so",
     "docs/clients.md, go: package main": PROVED,
     "docs/clients.md, sh: go mod init example.com/": PROVED,
     "docs/clients.md, java: import com.fasterxml.jac": PROVED,
@@ -50,8 +63,21 @@ NOT_RUN = {
     "docs/clients.md, rust: use std::{sync::Arc, tim": PROVED,
     "docs/clients.md, toml: [package]": PROVED,
     "docs/clients.md, sh: cargo run --quiet": PROVED,
+    "docs/deploying.md, sh: pip wheel . --no-deps -w": HOSTS,
+    'docs/deploying.md, sh: names="dlog-bookie-0.dlo': HOSTS,
+    "docs/diagnosing.md, text: kill -HUP $(pgrep -f 'dl": "would reach all proxies of the machine; "
+    "tests/integration/test_reconfiguring.py sends the signal to its own",
+    "docs/diagnosing.md, text: dlog debug bundle": "tells the faults here, and ends with 1; "
+    "tests/dlcore/ops/diagnosis run both commands",
+    "docs/kafka-protocol.md, bash: pip install 'distributed": INSTALLS,
+    "docs/kafka-protocol.md, python: from confluent_kafka imp": KAFKA,
+    "docs/kafka-protocol.md, python: spark.readStream.format(": KAFKA,
+    'docs/kafka-protocol.md, python: {"security.protocol": "S': KAFKA,
+    "docs/learn/operator.md, text: name      address": SHOWS,
+    "docs/learn/operator.md, text: too few bookies: ledger": SHOWS,
     "docs/package.md, text: pip install '.[cli,spark": INSTALLS,
     "docs/package.md, text: pip wheel . --no-deps -w": INSTALLS,
+    "docs/tier.md, text: pip install 'distributed": "tests/integration/test_tier.py has one",
 }
 """How blocks begin that are not run, and why."""
 
@@ -148,7 +174,7 @@ def test_nothing_is_left_out_without_a_reason() -> None:
     """Each page is run here or elsewhere, and each block, but for those that the table names."""
     found = {block.name for page in PAGES for block in blocks_of(page)}
     assert set(NOT_RUN) <= found, sorted(set(NOT_RUN) - found)
-    assert len(NOT_RUN) == 12
+    assert len(NOT_RUN) == 24
     assert all(NOT_RUN.values())
     here = [page for page in PAGES if page not in OTHER_TESTS and runnable(page)]
     assert here == [page for page, _ in EXPECTED], "a page that no test runs, or none any more"
@@ -158,10 +184,16 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/clients.md", 10),
     ("docs/configuration.md", 1),
     ("docs/deploying.md", 1),
+    ("docs/diagnosing.md", 1),
+    ("docs/learn/operator.md", 8),
+    ("docs/learn/python.md", 9),
+    ("docs/learn/spark.md", 8),
+    ("docs/logs.md", 7),
     ("docs/package.md", 3),
     ("docs/proxy.md", 4),
     ("docs/python.md", 2),
     ("docs/spark.md", 4),
+    ("docs/tier.md", 4),
 ]
 """Pages, and how many blocks of each are run."""
 
@@ -192,7 +224,19 @@ def _saw_proxy(reader: Reader, told: str) -> None:
     assert reader.known["table"].num_rows >= 100
 
 
+def _saw_learn_operator(reader: Reader, _: str) -> None:
+    assert sum("2/2/2 where 3/3/2 is wanted" in each for each in reader.told) == 2
+    assert "grpc://" in reader.told[-3], "the proxy is back"
+
+
+def _saw_learn_python(_: Reader, told: str) -> None:
+    assert "6 new clicks\n0 since then\n" in told
+    assert told.count("SchemaMismatchError 551 ") == 2
+
+
 SEEN = {
     "docs/clients.md": _saw_clients,
+    "docs/learn/operator.md": _saw_learn_operator,
+    "docs/learn/python.md": _saw_learn_python,
     "docs/proxy.md": _saw_proxy,
 }

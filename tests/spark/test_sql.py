@@ -62,6 +62,33 @@ def test_create_table_select_and_spark_table(
     assert found == [0, 1, 2, 3, 4, 9]
 
 
+def test_options_of_a_single_statement(
+    spark: SparkSession, logs: LogBench, table: tuple[str, str]
+) -> None:
+    """`WITH` says where a read of a table begins and ends; of a temporary view Spark ignores it."""
+    name, log = table
+    part = "WITH (startingTxid = '1', endingTxid = '3')"
+    assert spark.sql(f"SELECT txid FROM {name} {part}").collect() == [(1,), (2,)]
+    assert spark.sql(f"SELECT count(*) FROM {name}").first() == (5,)
+    # Spark makes one source of a table that a statement names twice, with the first options.
+    joined = f"SELECT count(*) FROM {name} {part} AS a JOIN {name} AS b ON a.txid < b.txid"
+    assert spark.sql(joined).first() == (1,)
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW all_rows USING dlog OPTIONS (uri '{logs.uri}', "
+        f"log '{log}')"
+    )
+    assert spark.sql(f"SELECT count(*) FROM all_rows {part}").first() == (5,)
+
+
+def test_describe(spark: SparkSession, table: tuple[str, str]) -> None:
+    """The columns are those of the log; what was said of the table beside, Spark does not keep."""
+    columns = [(each.name, each.dataType.simpleString()) for each in READ_SCHEMA.fields]
+    found = spark.sql(f"DESCRIBE {table[0]}").collect()
+    assert [(row.col_name, row.data_type) for row in found] == columns
+    found = spark.sql(f"SHOW COLUMNS IN {table[0]}").collect()
+    assert [row.col_name for row in found] == [name for name, _ in columns]
+
+
 def test_insert_into_a_temporary_view(
     spark: SparkSession, logs: LogBench, table: tuple[str, str]
 ) -> None:
@@ -161,6 +188,35 @@ def test_statements_that_change_rows(
     name, log = table
     assert statement.split()[0] in message_of(lambda: spark.sql(statement.format(name))).upper()
     assert len(logs.payloads(log)) == 5
+
+
+@pytest.mark.prove  # what Spark makes of it, not dlog
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("SELECT txid FROM {} VERSION AS OF 1", "time travel"),
+        ("SELECT txid FROM {} TIMESTAMP AS OF '2026-01-01'", "time travel"),
+        ("TRUNCATE TABLE {}", "truncate"),
+        ("ANALYZE TABLE {} COMPUTE STATISTICS", "analyze table"),
+        ("DESCRIBE TABLE EXTENDED {} AS JSON", "as json"),
+        ("SHOW PARTITIONS {}", "partition"),
+        ("CREATE TABLE other LIKE {}", "create table like"),
+        ("SELECT * FROM dlog.`{}`", "direct query"),
+    ],
+)
+def test_statements_that_spark_refuses(
+    spark: SparkSession, table: tuple[str, str], statement: str, said: str
+) -> None:
+    """By name, for every Python source."""
+    assert said in message_of(lambda: spark.sql(statement.format(table[0])).collect()).lower()
+
+
+@pytest.mark.prove  # what Spark makes of it, not dlog
+def test_columns_that_are_added_to_a_table(spark: SparkSession, table: tuple[str, str]) -> None:
+    """Spark notes them, and the next read says what to do."""
+    spark.sql(f"ALTER TABLE {table[0]} ADD COLUMNS (more INT)")
+    text = message_of(lambda: spark.table(table[0]).collect())
+    assert "leave .schema(...) out, and the columns of CREATE TABLE" in text
 
 
 @pytest.mark.prove  # the tests before it make both by SQL

@@ -165,7 +165,7 @@ def test_failed_first_batch_with_records_is_replayed_exactly(logs: LogBench, sin
     assert "the sink fails" in sink.message_of_failure()
     first = sink.batches[0]
     offset = json.loads((sink.checkpoint / "offsets" / "0").read_text().splitlines()[2])
-    assert offset["v"] == 1
+    assert offset["v"] == 2
     assert offset["init"] == {log: "1:0:4"}
     assert offset["logs"] == {log: "1:1:0"}
     append(logs, log, range(10, 12))

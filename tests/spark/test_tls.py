@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
-from dlcore.base.tls import TlsFiles
+from dlcore.access.tls import TlsFiles
 from dlcore.sync import open_namespace
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
+from tests.fixtures.secure_zookeeper import secure_zookeeper
 from tests.fixtures.tls_cluster import tls_cluster
 
 if TYPE_CHECKING:
@@ -18,31 +20,48 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrameWriter, SparkSession
 
-    from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
-
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 def test_a_batch_is_written_and_streamed_over_tls(
-    spark: SparkSession, zookeeper: EmbeddedZooKeeper, zookeeper_root: str, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Driver and workers: a batch write, a stream from log to log, a batch read of the copy."""
-    uri = f"distributedlog://{zookeeper.servers}{zookeeper_root}"
-    with tls_cluster(uri, tmp_path) as cluster:
-        with open_namespace(uri, tls=cluster.client) as namespace:
+    """Driver and workers: a batch write, a stream from log to log, a batch read of the copy.
+
+    ZooKeeper has TLS as well, and a user for whom alone all nodes are.
+    """
+    with ExitStack() as stack:
+        zookeeper = stack.enter_context(secure_zookeeper(tmp_path))
+        access, uri = zookeeper.access, f"distributedlog://{zookeeper.secure_servers}/dlog"
+        with monkeypatch.context() as told:
+            for key, value in zookeeper.variables.items():
+                told.setenv(key, value)
+            cluster = stack.enter_context(tls_cluster(uri, tmp_path))
+        with open_namespace(uri, tls=cluster.client, zookeeper=access) as namespace:
             namespace.create_log("clicks")
             namespace.create_log("copy")
         files = cluster.client
         options = {"uri": uri, "tlsCa": files.ca, "tlsCert": files.cert, "tlsKey": files.key}
-        frame = spark.createDataFrame([(str(n),) for n in range(10)], "value string")
-        frame.write.format("dlog").options(**options, log="clicks").mode("append").save()
-        source = spark.readStream.format("dlog").options(**options, log="clicks")
-        live = source.option("startingOffsets", "earliest").load()
-        sink = live.select("value").writeStream.format("dlog").options(**options, log="copy")
-        sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        sink.trigger(availableNow=True).start().awaitTermination()
-        copied = spark.read.format("dlog").options(**options, log="copy").load()
-        assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
+        assert access.tls is not None
+        options |= {"zkTlsCa": access.tls.ca, "zkAuthFile": access.auth_file}
+        options |= {"zkTlsCert": access.tls.cert, "zkTlsKey": access.tls.key}
+        require_copied(spark, options, tmp_path / "checkpoint")
+
+
+def require_copied(
+    spark: SparkSession, options: dict[str, str], checkpoint: Path, *, home: str = ""
+) -> None:
+    """Write a batch to the log clicks, copy it by a stream to the log copy, and read that."""
+    clicks, copy = f"{home}clicks", f"{home}copy"
+    frame = spark.createDataFrame([(str(n),) for n in range(10)], "value string")
+    frame.write.format("dlog").options(**options, log=clicks).mode("append").save()
+    source = spark.readStream.format("dlog").options(**options, log=clicks)
+    live = source.option("startingOffsets", "earliest").load()
+    sink = live.select("value").writeStream.format("dlog").options(**options, log=copy)
+    sink = sink.option("checkpointLocation", str(checkpoint))
+    sink.trigger(availableNow=True).start().awaitTermination()
+    copied = spark.read.format("dlog").options(**options, log=copy).load()
+    assert sorted(int(bytes(row.value)) for row in copied.collect()) == list(range(10))
 
 
 @pytest.mark.prove  # `tests/dlcore/backends` has it without Spark

@@ -15,19 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from dlcore.access.rights import Rule, require_present, texts_of
+from dlcore.access.zookeeper import EVERYBODY
 from dlcore.api.namespace import Namespace
 from dlcore.backends.direct.log import DirectLog
+from dlcore.backends.direct.metrics import METRICS, samples
 from dlcore.backends.direct.ports import NamespacePorts
-from dlcore.backends.direct.scanning import scan_part
+from dlcore.backends.direct.scanning import scan_entries
 from dlcore.base.background import all_of
 from dlcore.base.clock import Clock, SystemClock
-from dlcore.base.config import SESSION_TIMEOUT_S, LedgerClientConfig, LogConfig, LogSettings
+from dlcore.base.config import (
+    SESSION_TIMEOUT_S,
+    LedgerClientConfig,
+    LogConfig,
+    LogSettings,
+    require,
+)
 from dlcore.base.errors import DLError, LogExistsError, LogNotFoundError
 from dlcore.base.ids import DLSN, name_prefix, validate_log_id, validate_log_name
 from dlcore.base.statistics import NamespaceStatistics
 from dlcore.ledger.client import LedgerClient
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore, ReadLedgers
+from dlcore.log.cold.reading import ColdLedgers
 from dlcore.log.context import Lifetime, LogContext
 from dlcore.log.forgetting import forget_log
 from dlcore.log.metadata.commit_records import last_version, list_commits, sweep_commits
@@ -35,7 +45,7 @@ from dlcore.log.metadata.ledger_cache import LedgerCache
 from dlcore.log.metadata.listing import PAGE_SIZE, list_pages
 from dlcore.log.metadata.owner import StagingOwner
 from dlcore.log.metadata.staged import StagedStatus, list_all_staged, settle_abandoned
-from dlcore.log.metadata.store import LogStore
+from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LogMetadata
 from dlcore.log.metadata.watching import LogWatch
 from dlcore.log.reading.rows_reader import AsyncLogReader
@@ -45,16 +55,21 @@ from dlcore.log.reading.snapshots import LogFollowers
 from dlcore.log.tidying import Tidier
 from dlcore.log.typed.arrow import first_schema
 from dlcore.log.writing.records_writer import AsyncLogWriter
+from dlcore.metadata.access_rules import RuleStore
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.port import SessionState
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
     import pyarrow as pa
 
+    from dlcore.access.encryption_keys import EncryptionKeys
+    from dlcore.access.holding import Purse
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.zookeeper import ZooKeeperAccess
+    from dlcore.base.metrics import Sample
     from dlcore.base.records import NotLessThan, RecordPlace
-    from dlcore.base.tls import TlsFiles
     from dlcore.ledger.metadata.bookies import BookieRegistration
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.port import BookieClient
@@ -62,7 +77,11 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
     from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.log.staging.writer import DirectStagingWriter
+    from dlcore.metadata.capability_keys import FollowedKeys
     from dlcore.metadata.port import MetadataStore
+
+_OWN_LIFETIME_S = 3600
+"""For how long each capability is valid that a client signs for itself; it renews them."""
 
 
 class DirectNamespace(Namespace):
@@ -85,10 +104,14 @@ class DirectNamespace(Namespace):
         client_config: LedgerClientConfig,
         client_id: str,
         registry: BookieRegistry | None = None,
+        keys: FollowedKeys | None = None,
+        encryption_keys: EncryptionKeys | None = None,
+        cold: ColdLedgers | None = None,
     ) -> None:
         self._uri = uri
         self._store = store
         self._bookies = bookies
+        self._keys = keys
         self._registry = registry or BookieRegistry(store, paths)
         ledger_store = LedgerStore(store, paths)
         self._ledgers = LedgerClient(
@@ -98,6 +121,7 @@ class DirectNamespace(Namespace):
             config=client_config,
             clock=clock,
             rng=rng,
+            cold=cold or ColdLedgers(),
         )
         self._context = LogContext(
             store=store,
@@ -114,6 +138,7 @@ class DirectNamespace(Namespace):
             client_id=client_id,
             cluster_id=cluster_id,
             lifetime=Lifetime(uri),
+            encryption_keys=encryption_keys,
         )
         self._ports = NamespacePorts(
             store=store,
@@ -128,8 +153,7 @@ class DirectNamespace(Namespace):
         )
         self._owner = StagingOwner(self._context)
         self._followers = LogFollowers(self._context)
-        self._sessions_lost = 0
-        store.on_session(self._session_changed)
+        self._rules = RuleStore(store, self._context.paths)
 
     @property
     @override
@@ -158,6 +182,11 @@ class DirectNamespace(Namespace):
         return self._followers
 
     @property
+    def access_rules(self) -> RuleStore:
+        """The rules of access, for proxies and maintenance."""
+        return self._rules
+
+    @property
     def staging_owner(self) -> StagingOwner:
         """The node that shows that this process lives, for those that stage and merge."""
         return self._owner
@@ -173,16 +202,15 @@ class DirectNamespace(Namespace):
         log_id: str | None = None,
     ) -> None:
         self._require_open()
-        name = validate_log_name(name)
         metadata = LogMetadata(
-            name=name,
+            name=validate_log_name(name),
             log_id=self._context.clock.new_token() if log_id is None else validate_log_id(log_id),
             created_ms=self._context.clock.now_ms(),
             quorum=(config or self._context.config).quorum,
             typed=schema is not None,
         )
         await self._context.logs.create(metadata, settings or LogSettings(), first_schema(schema))
-        await self._registry.warn_of_few(f"log {name!r}", metadata.quorum)
+        await self._registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
     async def delete_log(self, name: str, *, damaged: bool = False) -> None:
@@ -195,8 +223,7 @@ class DirectNamespace(Namespace):
     @override
     async def rename_log(self, name: str, new_name: str) -> None:
         new_name = validate_log_name(new_name)
-        manager = await self.open_log(name)
-        await manager.rename(new_name)
+        await (await self.open_log(name)).rename(new_name)
 
     @override
     async def log_exists(self, name: str) -> bool:
@@ -264,12 +291,36 @@ class DirectNamespace(Namespace):
         return await find_places(self._context, wanted)
 
     @override
+    async def grant(
+        self, parts: Sequence[Sequence[ScanRange]], *, lifetime_s: int = 3600
+    ) -> list[tuple[bytes, ...]]:
+        from dlcore.access.capability import LIFETIME_S_MAX
+        from dlcore.metadata.capability_keys import ensure_keys
+
+        self._require_open()
+        require(
+            condition=0 < lifetime_s <= LIFETIME_S_MAX,
+            key="lifetime_s",
+            value=lifetime_s,
+            rule=f"expected 1 … {LIFETIME_S_MAX}",
+        )
+        ring = await ensure_keys(self._store, self._context.paths, self._context.clock)
+        now_s = self._context.clock.now_ms() // 1000
+        signer = ring.signer(now_s)
+        return [
+            signer.sign_all(
+                (grant for scan in part for grant in scan.grants()), expires_s=now_s + lifetime_s
+            )
+            for part in parts
+        ]
+
+    @override
     def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
         async def current() -> LogContext:
             return self._context
 
         self._require_open()
-        return scan_part(part, self._ledgers, current)
+        return scan_entries(part, self._ledgers, current, self._context.encryption_keys)
 
     @override
     async def begin_append(
@@ -339,16 +390,33 @@ class DirectNamespace(Namespace):
         await self._context.tidier.settled()
 
     @override
+    async def get_access_rules(self) -> list[str]:
+        self._require_open()
+        return list(map(str, await persistently(self._rules.read)))
+
+    @override
+    async def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        added, removed = texts_of(add), texts_of(remove)
+        require_present(await self.get_access_rules(), removed)
+        rules = await self._rules.change(
+            add=map(Rule.parse, added), remove=map(Rule.parse, removed)
+        )
+        return list(map(str, rules))
+
+    @override
     def get_statistics(self) -> NamespaceStatistics:
         self._require_open()
         context, written = self._context, self._ledgers.write_statistics
-        kinds = Counter(_public_name(each) for each in context.open_objects)
+        # A copy: a collector may ask in another thread.
+        kinds = Counter(_public_name(each) for each in list(context.open_objects))
         return NamespaceStatistics(
             entries_written=written.entries,
             bytes_written=written.size_bytes,
             entries_read=context.reads.entries,
             bytes_read=context.reads.size_bytes,
-            sessions_lost=self._sessions_lost,
+            sessions_lost=self._store.figures.sessions_lost,
             is_connected=self._store.session_state is SessionState.CONNECTED,
             open_ledgers=written.open_ledgers,
             pending_bytes=written.pending_bytes,
@@ -356,9 +424,18 @@ class DirectNamespace(Namespace):
             followed_logs=len(self._followers),
         )
 
-    def _session_changed(self, state: SessionState) -> None:
-        if state is SessionState.EXPIRED:
-            self._sessions_lost += 1
+    @override
+    def get_collector(self) -> Any:
+        from dlcore.base.exposition import SampleCollector
+
+        self._require_open()
+        return SampleCollector(METRICS, self.samples)
+
+    def samples(self) -> Iterable[Sample]:
+        """Return the samples of its metrics; none once it is closed."""
+        if self._context.lifetime.has_ended:
+            return ()
+        return samples(self.get_statistics(), self._ledgers.durations)
 
     @override
     async def get_bookies(self) -> list[BookieRegistration]:
@@ -394,6 +471,9 @@ class DirectNamespace(Namespace):
         self._context.lifetime.has_ended = True
         async with AsyncExitStack() as steps:  # from the last to the first, even if one fails
             steps.push_async_callback(self._store.aclose)
+            for keys in (self._keys, self._context.encryption_keys):
+                if keys is not None:
+                    steps.push_async_callback(keys.aclose)
             steps.push_async_callback(self._bookies.aclose)
             steps.push_async_callback(self._registry.aclose)
             steps.push_async_callback(self._ledgers.aclose)
@@ -422,6 +502,9 @@ async def open_namespace(
     create: bool = False,
     client_id: str | None = None,
     tls: TlsFiles | None = None,
+    zookeeper: ZooKeeperAccess = EVERYBODY,
+    capabilities: bool = False,
+    encryption_keys: str | None = None,
     session_timeout_s: float = SESSION_TIMEOUT_S,
     connect_timeout_s: float = SESSION_TIMEOUT_S,
 ) -> DirectNamespace:
@@ -434,36 +517,50 @@ async def open_namespace(
         create: create the namespace if it does not exist.
         client_id: this client's name in its locks; by default host and process.
         tls: certificates for connections to bookies; None: no encryption.
+        zookeeper: certificates and user for the metadata store.
+        capabilities: present capabilities to bookies, signed with the cluster's key.
+        encryption_keys: file with the keys of encrypted logs, or ``command:…`` that prints them.
         session_timeout_s: after this long without contact this client loses its locks.
         connect_timeout_s: how long to wait for the first connection to the metadata store.
 
     Raises:
         InvalidNamespaceUriError: the URI does not parse.
         MetadataConnectionError: no answer from the metadata store.
-        ConfigurationError: there is no namespace at that path.
+        ConfigurationError: there is no namespace at that path, or there are no keys.
     """
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.metadata.binding import ensure_namespace, read_binding
     from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.transport.client import WireBookieClient
 
     parsed, clock = parse_uri(uri), SystemClock()
     paths, client_config = NamespacePaths(parsed.root), client_config or LedgerClientConfig()
-    store = await ZooKeeperStore.connect(
-        parsed.servers, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s
-    )
-    try:
+    async with AsyncExitStack() as opened:  # closed again if the rest fails
+        ring = None
+        if encryption_keys:
+            from dlcore.access.encryption_keys import EncryptionKeys
+
+            ring = await EncryptionKeys.open(encryption_keys)
+            opened.push_async_callback(ring.aclose)
+        store = await ZooKeeperStore.connect(
+            parsed.servers,
+            session_timeout_s=session_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            access=zookeeper,
+        )
+        opened.push_async_callback(store.aclose)
         opening = ensure_namespace(store, paths, clock) if create else read_binding(store, paths)
         binding = await opening
-    except BaseException:
-        await store.aclose()
-        raise
+        purse, keys = await _own_purse(store, paths, clock) if capabilities else (None, None)
+        opened.pop_all()
     registry = BookieRegistry(store, paths)
     bookies = WireBookieClient(
         registry.resolve,
         cluster_id=binding.cluster_id,
         config=client_config,
         resolve_control=registry.resolve_control,
-        tls=tls,
+        tls=TlsInUse.of(tls),
+        purse=purse,
     )
     return DirectNamespace(
         uri=str(parsed),
@@ -477,4 +574,27 @@ async def open_namespace(
         client_config=client_config,
         client_id=client_id or f"{socket.gethostname()}:{os.getpid()}",
         registry=registry,
+        keys=keys,
+        encryption_keys=ring,
     )
+
+
+async def _own_purse(
+    store: MetadataStore, paths: NamespacePaths, clock: Clock
+) -> tuple[Purse, FollowedKeys]:
+    """Return capabilities that this client signs, with the keys, which are followed from now on."""
+    from dlcore.access.capability import EVERYTHING
+    from dlcore.access.holding import OwnPurse
+    from dlcore.metadata.capability_keys import FollowedKeys
+
+    def now_s() -> float:
+        return clock.now_ms() / 1000
+
+    def make(expires_s: int) -> bytes:
+        assert keys.ring is not None, "its start has read it"
+        return keys.ring.signer(now_s()).sign([EVERYTHING], expires_s=expires_s)
+
+    purse = OwnPurse(make, now_s, lifetime_s=_OWN_LIFETIME_S)
+    keys = FollowedKeys(store, paths, clock, lambda _: purse.renew())
+    await keys.start()
+    return purse, keys

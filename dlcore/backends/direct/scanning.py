@@ -16,38 +16,42 @@ from dlcore.base.errors import (
     LogNotFoundError,
 )
 from dlcore.log.metadata.values import LogKey
-from dlcore.log.reading.scan_driver import scan_range
+from dlcore.log.reading.scan_driver import by_entry, scan_range
 from dlcore.log.reading.snapshot import LogFollower
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from dlcore.access.encryption_keys import EncryptionKeys
     from dlcore.ledger.client import LedgerClient
     from dlcore.log.context import LogContext
     from dlcore.log.reading.scan import ScanBatch, ScanRange
+    from dlcore.log.reading.scan_run import ScanRun
 
 
 async def scan_part(
     part: ScanRange,
     ledgers: LedgerClient,
     fresh_context: Callable[[], Awaitable[LogContext]] | None,
-) -> AsyncGenerator[ScanBatch, None]:
-    """Yield the records of a range, one `ScanBatch` per entry.
+    keys: EncryptionKeys | None = None,
+) -> AsyncGenerator[ScanRun, None]:
+    """Yield the records of a range, small entries joined.
 
     After a failed read the range is planned again, with the current metadata of `fresh_context`.
     Without it the failure is final.
 
-    Raises: LedgerReadError, BookieError; AlreadyTruncatedError: only with `fresh_context`.
+    Raises: LedgerReadError, BookieError, EncryptionKeyError; AlreadyTruncatedError: only with
+    `fresh_context`.
     """
     planned: ScanRange | None = None  # the new plan after a failure
     while True:
         rest = planned or part
         last_entry_id: int | None = None
         try:
-            async with aclosing(scan_range(rest, ledgers)) as batches:
-                async for batch in batches:
-                    yield batch
-                    last_entry_id = batch.entry_id
+            async with aclosing(scan_range(rest, ledgers, keys)) as runs:
+                async for run in runs:
+                    yield run
+                    last_entry_id = run.end.entry_id
         except (LedgerNotFoundError, LedgerReadError, BookieError) as error:
             left = rest if last_entry_id is None else rest.after_entry(last_entry_id)
             if left is None:
@@ -61,6 +65,16 @@ async def scan_part(
             planned, ledgers = again, context.ledgers
         else:
             return
+
+
+def scan_entries(
+    part: ScanRange,
+    ledgers: LedgerClient,
+    fresh_context: Callable[[], Awaitable[LogContext]] | None,
+    keys: EncryptionKeys | None = None,
+) -> AsyncGenerator[ScanBatch, None]:
+    """Yield the records of a range, one `ScanBatch` per entry.  Raises: as `scan_part`."""
+    return by_entry(scan_part(part, ledgers, fresh_context, keys))
 
 
 async def _plan_again(part: ScanRange, context: LogContext, error: DLError) -> ScanRange:

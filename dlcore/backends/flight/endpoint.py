@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from dlcore.backends.flight.bearer import Bearer
 from dlcore.backends.flight.tls_reasons import TlsReasons
 from dlcore.base import errors
 from dlcore.base.backoff import Backoff, Wait
@@ -20,9 +21,10 @@ from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     ProxyUnavailableError,
+    UnauthenticatedError,
 )
 from dlcore.flight.actions import ANSWER_S
-from dlcore.flight.calls import CLIENT_OPTIONS, METHOD, Channels
+from dlcore.flight.calls import Channels
 from dlcore.flight.put import UNREACHABLE_MAX
 from dlcore.flight.statuses import LOCATION_KEY, RETRY_KEY
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from dlcore.base.tls import TlsFiles
+    from dlcore.access.tls import TlsFiles
+    from dlcore.backends.flight.bearer import Token
 
 _ADDRESS = r"([^\s/,:\[\]]+|\[[0-9a-fA-F:.]+\]):\d+"
 _ENDPOINT = re.compile(rf"grpc(\+tls)?://{_ADDRESS}(,{_ADDRESS})*")
@@ -66,21 +69,10 @@ def addresses_of(endpoint: str) -> list[str]:
     return endpoint.partition("://")[2].split(",")
 
 
-def open_channels(endpoint: str, tls: TlsFiles | None) -> list[grpc.aio.Channel]:
-    """Return a channel to each proxy of an endpoint; it connects at its first call.
-
-    Raises: ConfigurationError: the endpoint is invalid, or `tls` is given for one without TLS.
-    """
-    addresses, is_secure = addresses_of(endpoint), endpoint.startswith("grpc+tls:")
-    if not is_secure and tls is not None:
+def _require_fit(endpoint: str, tls: TlsFiles | None) -> None:
+    """Raises: ConfigurationError: `tls` is given for an endpoint without TLS."""
+    if tls is not None and not endpoint.startswith("grpc+tls:"):
         raise ConfigurationError(f"endpoint {endpoint!r} with files of TLS: expected grpc+tls://…")
-    if not is_secure:
-        return [grpc.aio.insecure_channel(each, options=CLIENT_OPTIONS) for each in addresses]
-    # Without files the system's own certificate authorities are trusted.
-    credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
-    return [
-        grpc.aio.secure_channel(each, credentials, options=CLIENT_OPTIONS) for each in addresses
-    ]
 
 
 def is_cancelled() -> bool:
@@ -139,7 +131,12 @@ class Retries:
         if not again or left_s <= 0:
             raise error from None  # it has gRPC's message
         if self._outage.is_due(now):
-            logger.warning("%s; trying for %.0f s more", error, left_s)
+            logger.warning(
+                "%s; trying for %.0f s more; to do: see that a proxy serves at the endpoint; the "
+                "call fails after this time",
+                error,
+                left_s,
+            )
         # Each location once without a pause: two proxies may redirect to each other for a while.
         if location is not None and location not in self._asked:
             self._asked.add(location)
@@ -160,18 +157,33 @@ def _note(known: dict[str, _T], log: str, value: _T) -> None:
 class Endpoint(AsyncClosing):
     """Several proxies; calls go to one of them until it fails, then to the next."""
 
-    def __init__(self, endpoint: str, *, patience_s: float, tls: TlsFiles | None = None) -> None:
-        self._channels = open_channels(endpoint, tls)
-        scheme = endpoint.partition("://")[0]
-        self._locations = [f"{scheme}://{each}" for each in addresses_of(endpoint)]
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        patience_s: float,
+        tls: TlsFiles | None = None,
+        token: Token | None = None,
+    ) -> None:
+        self._bearer = None if token is None else Bearer(token)
+        self.sent = ""
+        """The token of the latest call."""
+        self._scheme = endpoint.partition("://")[0]
+        self._locations = [f"{self._scheme}://{each}" for each in addresses_of(endpoint)]
+        _require_fit(endpoint, tls)
+        self._tls = tls
+        in_use = None
+        if tls is not None:
+            from dlcore.access.tls_in_use import TlsInUse  # without TLS nobody needs it
+
+            in_use = TlsInUse(tls)
+        self._channels = Channels(in_use)
         self._reasons = TlsReasons(self._locations, tls)
         self.is_reached = False
         """Whether a proxy has answered once.  Then a later failure is no error of configuration,
         and is always retried."""
         self._owners: dict[str, str] = {}  # log -> location of the proxy that writes it
         self._unreached: dict[str, tuple[str, ...]] = {}
-        self._located = Channels(lambda location: open_channels(location, tls)[0])
-        """Channels to proxies to which calls were redirected."""
         self.patience_s = patience_s
         self._turn = 0
         self._closed = False
@@ -202,6 +214,7 @@ class Endpoint(AsyncClosing):
             turn = self._turn
             data = request().SerializeToString()
             call = self._call(location, kind, method, data, within_s=within_s)
+            sent = self.sent
             try:
                 if kind == "unary_unary":
                     answer = await call
@@ -227,7 +240,7 @@ class Endpoint(AsyncClosing):
                 error = error_of(failure.code(), failure.details() or "")
                 error = await self.explained(error, turn)
                 after_s = int(told.get(RETRY_KEY, 0)) / 1000
-                again = error.retriable
+                again = error.retriable or self.renewed(error, sent)
                 pause_s = retries.failed(error, location, again=again, retry_after_s=after_s)
             else:
                 return
@@ -240,7 +253,7 @@ class Endpoint(AsyncClosing):
     def _pass_by(self, turn: int) -> None:
         """Use the next proxy from now on, unless another call has already moved on."""
         if turn == self._turn:
-            self._turn = (turn + 1) % len(self._channels)
+            self._turn = (turn + 1) % len(self._locations)
 
     async def explained(self, error: DLError, turn: int) -> DLError:
         """Return the error to report for a failure at the proxy number `turn`.
@@ -268,10 +281,19 @@ class Endpoint(AsyncClosing):
         within_s: float | None = None,  # gRPC's own deadline
     ) -> Any:
         """Begin a call to the proxy at a location, or to the current one."""
-        if location is None:
-            begin = getattr(self._channels[self._turn], kind)(f"{METHOD}{method}")
-            return begin(*request, timeout=within_s)
-        return self._located.call(location, kind, method, *request, timeout=within_s)
+        # A redirection must not take a token out of TLS.
+        is_safe = location is None or location.startswith(f"{self._scheme}:")
+        self.sent = self._bearer.token() if self._bearer is not None and is_safe else ""
+        metadata = (("authorization", f"Bearer {self.sent}"),) if self.sent else None
+        location = location or self._locations[self._turn]
+        _require_fit(location, self._tls)
+        options = {"timeout": within_s, "metadata": metadata}
+        return self._channels.call(location, kind, method, *request, **options)
+
+    def renewed(self, error: DLError, sent: str) -> bool:
+        """Return whether a call was refused for the token that it sent, and there is a new one."""
+        is_refused = isinstance(error, UnauthenticatedError)
+        return is_refused and self._bearer is not None and self._bearer.renewed(sent)
 
     def is_owned_by(self, log: str, location: str) -> None:
         """Note the location of the proxy that writes a log."""
@@ -307,4 +329,4 @@ class Endpoint(AsyncClosing):
     async def aclose(self) -> None:
         """Close the connections; waiting calls end with an error."""
         self._closed = True
-        await asyncio.gather(*(each.close() for each in self._channels), self._located.aclose())
+        await self._channels.aclose()

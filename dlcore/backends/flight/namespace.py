@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from typing_extensions import override
 
+from dlcore.access.rights import require_present, texts_of
 from dlcore.api.namespace import Namespace
 from dlcore.backends.flight import planning
 from dlcore.backends.flight.endpoint import LIST_ANSWER_S, Endpoint
@@ -27,8 +28,10 @@ from dlcore.flight import actions
 from dlcore.flight.requests import (
     CreateRequest,
     LogRequest,
+    RulesRequest,
 )
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.reading.scan_driver import by_entry
 from dlcore.log.typed.arrow import schema_from
 
 if TYPE_CHECKING:
@@ -36,12 +39,14 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from dlcore.access.tls import TlsFiles
+    from dlcore.backends.flight.bearer import Token
     from dlcore.backends.flight.staging import FlightStagedAppend, FlightStagingWriter
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
-    from dlcore.base.tls import TlsFiles
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
+    from dlcore.log.reading.scan_run import ScanRun
 
 PATIENCE_S = 60.0
 
@@ -51,17 +56,18 @@ async def open_namespace(
     *,
     patience_s: float = PATIENCE_S,
     tls: TlsFiles | None = None,
+    token: Token | None = None,
     config: LogConfig | None = None,
 ) -> FlightNamespace:
     """Open the namespace that the proxies at ``grpc://host:port,host:port`` serve.
 
     With ``grpc+tls://`` connections are encrypted.  `tls` names the trusted certificate authorities
-    and the client's own certificate; without it the system's authorities are trusted.  If no proxy
-    answers, calls fail after `patience_s`.
+    and the client's own certificate; without it the system's authorities are trusted.  `token`
+    proves who calls.  If no proxy answers, calls fail after `patience_s`.
 
     Raises: ConfigurationError: the endpoint is invalid, or `tls` does not fit it.
     """
-    return FlightNamespace(endpoint, patience_s=patience_s, tls=tls, config=config)
+    return FlightNamespace(endpoint, patience_s=patience_s, tls=tls, token=token, config=config)
 
 
 class FlightNamespace(Namespace):
@@ -73,6 +79,7 @@ class FlightNamespace(Namespace):
         *,
         patience_s: float,
         tls: TlsFiles | None = None,
+        token: Token | None = None,
         config: LogConfig | None = None,
     ) -> None:
         require_kind("patience_s", patience_s, float)
@@ -81,7 +88,7 @@ class FlightNamespace(Namespace):
         require_positive(self, "patience_s")
         self._endpoint = endpoint
         self._config = client_config(config)
-        self._calls = Endpoint(endpoint, patience_s=patience_s, tls=tls)
+        self._calls = Endpoint(endpoint, patience_s=patience_s, tls=tls, token=token)
         self._snapshots = planning.FlightSnapshots(self._calls)
 
     @property
@@ -117,6 +124,10 @@ class FlightNamespace(Namespace):
 
     @override
     def scan(self, part: ScanRange) -> AsyncGenerator[ScanBatch, None]:
+        return by_entry(self.scan_runs(part))
+
+    def scan_runs(self, part: ScanRange) -> AsyncGenerator[ScanRun, None]:
+        """Yield the records of a range, many entries at a time.  Raises: as `scan`."""
         return planning.scan(self._calls, part, patience_s=self.patience_s)
 
     @override
@@ -155,6 +166,18 @@ class FlightNamespace(Namespace):
         if answer.log_id is None:
             raise LogNotFoundError(f"log {name!r} does not exist at {self.uri}")
         return FlightLog(self._calls, LogKey(name=name, log_id=answer.log_id), self._config)
+
+    @override
+    async def get_access_rules(self) -> list[str]:
+        return (await planning.act(self._calls, actions.ACCESS_RULES, RulesRequest())).rules
+
+    @override
+    async def change_access_rules(
+        self, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> list[str]:
+        request = RulesRequest(add=texts_of(add), remove=texts_of(remove))
+        require_present(await self.get_access_rules(), request.remove)
+        return (await planning.act(self._calls, actions.ACCESS_RULES, request)).rules
 
     @override
     async def log_exists(self, name: str) -> bool:

@@ -33,10 +33,10 @@ from dlcore.flight.requests import ChangeRequest
 from dlcore.flight.sending import Passed
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import numbers_of, read_schema
-from dlcore.log.reading.scan import ScanBatch
+from dlcore.log.reading.scan_run import ScanRun
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.records import NotLessThan
@@ -205,7 +205,9 @@ async def find_places(
     calls: Endpoint, wanted: Sequence[tuple[LogSnapshot, DLSN | NotLessThan]]
 ) -> list[RecordPlace]:
     """Return the place of the first record of each search, in its snapshot."""
-    searches = [Search(at.log, at.log_id, str(at.end), place_of(what)) for at, what in wanted]
+    searches = [
+        Search(at.log, at.log_id, str(at.end), place_of(what), str(at.first)) for at, what in wanted
+    ]
     answer = await act(calls, actions.PLACES, PlacesRequest(searches))
     return [
         RecordPlace(DLSN.parse(each.dlsn), each.sequence_id, each.timestamp_ms)
@@ -226,8 +228,8 @@ def place_of(what: DLSN | NotLessThan) -> Place:
 
 async def scan(
     calls: Endpoint, part: ScanRange, *, patience_s: float
-) -> AsyncGenerator[ScanBatch, None]:
-    """Yield the records of a range, entry by entry.
+) -> AsyncGenerator[ScanRun, None]:
+    """Yield the records of a range, message by message.
 
     They were readable when the range was planned.  A proxy that does not know this yet is asked
     again.
@@ -253,8 +255,7 @@ async def scan(
         async with aclosing(received(calls, ticket)) as messages:
             async for message in messages:
                 position = message.end
-                for each in _entries_of(message.batch):
-                    yield each
+                yield _run_of(message.batch)
         if position > before:
             retries.succeeded()
         else:
@@ -275,8 +276,8 @@ def _columns_of(part: ScanRange) -> list[str]:
     return [*(f"_{name}" for name in _POSITIONS), *wanted_names]
 
 
-def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
-    """Yield the rows of a message, one batch for each entry, without copies."""
+def _run_of(batch: pa.RecordBatch) -> ScanRun:
+    """Return the rows of a message, which are of one segment, without copies."""
     dlsns, txids, sequence_ids, timestamps = batch.columns[: len(_POSITIONS)]
     lssns, entries, slots = (numbers_of(each) for each in dlsns.flatten())
     times = timestamps.cast(pa.timestamp("ms", "UTC"))
@@ -285,13 +286,13 @@ def _entries_of(batch: pa.RecordBatch) -> Iterator[ScanBatch]:
     rows = pa.RecordBatch.from_arrays(
         [txids, *batch.columns[len(_POSITIONS) :]], [names[1], *names[len(_POSITIONS) :]]
     )
-    starts = [0, *(np.flatnonzero(np.diff(entries) | np.diff(lssns)) + 1).tolist()]
-    for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
-        yield ScanBatch(
-            batch=rows.slice(start, end - start),
-            lssn=int(lssns[start]),
-            entry_id=int(entries[start]),
-            first_slot=int(slots[start]),
-            sequence_id=int(sequence[start]),
-            timestamp_ms=int(times_ms[start]),
-        )
+    starts = np.flatnonzero(np.diff(entries, prepend=-1))
+    return ScanRun(
+        batch=rows,
+        lssn=int(lssns[0]),
+        entry_ids=entries[starts],
+        records=np.diff(starts, append=batch.num_rows),
+        first_slots=slots[starts],
+        sequence_ids=sequence[starts],
+        timestamps_ms=times_ms[starts],
+    )

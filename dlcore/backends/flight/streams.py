@@ -18,6 +18,7 @@ from dlcore.base.errors import (
     OverCapacityError,
     ProxyUnavailableError,
     SequenceGapError,
+    UnauthenticatedError,
 )
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.calls import BROKEN
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED")
-"""Statuses after which a retry may succeed; it is safe, because a log takes each record once."""
+_AGAIN = (
+    "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "ABORTED", "UNAUTHENTICATED",
+)  # fmt: skip
+"""Statuses after which a retry may succeed; it is safe, because a log takes each record once.
+
+After the last one it may with a new token: `Attempts.failed` looks for it."""
 _ENDS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError)
 """Exceptions at the end of a call; a cancellation means that the channel was closed."""
 
@@ -102,18 +107,22 @@ class Attempts:
         self._calls = calls
         self._log = log
         self._turn = 0
+        self._sent = ""
         self._retries = Retries(patience_s)
         self.succeeded = self._retries.succeeded
 
     def begin(self) -> Any:
         """Begin a stream to the log."""
         call, self._turn = self._calls.put(self._log)
+        self._sent = self._calls.sent
         return call
 
     async def failed(self, end: EndedError) -> None:
         """Wait until the next attempt.  Raises: the error, if another attempt is useless."""
         error, location, again = end.error, end.location, end.again
-        if again:
+        if isinstance(error, UnauthenticatedError):
+            again = self._calls.renewed(error, self._sent)
+        elif again:
             error = await self._calls.explained(error, self._turn)
             again = not isinstance(error, ConfigurationError)
         pause_s = self._retries.failed(

@@ -10,14 +10,16 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
+from dlcore.access.tls import context_for
+from dlcore.access.tls_refusals import explained, judge_as_grpc, own_refusal
 from dlcore.base.errors import ConfigurationError, DLError
-from dlcore.base.tls_refusals import explained, judge_as_grpc, own_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dlcore.base.tls import TlsFiles
+    from dlcore.access.tls import TlsFiles
 
+_SERVERS = ssl.Purpose.SERVER_AUTH
 _LOOK_S = 2.0
 """A proxy that answers at all sends its first byte within this time."""
 
@@ -56,7 +58,7 @@ async def tls_reason(address: str, tls: TlsFiles | None, *, is_secure: bool) -> 
         if found is None or _is_plain(found):
             return None
         return f"it speaks TLS: expected grpc+tls://{address}, with the certificates to trust"
-    context = ssl.create_default_context() if tls is None else tls.client_context()
+    context = context_for(_SERVERS) if tls is None else tls.client_context()
     judge_as_grpc(context)
     found = await _first_byte(address, context)
     if isinstance(found, ssl.SSLCertVerificationError):
@@ -80,7 +82,7 @@ _SETTINGS = b"\0"
 
 def _trusting_all() -> ssl.SSLContext:
     """Return a context that trusts every server: safe, because no data is sent."""
-    context = ssl.create_default_context()
+    context = context_for(_SERVERS)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context

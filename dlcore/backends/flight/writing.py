@@ -20,7 +20,6 @@ from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     WriteCancelledError,
-    WriteError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.flight.producer_client import (
@@ -33,10 +32,10 @@ from dlcore.flight.producer_client import (
     WriteBatch,
     counted,
 )
+from dlcore.log.entries.batcher import parts_of
 from dlcore.log.entries.stamp import GENERATED_PREFIX
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.records_writer import AsyncLogWriter
-from dlcore.log.writing.transmit import checked_payload, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,8 +76,7 @@ class FlightWriter(AsyncLogWriter):
         self._calls = calls
         self._loop = asyncio.get_running_loop()
         self._driver = ProducerDriver(calls, log, self._machine, patience_s)
-        self._last_txid = -1
-        self._is_sealing = self._is_told = False
+        self._is_sealing = False
         self._tasks = BackgroundTasks()
         self._task = self._tasks.start(self._wait_over(), name=f"remote-writer-{log.name}")
         self._driver.handle(Begin(self._loop.time()))
@@ -116,7 +114,7 @@ class FlightWriter(AsyncLogWriter):
     @property
     @override
     def last_txid(self) -> int:
-        return self._last_txid
+        return self._machine.last_txid
 
     @override
     def describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
@@ -132,20 +130,15 @@ class FlightWriter(AsyncLogWriter):
 
     @override
     def write(self, record: LogRecord) -> asyncio.Future[DLSN | None]:
-        self._require_open()
-        txid, payload = parts_of(record)
-        payload = checked_payload(txid, payload, last_txid=self._last_txid)
         future: asyncio.Future[DLSN | None] = self._loop.create_future()
-        if effects := self._machine.write(txid, payload, future):
+        if effects := self._machine.write(*parts_of(record), future):
             self._driver.perform(effects)
-        self._last_txid = txid
         return future
 
     @override
     def write_batch(self, batch: pa.RecordBatch) -> asyncio.Future[DLSN | None]:
         if batch.num_rows == 0:
             raise ConfigurationError("a batch without rows has no position")
-        self._require_open()
         future: asyncio.Future[DLSN | None] = self._loop.create_future()
         self._driver.handle(WriteBatch(batch, future))
         return future
@@ -157,28 +150,17 @@ class FlightWriter(AsyncLogWriter):
             progress.clear()
             await progress.wait()
 
-    def _require_open(self) -> None:
-        if self._machine.is_closing:
-            raise AlreadyClosedError(f"the writer of log {self.log_name!r} is closed")
-        error = self._machine.error
-        if error is not None:
-            self._is_told = True
-            raise WriteError(
-                f"the writer of log {self.log_name!r} failed and takes no more records: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
     # Waiting
 
     @override
     async def flush(self) -> DLSN | None:
-        self._require_open()
+        self._machine.require_open()
         barrier: Position = self._loop.create_future()
         self._driver.handle(Flush(barrier))
         try:
             await barrier
         except DLError:
-            self._is_told = True
+            self._machine.was_told = True
             raise
         return self.last_dlsn
 
@@ -207,7 +189,7 @@ class FlightWriter(AsyncLogWriter):
         if self._machine.is_closing:
             return
         try:
-            if self._machine.error is None or not self._is_told:
+            if self._machine.error is None or not self._machine.was_told:
                 await self.flush()
             self._driver.handle(Close(self._loop.time()))
             if self._machine.error is None:
@@ -229,9 +211,13 @@ class FlightWriter(AsyncLogWriter):
 
     def report_unwritten(self, reason: str) -> None:
         """Log an error for a writer that was not closed and has unacknowledged records."""
-        if self.lost and not self._is_told and self in left_open:
+        if self.lost and not self._machine.was_told and self in left_open:
             told = f"{counted(self.lost)}: the writer was not closed, and {reason}"
-            logger.error("log %r: not written: %s", self.log_name, told)
+            logger.error(
+                "log %r: not written: %s; to do: write these records again if they are needed",
+                self.log_name,
+                told,
+            )
             left_open.discard(self)  # it is reported once
 
     async def _wait_over(self) -> None:

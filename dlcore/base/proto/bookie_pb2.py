@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64lcore/base/proto/bookie.proto\x12\x0e\x64log.bookie.v1\"<\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\";\n\nEntryRange\x12\x16\n\x0e\x66irst_entry_id\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"a\n\x13ListEntriesResponse\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12*\n\x06ranges\x18\x03 \x03(\x0b\x32\x1a.dlog.bookie.v1.EntryRange\"\r\n\x0bInfoRequest\"\xed\x01\n\x0cInfoResponse\x12\x13\n\x0b\x62ookie_name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\x12\x14\n\x0cledger_count\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x03\x12\x18\n\x10\x64isk_total_bytes\x18\x07 \x01(\x03\x12\x17\n\x0f\x64\x61maged_entries\x18\x08 \x01(\x03\x12\x18\n\x10repaired_entries\x18\t \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\n \x01(\x08\x32\xaf\x01\n\rBookieControl\x12X\n\x0bListEntries\x12\".dlog.bookie.v1.ListEntriesRequest\x1a#.dlog.bookie.v1.ListEntriesResponse0\x01\x12\x44\n\x07GetInfo\x12\x1b.dlog.bookie.v1.InfoRequest\x1a\x1c.dlog.bookie.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64lcore/base/proto/bookie.proto\x12\x0e\x64log.bookie.v1\"<\n\x12ListEntriesRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\";\n\nEntryRange\x12\x16\n\x0e\x66irst_entry_id\x18\x01 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x02 \x01(\x03\"a\n\x13ListEntriesResponse\x12\x0e\n\x06status\x18\x01 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12*\n\x06ranges\x18\x03 \x03(\x0b\x32\x1a.dlog.bookie.v1.EntryRange\"\r\n\x0bInfoRequest\"\x96\x02\n\x0cInfoResponse\x12\x13\n\x0b\x62ookie_name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\x12\x14\n\x0cledger_count\x18\x04 \x01(\x03\x12\x14\n\x0cstored_bytes\x18\x05 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x06 \x01(\x03\x12\x18\n\x10\x64isk_total_bytes\x18\x07 \x01(\x03\x12\x17\n\x0f\x64\x61maged_entries\x18\x08 \x01(\x03\x12\x18\n\x10repaired_entries\x18\t \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\n \x01(\x08\x12\x15\n\rexpires_at_ms\x18\x0b \x01(\x03\x12\x10\n\x08\x63lock_ms\x18\x0c \x01(\x03\x32\xaf\x01\n\rBookieControl\x12X\n\x0bListEntries\x12\".dlog.bookie.v1.ListEntriesRequest\x1a#.dlog.bookie.v1.ListEntriesResponse0\x01\x12\x44\n\x07GetInfo\x12\x1b.dlog.bookie.v1.InfoRequest\x1a\x1c.dlog.bookie.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFOREQUEST']._serialized_start=272
   _globals['_INFOREQUEST']._serialized_end=285
   _globals['_INFORESPONSE']._serialized_start=288
-  _globals['_INFORESPONSE']._serialized_end=525
-  _globals['_BOOKIECONTROL']._serialized_start=528
-  _globals['_BOOKIECONTROL']._serialized_end=703
+  _globals['_INFORESPONSE']._serialized_end=566
+  _globals['_BOOKIECONTROL']._serialized_start=569
+  _globals['_BOOKIECONTROL']._serialized_end=744
 # @@protoc_insertion_point(module_scope)

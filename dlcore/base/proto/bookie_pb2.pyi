@@ -124,6 +124,8 @@ class InfoResponse(_message.Message):
     DAMAGED_ENTRIES_FIELD_NUMBER: _builtins.int
     REPAIRED_ENTRIES_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_MS_FIELD_NUMBER: _builtins.int
+    CLOCK_MS_FIELD_NUMBER: _builtins.int
     bookie_name: _builtins.str
     incarnation: _builtins.str
     read_only: _builtins.bool
@@ -137,6 +139,10 @@ class InfoResponse(_message.Message):
     """since the start"""
     failed: _builtins.bool
     """it writes nothing any more"""
+    expires_at_ms: _builtins.int
+    """the first of its certificates, in epoch milliseconds; 0: none"""
+    clock_ms: _builtins.int
+    """its clock, in epoch milliseconds; 0: an earlier release"""
     def __init__(
         self,
         *,
@@ -150,10 +156,12 @@ class InfoResponse(_message.Message):
         damaged_entries: _builtins.int = ...,
         repaired_entries: _builtins.int = ...,
         failed: _builtins.bool = ...,
+        expires_at_ms: _builtins.int = ...,
+        clock_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "damaged_entries", b"damaged_entries", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "failed", b"failed", "incarnation", b"incarnation", "ledger_count", b"ledger_count", "read_only", b"read_only", "repaired_entries", b"repaired_entries", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookie_name", b"bookie_name", "clock_ms", b"clock_ms", "damaged_entries", b"damaged_entries", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "expires_at_ms", b"expires_at_ms", "failed", b"failed", "incarnation", b"incarnation", "ledger_count", b"ledger_count", "read_only", b"read_only", "repaired_entries", b"repaired_entries", "stored_bytes", b"stored_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,7 +87,7 @@ class BookieRegistry:
         if count < quorum.ensemble_size:
             logger.warning(
                 "%s needs %d bookies (E/Qw/Qa %s), but %d are registered: start more before the "
-                "first write",
+                "first write; to do: dlog bookie run on further hosts",
                 what,
                 quorum.ensemble_size,
                 quorum,

@@ -108,7 +108,7 @@ class LedgerStore:
             first = _parse_id(node.value, path)
             # With the parent node, so that the creation of the ledger takes one round trip.
             try:
-                await asyncio.gather(
+                await all_of(
                     self._store.put(path, b"%d" % (first + _IDS_AT_ONCE), version=node.version),
                     self._make_parent(self._paths.ledger(first)),
                 )
@@ -340,5 +340,9 @@ def _numbers(parent: str, names: Iterable[str]) -> list[str]:
     """Return the names that are part of a ledger's path, and log a warning if there are others."""
     found = [name for name in names if is_number(name)]
     if len(found) < len(tuple(names)):
-        logger.warning("below %s are nodes that are no part of a ledger's path", parent)
+        logger.warning(
+            "below %s are nodes that are no part of a ledger's path; to do: find out which "
+            "program made them, and remove them",
+            parent,
+        )
     return found

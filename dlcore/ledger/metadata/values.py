@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +17,11 @@ from dlcore.metadata.stored import LAYOUT, Count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+COLD_LAYOUT = 3
+"""The layout of a cold ledger: releases that know no such ledgers refuse it, and never misread it.
+"""
 
 
 class LedgerState(enum.Enum):
@@ -37,6 +42,18 @@ class Ensemble(msgspec.Struct, frozen=True, array_like=True):
     bookies: tuple[BookieId, ...]
 
 
+class StoredObject(msgspec.Struct, frozen=True, array_like=True):
+    """An object with the entries of a cold ledger from `first_entry_id` up to the next object's.
+
+    `records_before` is how many records the objects before it have.
+    """
+
+    first_entry_id: Count
+    records_before: Count
+    name: str
+    size_bytes: Count
+
+
 class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One ledger as the metadata store knows it.
 
@@ -44,7 +61,12 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
     `token` is the creation token: a creator whose reply was lost sees by it whether the ledger is
     its own.  `wanted` is the quorum that was asked for, if the ledger had to begin with fewer
     bookies; None if it began with the wanted quorum.
+
+    A cold ledger has no bookies: its entries are in `objects` below the URL `folder`.  It is CLOSED
+    from the start, and empty until its objects are known to be whole.
     """
+
+    LAYOUTS: ClassVar[tuple[int, ...]] = (LAYOUT, COLD_LAYOUT)
 
     layout: int = LAYOUT
     ledger_id: Count
@@ -57,6 +79,8 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
     length_bytes: Count = 0
     custom: dict[str, str] = msgspec.field(default_factory=dict)
     wanted: QuorumConfig | None = None
+    folder: str = ""
+    objects: tuple[StoredObject, ...] = ()
 
     def __post_init__(self) -> None:
         ended = (self.last_entry_id, self.length_bytes) != (-1, 0)
@@ -70,6 +94,9 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
                 f"ledger {self.ledger_id}: {self.wanted} was wanted and {self.quorum} is smaller, "
                 "expected one whose bookies store every entry (E = Qw)"
             )
+        if self.is_cold or self.layout != LAYOUT or self.objects:
+            self._check_cold()
+            return
         firsts = [ensemble.first_entry_id for ensemble in self.ensembles]
         if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
             raise CorruptMetadataError(
@@ -86,6 +113,34 @@ class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, arr
                     f"ledger {self.ledger_id}: one bookie twice in the ensemble at entry "
                     f"{ensemble.first_entry_id}"
                 )
+
+    def _check_cold(self) -> None:
+        firsts = [each.first_entry_id for each in self.objects]
+        is_whole = not firsts if self.last_entry_id < 0 else firsts[:1] == [0]
+        if (
+            not self.is_cold
+            or self.layout != COLD_LAYOUT
+            or self.ensembles
+            or self.state is not LedgerState.CLOSED
+            or not is_whole
+            or firsts != sorted(set(firsts))
+        ):
+            raise CorruptMetadataError(
+                f"ledger {self.ledger_id}: layout {self.layout}, state {self.state.name}, "
+                f"{len(self.ensembles)} ensembles and objects from entries {firsts} on in "
+                f"{self.folder!r}: expected a closed ledger without bookies, in layout "
+                f"{COLD_LAYOUT}, whose objects begin at entry 0 and ascend"
+            )
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether objects have its entries, and no bookie."""
+        return bool(self.folder)
+
+    @property
+    def home(self) -> list[str]:
+        """Where its last entries are, as text for people: names of bookies, or its folder."""
+        return [self.folder] if self.is_cold else [each.name for each in self.last_ensemble.bookies]
 
     @property
     def copies_lacking(self) -> int:

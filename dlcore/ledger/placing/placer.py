@@ -116,7 +116,12 @@ class Placer:
                 try:
                     async with asyncio.timeout_at(deadline):
                         if not is_told:
-                            logger.warning("a new ledger waits up to %.1f s: %s", wait_s, error)
+                            logger.warning(
+                                "a new ledger waits up to %.1f s: %s; to do: start more bookies, "
+                                "or free disks; writing fails after this time",
+                                wait_s,
+                                error,
+                            )
                             is_told = True
                         await changed.wait()
                 except TimeoutError:
@@ -162,4 +167,8 @@ class Placer:
         if is_good:
             self.health.adds.note_success(bookie, now)
         elif self.health.adds.note_failure(bookie, now):
-            logger.warning("bookie fails often, others are chosen for a while: %s", bookie)
+            logger.warning(
+                "bookie fails often, others are chosen for a while: %s; to do: see why the bookie "
+                "fails (its log, its disk, the network)",
+                bookie,
+            )

@@ -230,7 +230,13 @@ class LedgerFollower:
             try:
                 entries.append(decode_frame(frame, ledger_id=ledger_id))
             except DigestMismatchError as error:
-                logger.warning("damaged entry ledger=%d bookie=%s: %s", ledger_id, bookie, error)
+                logger.warning(
+                    "damaged entry ledger=%d bookie=%s: %s; to do: nothing, other bookies have "
+                    "it; the bookie named repairs its copy",
+                    ledger_id,
+                    bookie,
+                    error,
+                )
         return entries
 
     async def _read(self, first: int, last: int, reads_on: asyncio.Event) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.ledger.metadata.store import LedgerStore
     from dlcore.ledger.placing.health import BookieHealth
-    from dlcore.ledger.port import BookieClient, EntryRange
+    from dlcore.ledger.port import BookieClient, ColdEntries, EntryRange
     from dlcore.ledger.reading.confirmed import LedgerEnd
     from dlcore.wire.digest import EntryFrame
 
@@ -56,8 +56,10 @@ class LedgerReader:
         ledger_store: LedgerStore | None,
         config: LedgerClientConfig,
         health: BookieHealth,
+        cold: ColdEntries | None = None,
     ) -> None:
         self._metadata = metadata
+        self._cold = cold
         self._bookies = bookies
         self._ledger_store = ledger_store
         self._config = config
@@ -205,7 +207,9 @@ class LedgerReader:
         )
         if confirmed < claimed:
             logger.warning(
-                "ledger=%d: a bookie claims the LAC %d, but entry %d is not on an ack quorum",
+                "ledger=%d: a bookie claims the LAC %d, but entry %d is not on an ack quorum; to "
+                "do: see which bookie lies or lost data (dlog ledger check); readers are not "
+                "given more",
                 self._metadata.ledger_id,
                 claimed,
                 confirmed + 1,
@@ -243,6 +247,16 @@ class LedgerReader:
             ConfigurationError: the range is not within the ledger.
         """
         self._check_range(first, last)
+        if self._metadata.is_cold:
+            if self._cold is None:
+                raise ConfigurationError(
+                    f"ledger {self._metadata.ledger_id} is cold, and this client reads from "
+                    "bookies only"
+                )
+            async with aclosing(self._cold.read(self._metadata, first, last)) as found:
+                async for entries in found:
+                    yield entries
+            return
         next_entry_id = first
         while next_entry_id <= last:
             ensemble, end = self._fragment(next_entry_id, last)
@@ -291,7 +305,12 @@ class LedgerReader:
         try:
             stored = await self._ledger_store.read(self._metadata.ledger_id, fresh=True)
         except MetadataError as error:
-            logger.warning("metadata not refreshed ledger=%d: %s", self._metadata.ledger_id, error)
+            logger.warning(
+                "metadata not refreshed ledger=%d: %s; to do: see to ZooKeeper if this goes on; "
+                "the reader goes on with what it knows",
+                self._metadata.ledger_id,
+                error,
+            )
             return False
         self._metadata = stored.metadata
         return stored.metadata.ensemble_of(entry_id).bookies != ensemble.bookies

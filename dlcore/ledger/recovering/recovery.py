@@ -29,10 +29,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.base.errors import DLError, LedgerRecoveryError
+from msgspec.structs import replace
+
+from dlcore.base.errors import (
+    DLError,
+    LedgerRecoveryError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
 from dlcore.base.ids import INVALID_ENTRY_ID
 from dlcore.ledger.metadata.quorum import is_covered, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
+from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
@@ -117,6 +125,37 @@ class _Read:
             if same >= max(ack_quorum_size, 2):
                 return copy
         return None
+
+
+def closed_over(
+    stored: LedgerMetadata,
+    *,
+    pinned: LedgerMetadata,
+    recovered: LedgerMetadata,
+    last_entry_id: int,
+    length_bytes: int,
+) -> LedgerMetadata | None:
+    """Return the CLOSED metadata to store over `stored`; None if another client closed the ledger.
+
+    Args:
+        pinned: the metadata when recovery began.
+        recovered: the same with the ensembles that recovery wrote to.
+
+    Raises:
+        LedgerRecoveryError: the ledger changed in a way that only its writer may change it.
+    """
+    if stored.state is LedgerState.CLOSED:
+        return None
+    if stored.state is not LedgerState.IN_RECOVERY or stored.last_ensemble != pinned.last_ensemble:
+        raise LedgerRecoveryError(
+            f"ledger {stored.ledger_id} changed while it was recovered: it is "
+            f"{stored.state.name} with {stored.last_ensemble}"
+        )
+    # Recovery changes the last ensemble only; auto-recovery may change the others meanwhile.
+    kept = len(pinned.ensembles) - 1
+    ensembles = (*stored.ensembles[:-1], *recovered.ensembles[kept:])
+    closed = replace(stored, ensembles=ensembles)
+    return closed.closed(last_entry_id=last_entry_id, length_bytes=length_bytes)
 
 
 class LedgerRecovery:
@@ -217,6 +256,20 @@ class LedgerRecovery:
             effects += self._read(self._next_read)
             self._next_read += 1
         return effects
+
+    def answered(self, asked: ReadEntry, answer: bytes | memoryview | DLError) -> list[Effect]:
+        """Take the answer to a read: a frame, or the error instead of one."""
+        entry_id, position = asked.entry_id, asked.position
+        if not isinstance(answer, DLError):
+            try:
+                entry = decode_frame(answer, ledger_id=self._ledger_id, entry_id=entry_id)
+            except DLError as damage:
+                return self.unknown(entry_id=entry_id, position=position, error=damage)
+            return self.found(entry)
+        if isinstance(answer, NoSuchEntryError | NoSuchLedgerError):
+            # A proven no of a fenced bookie: it will not get this entry any more.
+            return self.missing(entry_id=entry_id, position=position)
+        return self.unknown(entry_id=entry_id, position=position, error=answer)
 
     def found(self, entry: EntryFrame) -> list[Effect]:
         """A bookie gave a valid copy of an entry."""

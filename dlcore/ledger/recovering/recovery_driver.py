@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, assert_never
 from msgspec.structs import replace
 
 from dlcore.base.background import BackgroundTasks
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import (
     DLError,
     LedgerReadError,
     LedgerRecoveryError,
     MetadataVersionError,
-    NoSuchEntryError,
-    NoSuchLedgerError,
 )
 from dlcore.ledger.metadata.store import VersionedLedger
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
@@ -31,10 +30,10 @@ from dlcore.ledger.recovering.recovery import (
     ReadEntry,
     StartWriteBack,
     WriteBack,
+    closed_over,
 )
 from dlcore.ledger.writing.appender import AppendRecovered
 from dlcore.ledger.writing.appender_driver import AppenderDriver
-from dlcore.wire.digest import decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -56,6 +55,7 @@ async def recover(ledger_id: int, context: LedgerContext) -> LedgerMetadata:
     stored = await _enter_recovery(ledger_id, context)
     if stored.metadata.state is LedgerState.CLOSED:
         return stored.metadata
+    begun_s = steady_s()
     recoverer = _Recoverer(stored, context)
     try:
         last_entry_id, length_bytes = await recoverer.run()
@@ -68,6 +68,7 @@ async def recover(ledger_id: int, context: LedgerContext) -> LedgerMetadata:
         )
     finally:
         await recoverer.aclose()
+    context.recovery_times.note(steady_s() - begun_s)
     logger.info("recovered ledger=%d last_entry=%d", ledger_id, closed.last_entry_id)
     return closed
 
@@ -95,23 +96,16 @@ async def _store_end(
 ) -> LedgerMetadata:
     """Compare-and-set IN_RECOVERY to CLOSED, or adopt the end that another client stored."""
     stored = pinned
-    # Recovery changes the last ensemble only; auto-recovery may change the others meanwhile.
-    kept = len(pinned.metadata.ensembles) - 1
     while True:
-        if stored.metadata.state is LedgerState.CLOSED:
-            return stored.metadata
-        if (
-            stored.metadata.state is not LedgerState.IN_RECOVERY
-            or stored.metadata.last_ensemble != pinned.metadata.last_ensemble
-        ):
-            raise LedgerRecoveryError(
-                f"ledger {stored.metadata.ledger_id} changed while it was recovered: it is "
-                f"{stored.metadata.state.name} with {stored.metadata.last_ensemble}"
-            )
-        ensembles = (*stored.metadata.ensembles[:-1], *recovered.ensembles[kept:])
-        closed = replace(stored.metadata, ensembles=ensembles).closed(
-            last_entry_id=last_entry_id, length_bytes=length_bytes
+        closed = closed_over(
+            stored.metadata,
+            pinned=pinned.metadata,
+            recovered=recovered,
+            last_entry_id=last_entry_id,
+            length_bytes=length_bytes,
         )
+        if closed is None:
+            return stored.metadata
         try:
             await context.ledger_store.write(closed, version=stored.version)
         except MetadataVersionError:
@@ -227,20 +221,16 @@ class _Recoverer:
         return self._machine.fenced(position=effect.position, last_add_confirmed=lac)
 
     async def _read(self, effect: ReadEntry) -> Sequence[Effect]:
-        ledger_id = self._pinned.metadata.ledger_id
         try:
-            frame = await self._context.bookies.read_entry(
-                effect.bookie, ledger_id=ledger_id, entry_id=effect.entry_id, fence=True
+            answer: bytes | memoryview | DLError = await self._context.bookies.read_entry(
+                effect.bookie,
+                ledger_id=self._pinned.metadata.ledger_id,
+                entry_id=effect.entry_id,
+                fence=True,
             )
-            entry = decode_frame(frame, ledger_id=ledger_id, entry_id=effect.entry_id)
-        except (NoSuchEntryError, NoSuchLedgerError):
-            # A proven no of a fenced bookie: it will not get this entry any more.
-            return self._machine.missing(entry_id=effect.entry_id, position=effect.position)
         except DLError as error:
-            return self._machine.unknown(
-                entry_id=effect.entry_id, position=effect.position, error=error
-            )
-        return self._machine.found(entry)
+            answer = error
+        return self._machine.answered(effect, answer)
 
     async def _length_at(self, entry_id: int) -> int:
         """Return the ledger's bytes up to an acknowledged entry, as the entry's frame says."""

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, assert_never
 from dlcore.base.backoff import Backoff
 from dlcore.base.errors import (
     BadRequestError,
+    BookieAccessDeniedError,
     BookieOverloadedError,
     CorruptMetadataError,
     DLError,
@@ -723,7 +724,9 @@ class LedgerAppender(Machine[AppenderState]):
             pause_s = add.pause_s(bookie, now, self._overload_patience_s)
             if pause_s is not None:
                 return [After(pause_s, AddDue(entry_id, position, bookie))]
-        is_refusal = isinstance(error, EntryTooLargeError | BadRequestError)
+        is_refusal = isinstance(
+            error, EntryTooLargeError | BadRequestError | BookieAccessDeniedError
+        )
         if is_refusal:
             self._unfit[bookie] = error
         noted = NoteFailure(entry_id, bookie, error, is_refusal)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.background import BackgroundTasks
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import BookieUnavailableError, DLError
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
 from dlcore.ledger.placing.health import ReplacementSearch
@@ -87,6 +88,7 @@ class AppenderDriver:
         self._tasks = BackgroundTasks(self._on_defect)
         self._timers: dict[object, asyncio.TimerHandle] = {}
         self._callers: deque[Callable[[DLError | None], None]] = deque()  # in entry order
+        self._begun_s: deque[float] = deque()  # when each of them called
         self._answered: asyncio.Handle | None = None  # says that callers were answered
         self._close: asyncio.Future[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -101,6 +103,7 @@ class AppenderDriver:
         It is called from the event loop, never from inside a call into the machine.
         """
         self._callers.append(on_answer)
+        self._begun_s.append(steady_s())
         self.handle(event)
 
     def handle(self, event: Event) -> None:
@@ -155,7 +158,9 @@ class AppenderDriver:
                         answered = partial(self._on_add, entry_id, position, bookie)
                         send(bookie, frame, answered, is_recovery=is_recovery)
                 case CompleteAdds(first_entry_id, last_entry_id):
+                    now_s, note = steady_s(), self._context.append_times.note
                     for _ in range(first_entry_id, last_entry_id + 1):
+                        note(now_s - self._begun_s.popleft())
                         self._callers.popleft()(None)
                     if self._answered is None:
                         self._answered = self._loop.call_soon(self._on_answered)

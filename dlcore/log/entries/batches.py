@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from dlcore.base.config import RECORD_SIZE_BYTES_MAX
-from dlcore.base.errors import (
-    ConfigurationError,
-    LogRecordTooLongError,
-    TransactionIdOutOfOrderError,
-)
+from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import LogRecordWithDLSN
+from dlcore.log.entries.batcher import (
+    RECORD_OVERHEAD_BYTES,
+    check_payload_size,
+    txid_out_of_order,
+    txid_out_of_range,
+)
 from dlcore.log.entries.body import byte_log_schema, over
 from dlcore.log.entries.old_names import warn_of_old_names
 from dlcore.log.typed.rows import cut_by
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.records import EntryPlace
-
-RECORD_OVERHEAD_BYTES = 12
-"""Bytes of a record in an entry beyond its payload: its transaction id and its offset."""
 
 _ROWS_PER_BATCH = 64 * 1024
 """A table is split into batches of at most this many rows."""
@@ -184,18 +182,6 @@ def numbers_of(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
-def txid_out_of_range(txid: int) -> ConfigurationError:
-    """Return the error for a transaction id outside 0 … TXID_MAX."""
-    return ConfigurationError(f"transaction id {txid} is out of range, expected 0 … {TXID_MAX}")
-
-
-def txid_out_of_order(txid: int, last_txid: int) -> TransactionIdOutOfOrderError:
-    """Return the error for a decreasing transaction id."""
-    return TransactionIdOutOfOrderError(
-        f"transaction id {txid} is lower than {last_txid}, the one before it"
-    )
-
-
 def payload_offsets(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the start of each payload and the end of the last, counted from 0."""
     payload = batch.column(1)
@@ -217,14 +203,6 @@ def cut(batch: pa.RecordBatch, *, entry_bytes: int) -> list[tuple[pa.RecordBatch
     check_payload_size(int(np.max(np.diff(offsets), initial=0)))
     costs = offsets + RECORD_OVERHEAD_BYTES * np.arange(len(offsets), dtype=np.int64)
     return list(cut_by(batch, costs, entry_bytes))
-
-
-def check_payload_size(size: int) -> None:
-    """Raise `LogRecordTooLongError` if a payload of `size` bytes is too large."""
-    if size > RECORD_SIZE_BYTES_MAX:
-        raise LogRecordTooLongError(
-            f"a record of {size} bytes exceeds the limit of {RECORD_SIZE_BYTES_MAX}"
-        )
 
 
 def first_row_not_less(batch: pa.RecordBatch, txid: int) -> int:

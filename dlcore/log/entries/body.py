@@ -3,9 +3,10 @@
 Header, big-endian, 48 bytes: version u8 | flags u8 | schema id u16 | record count u32 | first txid
 i64 | last txid i64 | records before this entry in its extent i64 | write time (epoch ms) i64 |
 stamp bytes u64.  The stamp is between header and batch, and says which producers' records follow
-(`dlcore.log.entries.stamp`); most entries have none.  With the flag `_TXID_ASSIGNED` every record
+(`dlcore.log.entries.stamp`); most entries have none.  With the flag `TXID_ASSIGNED` every record
 has the header's first txid, whatever the batch says: staged records get theirs at the commit, long
-after they were encoded.  `_COMPRESSED` says that the batch's buffers are compressed.
+after they were encoded.  `COMPRESSED` says that the batch's buffers are compressed, `ENCRYPTED`
+that the batch is encrypted (`dlcore.log.entries.encryption`).
 
 The batch is an encapsulated Arrow IPC message, so reading is zero-copy; buffer compression is
 Arrow's own.  Schema id 0 is that of a byte log, `byte_log_schema`; other ids are versions of the
@@ -27,7 +28,7 @@ from dlcore.base.ids import TXID_MAX
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Set
+    from collections.abc import Iterable, Set
 
     from dlcore.log.entries.compression import Compressor
     from dlcore.log.typed.arrow import EntrySchemas
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 ENTRY_HEADER_BYTES = 48
 _HEADER = struct.Struct(">BBHIqqqqQ")
-_VERSION = 1
-_TXID_ASSIGNED, _COMPRESSED = 1, 2
+ENTRY_VERSION = 1
+TXID_ASSIGNED, COMPRESSED, ENCRYPTED = 1, 2, 4
+_FLAGS_AT, _FLAGS = 1, TXID_ASSIGNED | COMPRESSED | ENCRYPTED
 BYTES_SCHEMA_ID = 0
 
 
@@ -58,6 +60,7 @@ class EntryHeader:
     txid_assigned: bool = False
     schema_id: int = BYTES_SCHEMA_ID
     compressed: bool = False
+    encrypted: bool = False
     stamp_bytes: int = 0
 
 
@@ -104,8 +107,8 @@ def encode_entry_header(
 ) -> bytes:
     """Return the bytes before the batch in an entry's body."""
     header = _HEADER.pack(
-        _VERSION,
-        _COMPRESSED if compressed else 0,
+        ENTRY_VERSION,
+        COMPRESSED if compressed else 0,
         schema_id,
         record_count,
         first_txid,
@@ -130,10 +133,10 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
     version, flags, schema_id, count, first, last, before, write_time_ms, stamp_bytes = (
         _HEADER.unpack_from(body)
     )
-    if version != _VERSION or flags & ~(_TXID_ASSIGNED | _COMPRESSED):
+    if version != ENTRY_VERSION or flags & ~_FLAGS:
         raise InvalidEntryError(
-            f"entry of format {version} and flags {flags:#x}, expected {_VERSION} and no flags "
-            f"above {_TXID_ASSIGNED | _COMPRESSED:#x}"
+            f"entry of format {version} and flags {flags:#x}, expected {ENTRY_VERSION} and no "
+            f"flags above {_FLAGS:#x}"
         )
     if count < 1 or before < 0:
         raise InvalidEntryError(f"entry with {count} records, {before} before it")
@@ -147,9 +150,10 @@ def decode_entry_header(body: BytesLike) -> EntryHeader:
         last_txid=last,
         records_before=before,
         write_time_ms=write_time_ms,
-        txid_assigned=bool(flags & _TXID_ASSIGNED),
+        txid_assigned=bool(flags & TXID_ASSIGNED),
         schema_id=schema_id,
-        compressed=bool(flags & _COMPRESSED),
+        compressed=bool(flags & COMPRESSED),
+        encrypted=bool(flags & ENCRYPTED),
         stamp_bytes=stamp_bytes,
     )
 
@@ -160,8 +164,15 @@ def stamp_of(body: BytesLike, header: EntryHeader) -> memoryview:
 
 
 def batch_message_of(body: BytesLike, header: EntryHeader) -> memoryview:
-    """Return the Arrow message of an entry's body."""
+    """Return the Arrow message of an entry's body, or what is in its place if it is encrypted."""
     return memoryview(body)[ENTRY_HEADER_BYTES + header.stamp_bytes :]
+
+
+def marked_encrypted(head: BytesLike, *, encrypted: bool) -> bytes:
+    """Return the bytes before an entry's message, which is encrypted or not."""
+    changed = bytearray(head)
+    changed[_FLAGS_AT] = changed[_FLAGS_AT] & ~ENCRYPTED | (ENCRYPTED if encrypted else 0)
+    return bytes(changed)
 
 
 def move_entry(
@@ -181,10 +192,10 @@ def move_entry(
         InvalidEntryError: not an entry of this version.
     """
     header = decode_entry_header(body)
-    is_assigned = assigned_txid is not None or header.txid_assigned
+    flags = memoryview(body)[_FLAGS_AT] | (0 if assigned_txid is None else TXID_ASSIGNED)
     head = _HEADER.pack(
-        _VERSION,
-        (_TXID_ASSIGNED if is_assigned else 0) | (_COMPRESSED if header.compressed else 0),
+        ENTRY_VERSION,
+        flags,
         header.schema_id,
         header.record_count,
         header.first_txid if assigned_txid is None else assigned_txid,
@@ -194,6 +205,21 @@ def move_entry(
         header.stamp_bytes,
     )
     return [head, memoryview(body)[ENTRY_HEADER_BYTES:]]
+
+
+def entry_schema(schema_id: int, schemas: EntrySchemas | None) -> pa.Schema:
+    """Return the schema of an entry; `schemas` are those of a typed log.
+
+    Raises:
+        InvalidEntryError: the log does not have this schema.
+    """
+    if schema_id != BYTES_SCHEMA_ID:
+        if schemas is None:
+            raise InvalidEntryError(f"an entry of a byte log has schema {schema_id}")
+        return schemas.of(schema_id)
+    if schemas is not None:
+        raise InvalidEntryError("an entry of a typed log has no schema")
+    return byte_log_schema()
 
 
 def decode_entry_batch(
@@ -207,23 +233,20 @@ def decode_entry_batch(
     The transaction ids are those of the header if it assigns them.  `schemas` must be given for a
     typed log; the batch has the version of the schema that it was written with.  If the batch is
     compressed, only the transaction ids and `columns` are decompressed and returned; None: all
-    columns.
+    columns.  An encrypted entry must have been decrypted.
 
     Raises:
         InvalidEntryError: the batch does not parse, contradicts its header, or has a schema that
             the log does not have.
     """
-    schema = byte_log_schema()
-    if header.schema_id != BYTES_SCHEMA_ID:
-        if schemas is None:
-            raise InvalidEntryError(f"an entry of a byte log has schema {header.schema_id}")
-        schema = schemas.of(header.schema_id)
-    elif schemas is not None:
-        raise InvalidEntryError("an entry of a typed log has no schema")
+    assert not header.encrypted
+    schema = entry_schema(header.schema_id, schemas)
     view = batch_message_of(body, header)
     try:
         if header.compressed:
-            batch = _decompressed(view, schema, columns)
+            # Only the reader of a stream can select columns and do without threads, which would
+            # cost more than the columns of an entry.
+            batch = open_stream(schema, [view], columns).read_next_batch()
         else:
             batch = pa.ipc.read_record_batch(pa.py_buffer(view), schema)
     except (pa.ArrowInvalid, OSError, StopIteration) as error:
@@ -235,17 +258,18 @@ def decode_entry_batch(
     return with_txid(batch, header.first_txid) if header.txid_assigned else batch
 
 
-def _decompressed(
-    message: memoryview, schema: pa.Schema, columns: Set[str] | None
-) -> pa.RecordBatch:
-    # Only the reader of a stream can select columns and do without threads, which would cost more
-    # than the columns of an entry.  Therefore the message is copied into a stream.
+def open_stream(
+    schema: pa.Schema, messages: Iterable[memoryview], columns: Set[str] | None
+) -> pa.RecordBatchStreamReader:
+    """Return a reader of entries' messages: of the transaction ids and `columns`; None: of all.
+
+    The messages are copied.
+    """
     wanted = None
     if columns is not None:
         wanted = [0, *(n for n, name in enumerate(schema.names) if n and name in columns)]
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-    stream = b"".join((_serialized(schema), message))
-    return pa.ipc.open_stream(stream, options=options).read_next_batch()
+    return pa.ipc.open_stream(b"".join((_serialized(schema), *messages)), options=options)
 
 
 @lru_cache(maxsize=256)

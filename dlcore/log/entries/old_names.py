@@ -36,7 +36,7 @@ def warn_of_old_names(names: Collection[str]) -> None:
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == "dlcore":
         level, frame = level + 1, frame.f_back
-    warnings.warn(f"{told}; version 0.2 will not know the old name", DeprecationWarning, level)
+    warnings.warn(f"{told}; version 0.3 will not know the old name", DeprecationWarning, level)
 
 
 def old_column(rows: Any, name: str) -> Any:

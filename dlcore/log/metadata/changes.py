@@ -245,9 +245,9 @@ def plan_settings(
     elif settings != LogSettings():
         ops.append(Create(path, value))
     listed = paths.retained_log(log.log_id)
-    if had.retention_s is None and settings.retention_s is not None:
+    if settings.needs_visits and not had.needs_visits:
         ops.append(Create(listed, encode(RetainedLog(name=log.name, log_id=log.log_id))))
-    elif had.retention_s is not None and settings.retention_s is None:
+    elif had.needs_visits and not settings.needs_visits:
         ops.append(Delete(listed))
     return tuple(ops)
 

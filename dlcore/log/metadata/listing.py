@@ -14,7 +14,7 @@ from dlcore.metadata.paths import BUCKETS, bucket_of, name_of_component
 from dlcore.metadata.stored import decode_or_tell
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore, Versioned
@@ -34,7 +34,7 @@ async def list_pages(
     *,
     after: str | None,
     page_size: int,
-) -> AsyncIterator[list[str]]:
+) -> AsyncGenerator[list[str], None]:
     """Yield the names that start with `prefix`, up to `page_size` at a time, in `place_of` order.
 
     `after` is the last name of a page, perhaps of an earlier listing: later names are yielded.

@@ -6,16 +6,28 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import DLError, NodeExistsError, NoNodeError
+from dlcore.base.features import UNTOLD, Release, own_release
 from dlcore.log.metadata.store import persistently
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put, SessionState
+from dlcore.metadata.stored import LAYOUT, encode
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import MetadataStore
 
 logger = logging.getLogger(__name__)
+
+
+class StagingProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that stages; `owner` is for people."""
+
+    layout: int = LAYOUT
+    owner: str
+    release: Release = UNTOLD
 
 
 class SessionNode:
@@ -75,7 +87,12 @@ class SessionNode:
         try:
             await self.ensure()
         except DLError as error:
-            logger.warning("%s could not be created again: %s", self.path, error)
+            logger.warning(
+                "%s could not be created again: %s; to do: see to ZooKeeper; open appends of this "
+                "process may be given up as left behind",
+                self.path,
+                error,
+            )
 
     async def aclose(self) -> None:
         """Stop renewing; the node vanishes with the session."""
@@ -93,3 +110,4 @@ class StagingOwner(SessionNode):
     def __init__(self, context: LogContext) -> None:
         self.token = context.clock.new_token()
         super().__init__(context.store, context.paths.staging_owner(self.token))
+        self.value = encode(StagingProcess(owner=context.client_id, release=own_release()))

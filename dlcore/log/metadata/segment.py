@@ -68,9 +68,18 @@ class Extent(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=
         """The transaction id of all its records; None if their entries have it."""
         return self.first_txid if self.txid_assigned else None
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether an object has its entries, and no bookie."""
+        return isinstance(self, ColdExtent)
+
     def timestamp_ms(self, write_time_ms: int) -> int:
         """Return the timestamp of the records of an entry with this write time."""
         return max(write_time_ms, self.timestamp_floor_ms)
+
+
+class ColdExtent(Extent, frozen=True, kw_only=True, gc=False):
+    """An extent of a cold ledger, which is the result of tiering."""
 
 
 def _restored(kind: type[_Extent], *values: Any) -> _Extent:

@@ -18,10 +18,11 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
+from dlcore.base.background import all_of
 from dlcore.base.errors import (
     CorruptMetadataError,
     LedgerNotFoundError,
@@ -34,6 +35,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.html_tables import ShownFields
 from dlcore.base.isolating import Troubles
+from dlcore.ledger.metadata.values import COLD_LAYOUT, LedgerMetadata, LedgerState
 from dlcore.log.metadata.nodes import StagedNode, decode_node, release
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import StagedLedger
@@ -42,14 +44,19 @@ from dlcore.metadata.port import UNANSWERED, Check, Create, Delete, Op
 from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from dlcore.base.config import QuorumConfig
+    from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
 
+    _Register = Callable[[int], tuple[Op, ...]]
+
 logger = logging.getLogger(__name__)
+
+_Ledger = TypeVar("_Ledger")
 
 _CREATE_ATTEMPTS_MAX = 10
 
@@ -68,6 +75,52 @@ async def create_staged_ledger(
         WriteError: other changes overtook every attempt.
         DLError: no ledger can be created now.
     """
+    noted = {**custom, "staged_by": identity}
+    return await _registered(
+        context,
+        owner,
+        identity,
+        lambda register: context.ledgers.create_ledger(quorum, custom=noted, extra_ops=register),
+    )
+
+
+async def create_cold_ledger(
+    context: LogContext,
+    owner: StagingOwner,
+    quorum: QuorumConfig,
+    *,
+    identity: str,
+    folder: str,
+    custom: Mapping[str, str],
+) -> VersionedLedger:
+    """Create an empty cold ledger whose objects will be in a folder; as `create_staged_ledger`."""
+    noted = {**custom, "staged_by": identity}
+
+    async def create(register: _Register) -> VersionedLedger:
+        ledger_id = await context.ledger_store.new_ledger_id()
+        metadata = LedgerMetadata(
+            layout=COLD_LAYOUT,
+            ledger_id=ledger_id,
+            quorum=quorum,
+            state=LedgerState.CLOSED,
+            ensembles=(),
+            token=context.clock.new_token(),
+            created_ms=context.clock.now_ms(),
+            custom=noted,
+            folder=folder,
+        )
+        return await context.ledger_store.create(metadata, extra_ops=register(ledger_id))
+
+    return await _registered(context, owner, identity, create)
+
+
+async def _registered(
+    context: LogContext,
+    owner: StagingOwner,
+    identity: str,
+    create: Callable[[_Register], Awaitable[_Ledger]],
+) -> _Ledger:
+    """Return the result of `create`, to which it gives the operations that register the ledger."""
     paths = context.paths
 
     def register(ledger_id: int) -> tuple[Op, ...]:
@@ -84,12 +137,10 @@ async def create_staged_ledger(
         )
 
     for _ in range(_CREATE_ATTEMPTS_MAX):
-        await asyncio.gather(owner.ensure(), _make_list(context, identity))
+        await all_of(owner.ensure(), _make_list(context, identity))
         with contextlib.suppress(NoNodeError, NodeExistsError, MetadataVersionError):
             # The list may be removed as empty meanwhile, or the session may be lost.
-            return await context.ledgers.create_ledger(
-                quorum, custom={**custom, "staged_by": identity}, extra_ops=register
-            )
+            return await create(register)
     raise WriteError(
         f"staging for {identity!r}: {_CREATE_ATTEMPTS_MAX} attempts to create a ledger were "
         "overtaken"
@@ -132,7 +183,11 @@ async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[
         found = await persistently(lambda: context.store.get_many(list(paths.values()), fresh=True))
         for (ledger_id, path), ledger in zip(paths.items(), found, strict=True):
             if ledger is None:
-                logger.warning("ledger=%d was gone before the extent that refers to it", ledger_id)
+                logger.warning(
+                    "ledger=%d was gone before the extent that refers to it; to do: dlog log "
+                    "inspect, then dlog log repair: records are lost",
+                    ledger_id,
+                )
             else:
                 ops.append(Delete(path))
     for ledger_id, node in nodes.items():
@@ -167,7 +222,12 @@ async def read_readable(
         try:
             staged = decode_node(context.paths, ledger_id, node)
         except CorruptMetadataError as error:
-            logger.warning("staged ledger=%d is not changed: %s", ledger_id, error)
+            logger.warning(
+                "staged ledger=%d is not changed: %s; to do: nothing, it is tried again in the "
+                "next round",
+                ledger_id,
+                error,
+            )
             damaged.add(ledger_id)
         else:
             if staged is not None:
@@ -232,7 +292,12 @@ async def drop(context: LogContext, node: StagedNode) -> bool:
     except (MetadataVersionError, NoNodeError, *UNANSWERED) as error:
         logger.info("staged ledger=%d is not settled now: %s", ledger_id, error)
     except LedgerRecoveryError as error:
-        logger.warning("staged ledger=%d cannot be closed yet: %s", ledger_id, error)
+        logger.warning(
+            "staged ledger=%d cannot be closed yet: %s; to do: nothing, it is tried again; see "
+            "that its bookies run if it comes again",
+            ledger_id,
+            error,
+        )
     else:
         logger.info("settled staged ledger=%d extents=%d", ledger_id, staged.extents)
         return True
@@ -243,7 +308,11 @@ async def _close(context: LogContext, ledger_id: int) -> None:
     try:
         await context.ledgers.recover_ledger(ledger_id)
     except LedgerNotFoundError:
-        logger.warning("ledger=%d is gone, and extents refer to it", ledger_id)
+        logger.warning(
+            "ledger=%d is gone, and extents refer to it; to do: dlog log inspect, then dlog log "
+            "repair: records are lost",
+            ledger_id,
+        )
 
 
 async def drop_merged(context: LogContext, *, grace_ms: int) -> int:

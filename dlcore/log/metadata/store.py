@@ -22,6 +22,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
+from dlcore.base.features import COLD_SEGMENTS
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.nodes import head_of, settings_of
@@ -80,8 +81,10 @@ class LogStore:
 
         Raises:
             LogExistsError: there is a log of that name, with another id.
+            UnsupportedError: a setting needs a feature that was not finalized.
         """
         require_kind("settings", settings, LogSettings)
+        await self._require_features(settings)
         path = self._paths.log(log.name)
         try:
             await self._store.multi(plan_create(self._paths, log, settings, schema))
@@ -100,13 +103,9 @@ class LogStore:
 
     async def list_names(self, parent: str) -> list[str]:
         """Return the unescaped names of the nodes in all buckets below `parent`."""
-
-        async def children(bucket: str) -> list[str]:
-            path = f"{parent}/{bucket}"
-            return await persistently(lambda: self._store.get_children(path)) or []
-
-        lists = await asyncio.gather(*map(children, BUCKETS))
-        return [unescape(name) for names in lists for name in names]
+        paths = [f"{parent}/{bucket}" for bucket in BUCKETS]
+        lists = await persistently(lambda: self._store.get_children_many(paths))
+        return [unescape(name) for names in lists for name in names or ()]
 
     async def find(self, name: str, log_id: str | None = None) -> LogMetadata:
         """Return the fixed metadata of the log `name`.
@@ -210,6 +209,7 @@ class LogStore:
         Raises:
             ConfigurationError: there is no such setting, or it cannot have that value.
             LogNotFoundError: the log was deleted.
+            UnsupportedError: a setting needs a feature that was not finalized.
         """
         paths = self.paths_of(log)
         for delay_s in _RETRY_DELAYS_S:
@@ -223,9 +223,14 @@ class LogStore:
             except CorruptMetadataError as error:
                 if not changes:
                     raise
-                logger.warning("damaged settings are replaced: %s", error)
+                logger.warning(
+                    "damaged settings are replaced: %s; to do: dlog log settings, to see whether "
+                    "all that is wanted is there",
+                    error,
+                )
                 known, damaged = LogSettings(), await self._listed_settings(log)
             settings = known.changed(changes)
+            await self._require_features(settings)
             ops = plan_settings(self._paths, log, node, settings, known=damaged)
             if not damaged and (settings == known or not ops):
                 return settings
@@ -239,6 +244,12 @@ class LogStore:
             f"log {log.name!r}: its settings could not be changed: each attempt had a conflict, or "
             "got no answer"
         )
+
+    async def _require_features(self, settings: LogSettings) -> None:
+        if settings.tier is not None:
+            from dlcore.metadata.cluster_features import ClusterFeatures  # few settings need it
+
+            await ClusterFeatures(self._store, self._paths).require(COLD_SEGMENTS)
 
     async def _listed_settings(self, log: LogKey) -> LogSettings:
         """Return what else is known of a log's settings: whether it has a retention."""

@@ -20,8 +20,9 @@ from msgspec.structs import replace
 
 from dlcore.base.config import LogSettings, QuorumConfig
 from dlcore.base.errors import CorruptMetadataError, UnexpectedError
+from dlcore.base.features import UNTOLD, Release
 from dlcore.base.ids import DLSN, LogId
-from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
+from dlcore.log.metadata.segment import ColdExtent, Extent, LogSegment, SegmentState
 from dlcore.metadata.stored import LAYOUT, Count, Number
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ Txid: TypeAlias = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 _Packed: TypeAlias = tuple[int, ...]
 
 _INTS_PER_EXTENT = 10
-_ASSIGNED, _OPEN, _STAMPED = 1, 2, 4
+_ASSIGNED, _OPEN, _STAMPED, _COLD = 1, 2, 4, 8
 
 
 def pack(extents: Iterable[Extent]) -> _Packed:
@@ -52,7 +53,7 @@ def pack(extents: Iterable[Extent]) -> _Packed:
     for extent in extents:
         last = extent.last_entry_id
         flags = (_ASSIGNED if extent.txid_assigned else 0) | (_OPEN if last is None else 0)
-        flags |= _STAMPED if extent.stamped else 0
+        flags |= (_STAMPED if extent.stamped else 0) | (_COLD if extent.is_cold else 0)
         flat += (
             flags,
             extent.ledger_id - ledger_id,
@@ -90,7 +91,7 @@ def unpack(flat: _Packed) -> tuple[Extent, ...]:
         if min(numbers) < 0 or max(*numbers, first + more, txid + txids, time_ms) >= 2**63:
             raise CorruptMetadataError(f"an extent with a number below 0 or above 2**63-1: {flat}")
         extents.append(
-            Extent(
+            (ColdExtent if flags & _COLD else Extent)(
                 ledger_id=ledger_id,
                 first_entry_id=first,
                 last_entry_id=None if flags & _OPEN else first + more,
@@ -135,7 +136,7 @@ class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetainedLog(LogKey, frozen=True, kw_only=True):
-    """Lists a log whose settings have a retention: workers look at it from time to time."""
+    """Lists a log whose settings have a retention or a tier: workers visit it now and then."""
 
     layout: int = LAYOUT
 
@@ -349,6 +350,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     append waits for its turn; ``given``: the holder has no extent open, and begins none until the
     turn is over.  `wanted_by` is a writer that waits for the lock: a holder that gives turns
     releases the lock for it.
+    `release` is that of the holder.
     """
 
     layout: int = LAYOUT
@@ -357,6 +359,7 @@ class LockHolder(msgspec.Struct, frozen=True, kw_only=True):
     turn: Turn = "refused"
     since_ms: Count = 0
     wanted_by: str = ""
+    release: Release = UNTOLD
 
     def described(self, client_id: str) -> str:
         """Return the holder and the time of acquisition, as text for the client of that id."""

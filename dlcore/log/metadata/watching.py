@@ -167,13 +167,21 @@ class LogWatch(AsyncClosing):
             except AlreadyClosedError:
                 return
             except DLError as error:
-                logger.warning("%r is tried again: %s: %s", self, type(error).__name__, error)
+                logger.warning(
+                    "%r is tried again: %s: %s; to do: see to ZooKeeper if this goes on",
+                    self,
+                    type(error).__name__,
+                    error,
+                )
                 await asyncio.sleep(_RETRY_DELAY_S)
                 continue
             try:
                 callback(changes)
             except Exception:
-                logger.exception("%r: its listener failed", self)
+                logger.exception(
+                    "%r: its listener failed; to do: correct the function that the program passed",
+                    self,
+                )
 
     async def abandon(self, reason: str) -> None:
         """Stop; callers that wait get an error with this reason."""

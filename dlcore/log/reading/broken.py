@@ -29,7 +29,8 @@ class BrokenEntries:
             raise error
         self.count += 1
         logger.warning(
-            "log=%s: broken entry %d:%d is left out, %d so far: %s",
+            "log=%s: broken entry %d:%d is left out, %d so far: %s; to do: dlog log inspect, "
+            "then dlog log repair; the record is not read",
             self._log,
             lssn,
             entry_id,

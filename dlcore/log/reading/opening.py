@@ -78,8 +78,17 @@ class ReaderOpener:
             if hold is not None:
                 await hold.release()
             raise
+        log = self._log
         return DirectReader(
-            self._context, self._log.name, fetch_from, start, fetching, broken, hold, schemas
+            self._context,
+            log.name,
+            log.log_id,
+            fetch_from,
+            start,
+            fetching,
+            broken,
+            hold,
+            schemas,
         )
 
     async def position_of(self, start: ReadStart, *, keeps_truncated: bool = False) -> DLSN:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
 
@@ -13,6 +15,7 @@ from dlcore.base.errors import (
 )
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import batch_message_of, decode_entry_batch, with_txid
+from dlcore.log.entries.encryption import EntryDecryptor
 from dlcore.log.entries.plain_records import PARSED_RECORDS_MAX, plain_format
 from dlcore.log.reading.rows import EntryRows, TypedEntryRows
 from dlcore.log.reading.rows_reader import AsyncLogReader, ReadStart
@@ -56,6 +59,7 @@ class DirectReader(AsyncLogReader):
         self,
         context: LogContext,
         name: str,
+        log_id: str,
         fetch_from: Callable[[ReadStart], Awaitable[Fetching]],
         start: ReadStart,
         fetching: Fetching,
@@ -69,7 +73,8 @@ class DirectReader(AsyncLogReader):
         self._broken = broken
         self._hold = hold
         self._schemas = schemas
-        self._undecoded: FetchedEntry | None = None  # an entry until its schema is known
+        self._decryptor = EntryDecryptor(context.encryption_keys, name, log_id)
+        self._undecoded: FetchedEntry | None = None  # an entry until its schema and key are known
         super().__init__(fetching.position)
         self._fetcher = fetching.fetcher
         self._start: ReadStart | None = start
@@ -122,10 +127,10 @@ class DirectReader(AsyncLogReader):
         while True:
             entry = self._undecoded or self._fetcher.take()
             if entry is not None:
-                if self._schemas is not None:
+                if self._schemas is not None or entry.header.encrypted:
                     # Kept during the wait: a cancelled call must not lose the entry.
                     self._undecoded = entry
-                    await self._schemas.learn(entry.header.schema_id)
+                    await self._learn(entry)
                     self._undecoded = None
                 reads.entries += 1
                 reads.size_bytes += entry.body.nbytes
@@ -145,10 +150,17 @@ class DirectReader(AsyncLogReader):
             await self._fetcher.wait()
             self._require_open()
 
+    async def _learn(self, entry: FetchedEntry) -> None:
+        """Learn what is needed to decode an entry.  Raises: EncryptionKeyError, MetadataError."""
+        if self._schemas is not None:
+            await self._schemas.learn(entry.header.schema_id)
+        with contextlib.suppress(InvalidEntryError):  # to decrypt it raises it again
+            await self._decryptor.learn(entry.body, entry.header)
+
     def _decode_unbroken(self, entry: FetchedEntry) -> EntryRows | None:
         """Return the entry's rows; None if none is wanted, or the entry is skipped as broken."""
         try:
-            rows = self._decode(entry)
+            rows = self._decode(self._decrypted(entry))
         except InvalidEntryError as error:
             try:
                 self._broken.meet(entry.place.lssn, entry.place.entry_id, error)
@@ -157,6 +169,12 @@ class DirectReader(AsyncLogReader):
                 raise
             return None
         return rows if rows is not None and rows.rows_left else None
+
+    def _decrypted(self, entry: FetchedEntry) -> FetchedEntry:
+        if not entry.header.encrypted:
+            return entry
+        body, header = self._decryptor.decrypt(entry.body, entry.header)
+        return replace(entry, body=body, header=header)
 
     def _decode(self, entry: FetchedEntry) -> EntryRows | None:
         start = self._start

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlcore.access.capability import Grant, LedgerRight
 from dlcore.base.config import require
 from dlcore.base.errors import ConfigurationError
 from dlcore.base.html_tables import ShownFields, rows_html
@@ -115,7 +116,8 @@ class ScanRange(ShownFields):
     """The records of one segment in [start, end), with everything needed to read them.
 
     `columns` are the columns of a typed log's batches, beside the transaction ids; batches of a
-    byte log have at least these.  None: all.
+    byte log have at least these.  None: all.  `capabilities` are presented to the bookies by a
+    process without a certificate; being secrets, they are not shown.
     """
 
     log: str
@@ -129,6 +131,7 @@ class ScanRange(ShownFields):
     addresses: Mapping[BookieId, str] = field(default_factory=dict)
     schema: LogSchema | None = None
     columns: frozenset[str] | None = None
+    capabilities: tuple[bytes, ...] = field(default=(), repr=False)
 
     @staticmethod
     def pack(ranges: Sequence[ScanRange]) -> bytes:
@@ -159,6 +162,16 @@ class ScanRange(ShownFields):
     def size_bytes_estimate(self) -> int:
         """Estimated bytes to read."""
         return sum(extent.size_bytes for extent in self.extents)
+
+    def grants(self) -> Iterator[Grant]:
+        """Return what a capability to read it gives."""
+        for extent in self.extents:
+            yield Grant.of(
+                extent.ledger_id,
+                LedgerRight.READ,
+                first_entry_id=extent.first_entry_id,
+                last_entry_id=extent.last_entry_id,
+            )
 
     def split(self, entries_per_part: int) -> list[ScanRange]:
         """Return the same records as consecutive ranges of at most `entries_per_part` entries."""

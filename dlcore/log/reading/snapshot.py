@@ -14,6 +14,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField, RecordPlace
 from dlcore.log.entries.batches import first_row_not_less
 from dlcore.log.entries.body import EntryHeader, decode_entry_batch, decode_entry_header
+from dlcore.log.entries.encryption import EntryDecryptor
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogMetadata, VersionedHead
@@ -361,10 +362,15 @@ class Finder:
                 segment, view, lambda header: header.last_txid >= txid
             )
             frame = await read_frame(self._reader(segment, view), entry_id)
+            decryptor = EntryDecryptor(
+                self._context.encryption_keys, self._snapshot.log, self._snapshot.log_id
+            )
             header = decode_entry_header(frame.body)
+            await decryptor.learn(frame.body, header)
+            body, header = decryptor.decrypt(frame.body, header)
             schema = self._snapshot.schema
             schemas = None if schema is None else entry_schemas(schema)
-            row = first_row_not_less(decode_entry_batch(frame.body, header, schemas), txid)
+            row = first_row_not_less(decode_entry_batch(body, header, schemas), txid)
             return DLSN(segment.lssn, view.in_segment(entry_id), row)
         return self._snapshot.end
 

@@ -16,6 +16,7 @@ from dlcore.base.errors import (
     NoNodeError,
     SubscriptionMovedError,
 )
+from dlcore.base.features import own_release
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.reading.holding import (
@@ -291,6 +292,7 @@ class SubscriptionHold:
                     owner=self._context.client_id,
                     token=self._hold.token,
                     since_ms=self._context.clock.now_ms(),
+                    release=own_release(),
                 )
                 self._has_attempted = True
                 await store.create(path, encode(holder), ephemeral=True)
@@ -319,7 +321,7 @@ class SubscriptionHold:
 
     async def _await_lock(self, at_most_s: float, report: str | None) -> None:
         if report is not None:
-            logger.warning("%s", report)
+            logger.warning("%s; to do: if the other process hangs, end it; else nothing", report)
         changed, store, path = asyncio.Event(), self._context.store, self._lock_path
         unwatch = store.watch(path, changed.set, children=False)
         try:

@@ -190,7 +190,8 @@ class Fetcher:
                 self._broken.meet(lssn, entry_id, error)
             case WarnIdle(position, idle_s):
                 logger.warning(
-                    "log=%s: a reader at %s got no news for %.3g s, and reads the metadata again",
+                    "log=%s: a reader at %s got no news for %.3g s, and reads the metadata again; "
+                    "to do: nothing now; see to ZooKeeper and to the writer if this comes often",
                     self._machine.segments.name,
                     position,
                     idle_s,

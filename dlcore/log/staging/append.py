@@ -158,7 +158,12 @@ class DirectStagedAppend(StagedAppend):
             if decode(CommitRecord, node.value, source=path).token == self._terms.token:
                 await store.delete(path, version=node.version)
         except DLError as error:
-            logger.warning("the record of %s stays: %s", self._terms, error)
+            logger.warning(
+                "the record of %s stays: %s; to do: nothing, dlog staging clean or auto-recovery "
+                "removes it",
+                self._terms,
+                error,
+            )
 
     def _require_alive(self) -> None:
         self._context.lifetime.require_open()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, assert_never
 
+from dlcore.base.background import together
 from dlcore.base.errors import DLError, MetadataVersionError, NoNodeError
 from dlcore.log.metadata.staged import list_staged
 from dlcore.log.metadata.store import persistently
@@ -106,10 +107,14 @@ class CommitDriver:
 
     async def _await_locks(self, wanted: AwaitLocks) -> None:
         if wanted.report is not None:
-            logger.warning("%s", wanted.report)
+            logger.warning(
+                "%s; to do: if the writer hangs, end it; else nothing, the append goes on when it "
+                "has the lock",
+                wanted.report,
+            )
         try:
             async with asyncio.timeout(wanted.at_most_s):
-                await asyncio.gather(*map(self._await_lock, wanted.locks))
+                await together(*map(self._await_lock, wanted.locks))
         except TimeoutError:
             logger.debug("locks have not changed: %s", [each.log.name for each in wanted.locks[:5]])
 

@@ -27,6 +27,7 @@ from dlcore.base.errors import (
 )
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.compression import Compressor
+from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.metadata.changes import SegmentLimits
 from dlcore.log.metadata.staged import create_staged_ledger, drop, read_staged
 from dlcore.log.reading.scan import StagedExtent
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogConfig, QuorumConfig
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
+    from dlcore.log.entries.encryption import EntryEncryptor
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.store import LogStore
     from dlcore.log.metadata.values import LogMetadata
@@ -61,8 +63,16 @@ QUEUED_BYTES_MAX = 32 * 1024 * 1024
 class _Part:
     """The records for one log since the last `stage`."""
 
-    def __init__(self, log: LogMetadata, config: LogConfig, *, has_txids: bool) -> None:
+    def __init__(
+        self,
+        log: LogMetadata,
+        config: LogConfig,
+        encryptor: EntryEncryptor | None,
+        *,
+        has_txids: bool,
+    ) -> None:
         self.log = log
+        self.encryptor = encryptor
         self.has_txids = has_txids
         self.compressor = Compressor(config.compression)
         self.transmitter: Transmitter[None] = Transmitter(entry_bytes=config.entry_bytes)
@@ -230,7 +240,7 @@ class DirectStagingWriter(StagingWriter):
         part = self._parts.get(log)
         if part is None:
             require_few_logs({*self._parts, log})
-            part = _Part(metadata, self._logs.config_of(metadata), has_txids=has_txids)
+            part = self._new_part(metadata, has_txids=has_txids)
         if part.has_txids is not has_txids:
             raise ConfigurationError(
                 f"staging for log {log!r}: one extent mixes batches with and without a column txid"
@@ -248,6 +258,11 @@ class DirectStagingWriter(StagingWriter):
         if lane.part is part:
             await self._send_full(lane, part)
         await self._spill()
+
+    def _new_part(self, log: LogMetadata, *, has_txids: bool) -> _Part:
+        config, keys = self._logs.config_of(log), self._context.encryption_keys
+        encryptor = encryptor_for(keys, log.name, log.log_id, encrypted=config.encrypted)
+        return _Part(log, config, encryptor, has_txids=has_txids)
 
     def _lane_of(self, log: LogMetadata) -> _Lane:
         return self._lanes.setdefault(log.quorum, _Lane(log.quorum))
@@ -286,7 +301,12 @@ class DirectStagingWriter(StagingWriter):
             run = part.run = Run(first_entry_id=first_entry_id, timestamp_ms=lane.timestamp_ms)
         group = part.transmitter.next_group()
         self._queued_bytes -= group.size_bytes
-        body = run.encode(group, now_ms=self._context.clock.now_ms(), compressor=part.compressor)
+        body = run.encode(
+            group,
+            now_ms=self._context.clock.now_ms(),
+            compressor=part.compressor,
+            encryptor=part.encryptor,
+        )
         lane.timestamp_ms = run.timestamp_ms
         ledger.append(body).add_done_callback(partial(self._answered, part))
 
@@ -412,5 +432,10 @@ class DirectStagingWriter(StagingWriter):
             await ledger.close()
         except DLError as error:
             # The staged entries are durable; settling the ledger recovers it.
-            logger.warning("staged ledger=%d does not close: %s", ledger.ledger_id, error)
+            logger.warning(
+                "staged ledger=%d does not close: %s; to do: nothing, recovery closes it; see that "
+                "its bookies run if it comes again",
+                ledger.ledger_id,
+                error,
+            )
             await ledger.abandon()

@@ -6,7 +6,6 @@ head's `first_lssn` and `first_chunk`.  Any client can continue with the next st
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections import Counter
@@ -14,6 +13,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import all_of
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
     CorruptMetadataError,
@@ -156,7 +156,8 @@ async def _remove_damaged(context: LogContext, log: LogKey, error: Exception) ->
     An empty head replaces the old one, and `remove_deleted` goes on with it.
     """
     logger.warning(
-        "deleted log=%s id=%s is damaged, ledgers of it may stay until `dlog ledger audit`: %s",
+        "deleted log=%s id=%s is damaged, ledgers of it may stay until `dlog ledger audit`: "
+        "%s; to do: run that command, and delete what it names",
         log.name,
         log.log_id,
         error,
@@ -175,8 +176,8 @@ async def _remove_below(context: LogContext, path: str, *, but: str = "") -> Non
     paths = [f"{path}/{name}" for name in names if f"{path}/{name}" != but]
     for start in range(0, len(paths), _NODES_AT_ONCE):
         some = paths[start : start + _NODES_AT_ONCE]
-        await asyncio.gather(*(_remove_below(context, each) for each in some))
-        await asyncio.gather(*(_remove_node(context, each) for each in some))
+        await all_of(*(_remove_below(context, each) for each in some))
+        await all_of(*(_remove_node(context, each) for each in some))
 
 
 async def _remove_node(context: LogContext, path: str) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import all_of
 from dlcore.base.errors import NodeExistsError
 from dlcore.log.metadata.values import UpkeepRequest
 from dlcore.metadata.stored import encode
@@ -37,4 +38,4 @@ async def ask_for_upkeep(context: LogContext, lssns: Mapping[LogKey, int]) -> No
             with contextlib.suppress(NodeExistsError):
                 await context.store.create(path, encode(request))
 
-    await asyncio.gather(*(ask(log, lssn) for log, lssn in lssns.items()))
+    await all_of(*(ask(log, lssn) for log, lssn in lssns.items()))

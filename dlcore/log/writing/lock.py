@@ -17,6 +17,7 @@ from dlcore.base.errors import (
     NoNodeError,
     UnexpectedError,
 )
+from dlcore.base.features import own_release
 from dlcore.log.metadata.store import LogStore, persistently
 from dlcore.log.metadata.values import LockHolder, LogKey, Turn
 from dlcore.log.writing.ownership import (
@@ -170,7 +171,7 @@ class WriterLock:
             case Denied():
                 self._announce()
             case Report(text):
-                logger.warning("%s", text)
+                logger.warning("%s; to do: if the other writer hangs, end it; else nothing", text)
             case _:
                 assert_never(effect)
 
@@ -217,6 +218,7 @@ class WriterLock:
             token=self._clock.new_token(),
             turn="free" if self.gives_turns else "refused",
             since_ms=self._clock.now_ms(),
+            release=own_release(),
         )
         self._ownership.attempted(holder.token)
         create = Create(self._paths.lock, encode(holder), ephemeral=True)
@@ -285,7 +287,12 @@ class WriterLock:
         except (*UNANSWERED, AlreadyClosedError) as error:
             # The node vanishes with the session.
             name = self._log.name
-            logger.warning("writer lock of log=%s is left to expire: %s", name, error)
+            logger.warning(
+                "writer lock of log=%s is left to expire: %s; to do: nothing, the next writer "
+                "waits for at most the time-out of a session",
+                name,
+                error,
+            )
 
     async def _own_node(self) -> Versioned | None:
         node = await self._store.get(self._paths.lock, fresh=True)

@@ -11,6 +11,7 @@ from dlcore.log.metadata.segment import Extent
 
 if TYPE_CHECKING:
     from dlcore.log.entries.compression import Compressor
+    from dlcore.log.entries.encryption import EntryEncryptor
     from dlcore.log.metadata.values import LogHead
     from dlcore.log.writing.transmit import Group
     from dlcore.wire.digest import BytesLike
@@ -58,11 +59,14 @@ class Run:
         now_ms: int,
         compressor: Compressor,
         stamp: bytes = b"",
+        encryptor: EntryEncryptor | None = None,
     ) -> list[BytesLike]:
         """Return the parts of the next entry's body, which holds `group`, and count it."""
         # Readers search by time, so it never decreases, even if the clock is set back.
         self.timestamp_ms = max(self.timestamp_ms, now_ms)
         body = self._encode(group, compressor, stamp)
+        if encryptor is not None:
+            body = encryptor.encrypt(body)
         if not self.entry_count:
             self.first_txid = group.first_txid
         self.last_txid = group.last_txid

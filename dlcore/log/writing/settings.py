@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from typing import TYPE_CHECKING
 
-from dlcore.base.background import BackgroundTasks
-from dlcore.base.errors import DLError
+from dlcore.metadata.following import NodeFollower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,10 +13,8 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey
 
-logger = logging.getLogger(__name__)
 
-
-class SettingsFollower:
+class SettingsFollower(NodeFollower):
     """Calls `on_change` with the settings of a log, soon after each change, until it is closed."""
 
     def __init__(
@@ -28,24 +23,8 @@ class SettingsFollower:
         self._logs = context.logs
         self._log = log
         self._on_change = on_change
-        self._changed = asyncio.Event()
-        self._unsubscribe = context.store.watch(
-            context.logs.paths_of(log).settings, self._changed.set, children=False
-        )
-        self._tasks = BackgroundTasks()
-        self._tasks.start(self._run(), name=f"log-settings-{log.name}")
+        path, what = context.logs.paths_of(log).settings, f"settings of log={log.name}"
+        super().__init__(context.store, path, self._read, what=what)
 
-    async def _run(self) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                self._on_change(await self._logs.read_settings(self._log))
-            except DLError as error:
-                # The known settings stay in force; the watch fires again after a reconnection.
-                logger.warning("settings of log=%s are not known: %s", self._log.name, error)
-
-    async def aclose(self) -> None:
-        """Stop following."""
-        self._unsubscribe()
-        await self._tasks.aclose()
+    async def _read(self) -> None:
+        self._on_change(await self._logs.read_settings(self._log))

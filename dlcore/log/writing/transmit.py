@@ -6,12 +6,8 @@ groups are sent in order, as fast as the ledger takes them.  The open group is s
 nothing is in flight.  Therefore a lone record leaves at once, and a busy writer fills its entries
 while it waits for acks.
 
-`tickets` belong to the caller: each identifies the record at a slot of the group.  They are in a
-list beside `slots`, not in pairs with them, because the garbage collector would visit each pair.
-
-Records that are written one by one form a *run*.  A number of bytes is granted for them at once,
-and records within a grant are counted only when a count is needed.  Then a record costs a
-comparison, a subtraction and its places in three lists.
+`tickets` identify the records at some `slots` of the group.  Records that are written one by one
+form a *run*; `dlcore.log.entries.batcher` says how they are accepted.
 """
 
 from __future__ import annotations
@@ -21,20 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pyarrow as pa
+from typing_extensions import override
 
-from dlcore.base.config import MIB, RECORD_SIZE_BYTES_MAX, require
+from dlcore.base.config import MIB, require
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.ids import TXID_MAX
 from dlcore.base.records import LogRecord
-from dlcore.log.entries.batches import (
-    RECORD_OVERHEAD_BYTES,
-    batch_of,
-    check_payload_size,
-    check_txids,
-    cut,
-    txid_out_of_order,
-    txid_out_of_range,
-)
+from dlcore.log.entries.batcher import RECORD_TICKET_BYTES, Batcher, Lists
+from dlcore.log.entries.batches import batch_of, check_txids, cut
 from dlcore.log.entries.body import BYTES_SCHEMA_ID
 from dlcore.log.writing.producers import Mark, MarkedRows
 
@@ -46,44 +35,6 @@ if TYPE_CHECKING:
 _Ticket = TypeVar("_Ticket")
 WHOLE_BYTES_MAX = MIB
 """Size up to which a batch can be one entry, so that all of it is in the log or nothing."""
-RECORD_TICKET_BYTES = 256
-"""Memory of a record that is written by itself, beyond its payload."""
-
-
-def parts_of(record: LogRecord) -> tuple[int, bytes]:
-    """Return transaction id and payload of an object passed as a record.
-
-    Raises: ConfigurationError: it is no record.
-    """
-    try:
-        return record.txid, record.payload
-    except AttributeError as error:
-        raise no_record(record) from error
-
-
-def no_record(given: object) -> ConfigurationError:
-    """Return the error for an object that is no record."""
-    return ConfigurationError(f"{given!r:.100}: expected a LogRecord(txid=…, payload=…)")
-
-
-def checked_payload(txid: int, payload: bytes, *, last_txid: int) -> bytes:
-    """Return the payload as bytes that cannot change while the record waits to be sent.
-
-    Raises the error for which the record cannot follow `last_txid`, if it cannot.
-    """
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        raise ConfigurationError(
-            f"payload={payload!r:.100}: expected bytes; text becomes bytes by text.encode()"
-        )
-    if not isinstance(txid, int):
-        raise ConfigurationError(f"txid={txid!r}: expected an integer")
-    if not 0 <= txid <= TXID_MAX:
-        raise txid_out_of_range(txid)
-    if txid < last_txid:
-        raise txid_out_of_order(txid, last_txid)
-    stored = payload if type(payload) is bytes else bytes(payload)
-    check_payload_size(len(stored))
-    return stored
 
 
 @dataclass(slots=True)
@@ -150,17 +101,11 @@ class Group(Generic[_Ticket]):
         self._parts.append(run)
         return run
 
-    def count_run(self, size_bytes: int) -> int:
-        """Count the records added to the run, each with a ticket; return how many there are.
-
-        `size_bytes` is their size in the entry.
-        """
-        before = len(self.slots)
-        count = len(self.tickets) - before
-        self.slots.extend(range(self.record_count, self.record_count + count))
-        self.record_count += count
+    def count_run(self, records: int, size_bytes: int) -> None:
+        """Count records added to the run, each with a ticket; this is their size in the entry."""
+        self.slots.extend(range(self.record_count, self.record_count + records))
+        self.record_count += records
         self.size_bytes += size_bytes
-        return count
 
     def _add_batch(self, batch: pa.RecordBatch, last_txid: int, size_bytes: int) -> None:
         self._parts.append(batch)
@@ -200,48 +145,26 @@ class Unwritten:
         return cls(count, given[0].first_txid, given[-1].last_txid)
 
 
-class Transmitter(Generic[_Ticket]):
-    """The queue between a writer's callers and its ledger; transaction ids never fall in it."""
+class Transmitter(Batcher[_Ticket]):
+    """The queue between a writer's callers and its ledger."""
 
     def __init__(
         self,
         *,
         entry_bytes: int,
         last_txid: int = -1,
-        grant: Callable[[], int] = lambda: RECORD_SIZE_BYTES_MAX,
+        admit: Callable[[], bool] = lambda: True,
     ) -> None:
         require(
             condition=entry_bytes > 0, key="entry_bytes", value=entry_bytes, rule="expected > 0"
         )
+        super().__init__(admit=admit, last_txid=last_txid)
         self.entry_bytes = entry_bytes
         """Size at which an entry is full."""
-        self._grant = grant  # returns how many bytes may be added until the next call
         self._sealed: deque[Group[_Ticket]] = deque()
         self._open: Group[_Ticket] | None = None
         self._in_flight: deque[Group[_Ticket]] = deque()
-        self.last_txid = last_txid
-        """The highest transaction id accepted, or in the log before; -1 if there is none."""
-        self._pending_bytes = 0
-        self._pending_records = 0
         self._sealed_bytes = 0
-        # The lists for records that are written one by one, as long as these fit the rest.
-        self._granted_bytes = 0
-        self._left_bytes = 0
-        self._txids: list[int] = []
-        self._payloads: list[bytes] = []
-        self._tickets: list[_Ticket] = []
-
-    @property
-    def pending_bytes(self) -> int:
-        """Memory of all records that were accepted and not acknowledged."""
-        self._count()
-        return self._pending_bytes
-
-    @property
-    def pending_records(self) -> int:
-        """How many records were accepted and are not acknowledged."""
-        self._count()
-        return self._pending_records
 
     @property
     def queued_bytes(self) -> int:
@@ -259,56 +182,16 @@ class Transmitter(Generic[_Ticket]):
         """Whether a group was sent and is not acknowledged."""
         return bool(self._in_flight)
 
-    def add_record(self, txid: int, payload: bytes, ticket: _Ticket) -> None:
-        """Accept one record.
-
-        Raises the error of `checked_payload` for it, or that of `grant` for any record.
-        """
-        # The checks are in this order so that each is safe; nearly every record passes all.
-        if (
-            type(payload) is not bytes
-            or type(txid) is not int
-            or not self.last_txid <= txid <= TXID_MAX
-            or (left := self._left_bytes - len(payload)) < RECORD_OVERHEAD_BYTES
-        ):
-            payload, left = self._granted(txid, payload)
-        self._txids.append(txid)
-        self._payloads.append(payload)
-        self._tickets.append(ticket)
-        self.last_txid = txid
-        self._left_bytes = left - RECORD_OVERHEAD_BYTES
-
-    def _granted(self, txid: int, payload: bytes) -> tuple[bytes, int]:
-        """Return the payload as it is kept, and the rest of a new grant after it."""
-        self.revoke()
-        granted = self._grant()
-        payload = checked_payload(txid, payload, last_txid=self.last_txid)
-        size_bytes = len(payload) + RECORD_OVERHEAD_BYTES
+    @override
+    def _batch_for(self, txid: int, size_bytes: int) -> Lists[_Ticket]:
         group = self._group_for(txid, size_bytes)
         run = group.run or group.begin_run()
-        self._txids, self._payloads, self._tickets = run.txids, run.payloads, group.tickets
-        # A record beyond the limit never fits a grant.  Therefore it comes here, where it is
-        # checked, and `add_record` needs no check of its own.
-        longest = RECORD_SIZE_BYTES_MAX + RECORD_OVERHEAD_BYTES
-        granted = min(granted, self.entry_bytes - group.size_bytes, longest)
-        self._granted_bytes = max(granted, size_bytes)
-        return payload, self._granted_bytes - len(payload)
+        return run.txids, run.payloads, group.tickets, self.entry_bytes - group.size_bytes
 
-    def revoke(self) -> None:
-        """Drop the grant: `grant` is called before the next record is accepted."""
-        self._count()
-        self._granted_bytes = self._left_bytes = 0
-        self._txids, self._payloads, self._tickets = [], [], []
-
-    def _count(self) -> None:
-        """Count the records that were accepted since the last count."""
-        added_bytes = self._granted_bytes - self._left_bytes
-        if added_bytes:
-            assert self._open is not None
-            added = self._open.count_run(added_bytes)
-            self._granted_bytes = self._left_bytes
-            self._pending_bytes += added_bytes + RECORD_TICKET_BYTES * added
-            self._pending_records += added
+    @override
+    def _counted(self, records: int, size_bytes: int) -> None:
+        assert self._open is not None
+        self._open.count_run(records, size_bytes)
 
     def add_batch(
         self,

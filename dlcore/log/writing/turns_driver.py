@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 from dlcore.base.background import BackgroundTasks
 from dlcore.base.errors import DLError
 from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.log.writing.steps import Ending
+from dlcore.log.writing.append import Accepted, Ending, SteppedBack
 from dlcore.log.writing.turns import (
     After,
     AskForUpkeep,
@@ -30,11 +30,11 @@ from dlcore.log.writing.turns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogMetadata
-    from dlcore.log.writing import steps
+    from dlcore.log.writing import append
     from dlcore.log.writing.append import LogAppender
     from dlcore.log.writing.lock import WriterLock
 
@@ -49,7 +49,7 @@ class TurnGiver:
         log: the log.
         lock: the writer's lock.
         writer: the writer's machine.
-        perform: performs effects of the writer's machine.
+        feed: feeds the writer's machine an event.
         fail: makes the writer fail.
     """
 
@@ -59,14 +59,14 @@ class TurnGiver:
         log: LogMetadata,
         lock: WriterLock,
         writer: LogAppender[asyncio.Future[Any]],
-        perform: Callable[[Iterable[steps.Effect[asyncio.Future[Any]]]], None],
+        feed: Callable[[append.Event], None],
         fail: Callable[[DLError], None],
     ) -> None:
         self._context = context
         self._log = log
         self._lock = lock
         self._writer = writer
-        self._perform_writer = perform
+        self._feed_writer = feed
         self._fail = fail
         self._turns = Turns(writer.at.head)
         self._wanted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ class TurnGiver:
             case After(after_s, event):
                 self._tasks.start(self._feed_later(after_s, event))
             case StepBack(at):
-                self._perform_writer(self._writer.step_back(at))
+                self._feed_writer(SteppedBack(at, self._context.clock.now_ms()))
             case AskForUpkeep(lssn):
                 self._tasks.start(self._ask_for_upkeep(lssn))
             case ReportWanted(client):
@@ -100,7 +100,12 @@ class TurnGiver:
             case FailWriter(error):
                 self._fail(error)
             case Note(what, None):
-                logger.warning("log=%s: %s", self._log.name, what)
+                logger.warning(
+                    "log=%s: %s; to do: nothing, the writers agree by themselves; restart the one "
+                    "named if this goes on",
+                    self._log.name,
+                    what,
+                )
             case Note(what, error):
                 logger.info("log=%s: %s: %s", self._log.name, what, error)
             case _:
@@ -121,7 +126,7 @@ class TurnGiver:
             case Call.STEP_ASIDE:
                 aside: asyncio.Future[Any] = loop.create_future()
                 self._writer.end_with(Ending.ASIDE, aside)
-                self._perform_writer(())
+                self._feed_writer(Accepted(self._context.clock.now_ms()))
                 await aside
                 return Signal.ASIDE
             case SetTurn(before, turn):

@@ -19,6 +19,7 @@ from dlcore.base.background import BackgroundTasks, end_tasks, refuse
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
+    EncryptionKeyError,
     MetadataVersionError,
     NodeExistsError,
     NoNodeError,
@@ -27,37 +28,54 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.log.entries.batcher import parts_of
 from dlcore.log.entries.batches import byte_log_batch
+from dlcore.log.entries.encryption import encryptor_for
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
 from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
-from dlcore.log.writing.append import LogAppender
+from dlcore.log.writing.append import (
+    Abort,
+    Accepted,
+    Acknowledge,
+    AppendEntry,
+    AwaitCapacity,
+    AwaitTurn,
+    Change,
+    CloseLedger,
+    Completed,
+    CompleteSegment,
+    Ended,
+    Ending,
+    EntryDurable,
+    Event,
+    Fail,
+    HasCapacity,
+    HeadChanged,
+    LedgerClosed,
+    LogAppender,
+    MayChange,
+    Overtaken,
+    Recovered,
+    RecoverLog,
+    Refuse,
+    Resumed,
+    SegmentStarted,
+    StartSegment,
+    Step,
+    Suspended,
+)
 from dlcore.log.writing.left_open import left_open
 from dlcore.log.writing.place import NextPlace
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.log.writing.settings import SettingsFollower
-from dlcore.log.writing.steps import (
-    Acknowledge,
-    AppendEntry,
-    CloseLedger,
-    CompleteSegment,
-    Effect,
-    Ended,
-    Ending,
-    Finish,
-    GiveUp,
-    RecoverLog,
-    Refuse,
-    StartSegment,
-    Step,
-)
-from dlcore.log.writing.transmit import Unwritten, parts_of
+from dlcore.log.writing.transmit import Unwritten
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import pyarrow as pa
@@ -67,6 +85,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
+    from dlcore.log.entries.encryption import EntryEncryptor
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.producers import Mark, Producers
@@ -100,10 +119,12 @@ class DirectWriter(AsyncLogWriter):
         self._lock = lock
         self._config = config
         self._ledger_metadata = dict(ledger_metadata)
+        config = config.with_settings(settings)
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
-            at, config.with_settings(settings), producers
+            at, config, producers, self._encryptor(config)
         )
         self._add_record = self._machine.add_record
+        self._step: Step | None = None  # the pump performs it next
         self._ledger: LedgerWriter | None = None  # the ledger of our segment
         self._closing: tuple[LedgerMetadata, Op] | None = None  # its end, once no entry follows
         self._next_place = NextPlace(context, log)
@@ -122,9 +143,7 @@ class DirectWriter(AsyncLogWriter):
         left_open.add(self)
         if lock is not None:
             if lock.gives_turns:
-                self._turns = TurnGiver(
-                    context, log, lock, self._machine, self._perform, self._fail
-                )
+                self._turns = TurnGiver(context, log, lock, self._machine, self._handle, self._fail)
                 self._followers.append(self._turns)
             lock.verify = self._verify_untouched
             lock.on_change = self._ownership_changed
@@ -169,8 +188,16 @@ class DirectWriter(AsyncLogWriter):
         """Whether `wait_for_capacity` would return at once."""
         return self._machine.has_room
 
+    def _encryptor(self, config: LogConfig) -> EntryEncryptor | None:
+        keys, log = self._context.encryption_keys, self._log
+        return encryptor_for(keys, log.name, log.log_id, encrypted=config.encrypted)
+
     def _configure(self, settings: LogSettings) -> None:
-        self._machine.configure(self._config.with_settings(settings))
+        config = self._config.with_settings(settings)
+        try:
+            self._machine.configure(config, self._encryptor(config))
+        except EncryptionKeyError as error:
+            self._fail(error)  # it must not go on in the clear
         self._stop_alarm()  # the age limit may have changed
         self._wake.set()
 
@@ -250,7 +277,8 @@ class DirectWriter(AsyncLogWriter):
     async def verify(self) -> None:
         """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
         async with self._changing:
-            self._perform(self._machine.head_changed(await self._context.logs.read(self._log)))
+            at = await self._context.logs.read(self._log)
+            self._handle(HeadChanged(at, self._now_ms()))
         self._machine.require_usable()
 
     @override
@@ -263,7 +291,7 @@ class DirectWriter(AsyncLogWriter):
         dlsn = await first_to_keep(self._context, snapshot, dlsn, txid, timestamp_ms)
         async with self._changing:
             changed, at = await truncate_log(self._context, machine.at, dlsn, end=machine.end)
-            self._perform(machine.head_changed(at))
+            self._handle(HeadChanged(at, self._now_ms()))
         if machine.error is not None:
             raise machine.error
         # The removal may take long, and does not need the writer.
@@ -321,7 +349,7 @@ class DirectWriter(AsyncLogWriter):
             await self._let_go("the writer was aborted")
 
     async def _let_go(self, reason: str) -> None:
-        self._perform(self._machine.abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
+        self._handle(Abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
         self._context.open_objects.discard(self)
         left_open.discard(self)
         ledger, self._ledger = self._ledger, None
@@ -353,13 +381,13 @@ class DirectWriter(AsyncLogWriter):
     async def _pump(self) -> None:
         while True:
             self._wake.clear()
-            while (step := self._next_step()) is not None:
+            self._handle(Accepted(self._now_ms()))
+            while (step := self._take_step()) is not None:
                 try:
-                    if isinstance(step, AppendEntry):
+                    if isinstance(step, AwaitCapacity):
                         await self._append()
                     else:
-                        async with self._changing:  # which may wait: the step may be another one
-                            await self._change(self._next_step())
+                        await self._change_in_turn(step)
                 except DLError as error:
                     self._fail(error)
             self._look_at_age()
@@ -370,7 +398,7 @@ class DirectWriter(AsyncLogWriter):
     def _look_at_age(self) -> None:
         """Wake up when the segment is old: it is completed then, even if no record waits."""
         if self._alarm is None:
-            old_in_s = self._machine.old_in_s(now_ms=self._context.clock.now_ms())
+            old_in_s = self._machine.old_in_s(now_ms=self._now_ms())
             if old_in_s is not None:
                 delay_s = max(old_in_s, _AGE_LOOKS_EVERY_S_MIN)
                 self._alarm = self._loop.call_later(delay_s, self._ring)
@@ -384,56 +412,61 @@ class DirectWriter(AsyncLogWriter):
             self._alarm.cancel()
             self._alarm = None
 
-    def _next_step(self) -> Step | None:
-        return self._machine.next_step(now_ms=self._context.clock.now_ms())
+    def _now_ms(self) -> int:
+        return self._context.clock.now_ms()
+
+    def _take_step(self) -> Step | None:
+        step, self._step = self._step, None
+        return step
 
     def _pump_broke(self, error: BaseException) -> None:
         # A defect; callers that wait for an answer must not wait for ever.
         self._fail(UnexpectedError(f"the writer of log {self.log_name!r} broke: {error!r}"))
 
+    async def _change_in_turn(self, step: Step) -> None:
+        assert isinstance(step, AwaitTurn)
+        async with self._changing:
+            self._handle(MayChange(self._now_ms()))
+            change = self._take_step()
+            if change is not None:
+                assert not isinstance(change, AwaitCapacity | AwaitTurn)
+                await self._change(change)
+
     async def _append(self) -> None:
-        ledger = self._ledger
-        assert ledger is not None
-        await ledger.wait_for_capacity()
-        now_ms = self._context.clock.now_ms()
-        body = self._machine.next_entry(now_ms=now_ms)
-        if body is not None:
-            ledger.submit(body, self._answered)
-            if self._machine.is_nearly_full(now_ms=now_ms):
-                self._next_place.look()
+        assert self._ledger is not None
+        await self._ledger.wait_for_capacity()
+        self._handle(HasCapacity(self._now_ms()))
 
     def _answered(self, error: DLError | None) -> None:
         if error is None:
             if self._machine.has_waiting and self._ledger is not None:
                 self._ledger.tell_lac()
-            self._perform(self._machine.entry_durable())
+            self._handle(EntryDurable())
+            # The pump runs right behind the callers that are answered now.  What they write goes at
+            # once, and takes the LAC along; later the ledger would have told it in a message.
+            self._wake.set()
         else:
             self._fail(error)
 
-    async def _change(self, step: Step | None) -> None:
+    async def _change(self, step: Change) -> None:
         """Perform a step that changes segments; the caller holds `_changing`."""
-        machine = self._machine
         match step:
             case CloseLedger():
                 assert self._ledger is not None
                 self._closing = await self._ledger.prepare_close()
                 end = self._closing[0]
-                machine.ledger_closed(last_entry_id=end.last_entry_id, size_bytes=end.length_bytes)
+                self._handle(LedgerClosed(end.last_entry_id, end.length_bytes, self._now_ms()))
             case StartSegment() | CompleteSegment():
                 try:
                     await self._apply(step)
                 except _OVERTAKEN as error:
                     logger.info("log=%s changed under its writer: %s", self.log_name, error)
                     await self._close_ledger()
-                    self._perform(machine.overtaken(await self._context.logs.read(self._log)))
+                    at = await self._context.logs.read(self._log)
+                    self._handle(Overtaken(at, self._now_ms()))
             case RecoverLog():
-                machine.recovered(await recover_log(self._context, step.at))
-            case Finish():
-                self._perform(machine.finished())
-            case GiveUp():
-                raise step.error
-            case AppendEntry() | None:
-                pass  # the log changed while we waited for the lock
+                at = await recover_log(self._context, step.at)
+                self._handle(Recovered(at, self._now_ms()))
             case _:
                 assert_never(step)
 
@@ -451,7 +484,7 @@ class DirectWriter(AsyncLogWriter):
             )
         after = await self._context.logs.apply(replace(change, ops=(*change.ops, *closing)))
         await self._ledger_was_closed(closing)
-        self._perform(self._machine.completed(after, ends=step.ends))
+        self._handle(Completed(after, self._now_ms(), ends=step.ends))
 
     async def _start(self, step: StartSegment) -> None:
         at, now_ms = step.at, self._context.clock.now_ms()
@@ -469,7 +502,7 @@ class DirectWriter(AsyncLogWriter):
         await self._ledger_was_closed(closing)
         self._ledger = ledger
         after = plan(ledger_id=ledger.ledger_id).after
-        self._machine.segment_started(ledger.ledger_id, after)
+        self._handle(SegmentStarted(ledger.ledger_id, after, self._now_ms()))
         lssn = after.head.max_lssn
         logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
 
@@ -493,9 +526,14 @@ class DirectWriter(AsyncLogWriter):
 
     # Answers, ownership and failure
 
-    def _perform(self, effects: Iterable[Effect[asyncio.Future[DLSN]]]) -> None:
-        for effect in effects:
+    def _handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
+        for effect in self._machine.handle(event):
             match effect:
+                case AppendEntry():
+                    assert self._ledger is not None
+                    self._ledger.submit(effect.body, self._answered)
+                    if effect.is_nearly_full:
+                        self._next_place.look()
                 case Acknowledge():
                     lssn, entry_id = effect.lssn, effect.entry_id
                     for slot, future in zip(effect.slots, effect.tickets, strict=True):
@@ -510,9 +548,10 @@ class DirectWriter(AsyncLogWriter):
                     if not effect.ticket.done():
                         effect.ticket.set_result(self.last_dlsn or DLSN.INITIAL)
                 case _:
-                    assert_never(effect)
+                    self._step = effect
+                    if self._is_asleep:
+                        self._wake.set()
         self._capacity.set()
-        self._wake.set()
 
     async def _verify_untouched(self) -> int | None:
         """Return the head's version if the log is as this writer left it, else None."""
@@ -525,20 +564,31 @@ class DirectWriter(AsyncLogWriter):
         if self._lock.denial is not None:
             self._fail(self._lock.denial)
         elif self._lock.is_owner:
-            self._perform(self._machine.resumed())
+            self._handle(Resumed(self._now_ms()))
+            self._wake.set()  # to look at the segment's age
         else:
-            self._machine.suspended()
+            self._handle(Suspended())
 
     def _fail(self, error: DLError) -> None:
         if not self._machine.is_over:
             name = type(error).__name__
-            logger.warning("writer of log=%s failed: %s: %s", self.log_name, name, error)
-            self._perform(self._machine.fail(error))
+            logger.warning(
+                "writer of log=%s failed: %s: %s; to do: open a new writer; if it fails as well, "
+                "see to the reason",
+                self.log_name,
+                name,
+                error,
+            )
+            self._handle(Fail(error))
 
     def report_unwritten(self, reason: str) -> None:
         """Log the unwritten records as an error, if this writer was not closed."""
         unwritten = self.unwritten
         if unwritten is not None and self in left_open:
             told = f"{unwritten}: the writer was not closed, and {reason}"
-            logger.error("log %r: not written: %s", self.log_name, told)
+            logger.error(
+                "log %r: not written: %s; to do: write these records again if they are needed",
+                self.log_name,
+                told,
+            )
         left_open.discard(self)  # report it once

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from dlcore.base.clock import steady_s
 from dlcore.base.config import DEFAULT_QUORUM
 from dlcore.base.errors import CorruptMetadataError, LedgerNotFoundError
 from dlcore.base.isolating import Troubles
@@ -22,6 +23,7 @@ from dlcore.ops.autorecovery.audit import (
 )
 from dlcore.ops.autorecovery.check import check_ledger
 from dlcore.ops.autorecovery.listing import CheckProgress
+from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.autorecovery.replicas import ask_replicas, members_of, read_cookies
 from dlcore.ops.autorecovery.runner import run_together
 
@@ -54,11 +56,13 @@ class Auditor:
         config: AutoRecoveryConfig,
         *,
         on_publish: Callable[[], None],
+        figures: RecoveryFigures | None = None,
     ) -> None:
         self._context = context
         self._repairs = repairs
         self._config = config
         self._on_publish = on_publish
+        self._figures = figures or RecoveryFigures()
         self._loop = asyncio.get_running_loop()
         self._audit = BookieAudit(lost_bookie_delay_s=config.lost_bookie_delay_s)
         self._shortage = Shortage()
@@ -72,7 +76,11 @@ class Auditor:
         Raises:
             MetadataError: the store failed.
         """
-        await run_together(self._audit_bookies(), self._check_replicas())
+        self._figures.is_auditor = True
+        try:
+            await run_together(self._audit_bookies(), self._check_replicas())
+        finally:
+            self._figures.is_auditor, self._figures.audited_s = False, None
 
     async def _audit_bookies(self) -> None:
         changed = asyncio.Event()
@@ -119,6 +127,7 @@ class Auditor:
         result = self._audit.look(
             known=known | self._members, registered=registered, now=self._loop.time()
         )
+        self._figures.lost_bookies = len(result.lost)
         return result.lost, result.look_again_s
 
     async def _scan(self, lost: tuple[BookieId, ...]) -> None:
@@ -134,6 +143,8 @@ class Auditor:
                     await self._repairs.publish(metadata.ledger_id, missing=missing)
                     count += bool(missing)
                     small += not missing
+        self._figures.audited_s = steady_s()
+        self._figures.left_out = troubles.count
         await self._repairs.tell("audit", troubles)
         self._members = members
         self._shortage.wanted = max(wanted, DEFAULT_QUORUM.write_quorum_size)
@@ -155,7 +166,11 @@ class Auditor:
             except LedgerNotFoundError:
                 continue
             except CorruptMetadataError as error:
-                logger.warning("ledger left out of the audit: %s", error)
+                logger.warning(
+                    "ledger left out of the audit: %s; to do: dlog ledger show for its metadata; "
+                    "its replicas are not watched",
+                    error,
+                )
                 troubles.note(f"ledger {ledger_id}", error)
                 continue
             yield stored.metadata

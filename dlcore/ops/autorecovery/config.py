@@ -35,6 +35,13 @@ class AutoRecoveryConfig:
     """Pause before a ledger whose repair failed is tried again; it doubles up to the maximum."""
     retry_pause_s_max: float = 300.0
     """The longest of these pauses."""
+    lag_interval_s: float = 60.0
+    """How often the auditor looks how far subscribers are behind, of 1,000 logs at a time."""
+    http_address: str = ""
+    """Address of metrics and health over HTTP, like 127.0.0.1:9192; empty: none."""
+    http_tls: str = "none"
+    """TLS of that port, with `tls_cert` of the table [dlog], which must name this host: none,
+    server, or required: callers need a certificate that `tls_ca` has signed."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "lost_bookie_delay_s", "open_ledger_grace_s")
@@ -49,4 +56,10 @@ class AutoRecoveryConfig:
             "poll_interval_s",
             "retry_pause_s",
             "retry_pause_s_max",
+            "lag_interval_s",
         )
+
+
+def is_live(key: str) -> bool:
+    """Return whether a setting of the service, or of upkeep, may be set for a whole cluster."""
+    return not key.startswith("http_") and key != "log_level"

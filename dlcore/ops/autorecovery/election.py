@@ -80,7 +80,11 @@ class Election:
         while await self._is_ours():
             await changed.wait()
             changed.clear()
-        logger.warning("auditor: %s lost the role", self._candidate.owner)
+        logger.warning(
+            "auditor: %s lost the role; to do: nothing, another process takes it; see to "
+            "ZooKeeper if this comes often",
+            self._candidate.owner,
+        )
 
     async def _leave(self) -> None:
         """Remove the node if it is ours; without an answer it is removed with the session."""

@@ -34,7 +34,7 @@ from dlcore.ops.autorecovery.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
+    from collections.abc import AsyncGenerator, Collection
 
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
@@ -116,13 +116,17 @@ class RepairList:
         try:
             entry = decode(UnderReplicatedLedger, node.value, source=path)
         except CorruptMetadataError as error:
-            logger.warning("on the list of repairs: %s", error)
+            logger.warning(
+                "on the list of repairs: %s; to do: dlog autorecovery status; what is damaged "
+                "there is not repaired",
+                error,
+            )
             entry = UnderReplicatedLedger(
                 ledger_id=ledger_id, missing=(), since_ms=self._clock.now_ms(), reason=str(error)
             )
         return ListedLedger(entry, node.version)
 
-    async def ledger_ids(self) -> AsyncIterator[int]:
+    async def ledger_ids(self) -> AsyncGenerator[int, None]:
         """Yield the ids of the ledgers on the list, ascending."""
         root = self._paths.under_replicated
         for high in sorted(await self._numbers_below(root), key=int):

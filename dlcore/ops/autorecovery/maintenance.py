@@ -248,7 +248,12 @@ class Maintenance:
         except LedgerNotFoundError:
             return ()
         except CorruptMetadataError as error:
-            logger.warning("cannot read the bookies of ledger %d: %s", ledger_id, error)
+            logger.warning(
+                "cannot read the bookies of ledger %d: %s; to do: dlog ledger show for its "
+                "metadata; it is not counted",
+                ledger_id,
+                error,
+            )
             return ()
         return tuple(sorted(b for b in members_of(stored.metadata) if b.name == name))
 

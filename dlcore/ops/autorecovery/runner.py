@@ -10,6 +10,7 @@ from dlcore.base.background import side_tasks
 from dlcore.base.errors import DLError
 from dlcore.base.isolating import report_defect
 from dlcore.metadata.port import SessionState
+from dlcore.ops.autorecovery.metrics import RecoveryFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -40,10 +41,17 @@ class PausableRunner:
     which does the others, too.
     """
 
-    def __init__(self, store: MetadataStore, paths: NamespacePaths, repairs: RepairList) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        paths: NamespacePaths,
+        repairs: RepairList,
+        figures: RecoveryFigures | None = None,
+    ) -> None:
         self._store = store
         self._paths = paths
         self._repairs = repairs
+        self._figures = figures or RecoveryFigures()
         self._loop = asyncio.get_running_loop()
         self._is_paused = True  # until the pause is read
         self._may_differ = asyncio.Event()
@@ -91,7 +99,7 @@ class PausableRunner:
                     self._open()
                 if is_paused != self._is_paused:
                     logger.info("auto-recovery %s", "is paused" if is_paused else "is at work")
-                self._is_paused = is_paused
+                self._is_paused = self._figures.is_paused = is_paused
             await self._may_differ.wait()
             self._may_differ.clear()
 
@@ -108,5 +116,9 @@ class PausableRunner:
                     # The other works continue, and this one begins again later.
                     report_defect("auto-recovery begins again", error)
                 else:
-                    logger.warning("auto-recovery begins again: %s", error)
+                    logger.warning(
+                        "auto-recovery begins again: %s; to do: see to ZooKeeper if this comes "
+                        "often",
+                        error,
+                    )
                 await asyncio.sleep(_RETRY_S)

@@ -15,6 +15,7 @@ from dlcore.base.background import BackgroundTasks, end_tasks, told_to_callers
 from dlcore.ops.autorecovery.auditor import Auditor
 from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.autorecovery.runner import PausableRunner
 from dlcore.ops.autorecovery.values import ElectedAuditor
 from dlcore.ops.autorecovery.worker import Worker
@@ -37,6 +38,7 @@ class AutoRecovery:
         config: delays, intervals and limits.
         owner: the auditor's name, for people.
         also: other works to run, which are paused and restarted like its own.
+        figures: the counts of the process.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class AutoRecovery:
         config: AutoRecoveryConfig,
         owner: str,
         also: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        figures: RecoveryFigures | None = None,
     ) -> None:
         self._context = context
         self._config = config
+        self._figures = figures or RecoveryFigures()
         self._candidate = ElectedAuditor(owner=owner, token=context.clock.new_token())
         self._also = also
         self._repairs = RepairList(context.store, context.paths, context.clock)
@@ -77,16 +81,20 @@ class AutoRecovery:
             self._task.result()
 
     async def _run(self) -> None:
-        context, config = self._context, self._config
-        worker = Worker(context, self._repairs, config, token=self._candidate.token)
+        context, config, figures = self._context, self._config, self._figures
+        worker = Worker(
+            context, self._repairs, config, token=self._candidate.token, figures=figures
+        )
         election = Election(context.store, context.paths, self._candidate)
 
         async def audit() -> None:
             await election.serve(
-                Auditor(context, self._repairs, config, on_publish=worker.look_now).run
+                Auditor(
+                    context, self._repairs, config, on_publish=worker.look_now, figures=figures
+                ).run
             )
 
-        runner = PausableRunner(context.store, context.paths, self._repairs)
+        runner = PausableRunner(context.store, context.paths, self._repairs, figures)
         await runner.run([audit, worker.run, *self._also])
 
     async def aclose(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dlcore.base.features import UNTOLD, Release
 from dlcore.base.ids import BookieId
 from dlcore.metadata.stored import LAYOUT, Count
 
@@ -31,6 +32,14 @@ class ElectedAuditor(msgspec.Struct, frozen=True, kw_only=True):
     layout: int = LAYOUT
     owner: str
     token: str
+
+
+class RecoveryMember(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of auto-recovery, whether it is the auditor or not; `owner` is for people."""
+
+    layout: int = LAYOUT
+    owner: str
+    release: Release = UNTOLD
 
 
 class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.background import side_tasks
 from dlcore.base.backoff import Backoff
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import CorruptMetadataError, DLError
 from dlcore.base.isolating import report_defect
+from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.autorecovery.repair import LedgerRepairer, Outcome
 
 if TYPE_CHECKING:
@@ -36,11 +38,13 @@ class Worker:
         config: AutoRecoveryConfig,
         *,
         token: str,
+        figures: RecoveryFigures | None = None,
     ) -> None:
         self._context = context
         self._repairs = repairs
         self._config = config
         self._token = token
+        self._figures = figures or RecoveryFigures()
         self._loop = asyncio.get_running_loop()
         self._repairer = LedgerRepairer(context, config)
         self._retries: dict[int, Backoff] = {}
@@ -94,6 +98,7 @@ class Worker:
 
     async def _list_due(self, active: Collection[int]) -> list[int]:
         listed = [each async for each in self._repairs.ledger_ids()]
+        self._figures.listed = len(listed)
         now = self._loop.time()
         known = {*listed, *active}
         self._retries = {each: retry for each, retry in self._retries.items() if each in known}
@@ -119,7 +124,12 @@ class Worker:
                 await self._repairs.unlock(ledger_id, owner=self._token)
         except DLError as error:
             # The store failed, or metadata is damaged: other ledgers continue.
-            logger.warning("repair ledger=%d failed: %s", ledger_id, error)
+            logger.warning(
+                "repair ledger=%d failed: %s; to do: dlog ledger check for which replicas are "
+                "there; it is tried again",
+                ledger_id,
+                error,
+            )
             self._back_off(ledger_id, Outcome(reason=str(error)))
         except Exception as error:  # noqa: BLE001  # reported with its traceback
             report_defect(f"repair of ledger {ledger_id}", error)
@@ -129,6 +139,7 @@ class Worker:
         listed = await self._repairs.read(ledger_id)
         if listed is None:
             return
+        begun_s = steady_s()
         try:
             lock = self._context.paths.repair_lock(ledger_id)
             outcome = await self._repairer.repair(listed, lock=lock)
@@ -140,9 +151,12 @@ class Worker:
             await self._repairs.note_failure(listed, outcome.reason, missing=outcome.missing)
         elif await self._repairs.remove(listed):
             self._retries.pop(ledger_id, None)
+            self._figures.repairs += 1
+            self._figures.repair_times.note(steady_s() - begun_s)
             logger.info("repaired ledger=%d", ledger_id)
 
     def _back_off(self, ledger_id: int, outcome: Outcome) -> None:
+        self._figures.failed_repairs += 1
         retry = self._retry_of(ledger_id)
         if outcome.retry_s is None:
             retry.failed(self._loop.time())

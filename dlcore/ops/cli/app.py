@@ -19,18 +19,27 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base.errors import ConfigurationError, DLError
+from dlcore.ops.cli.acl import acl_group
+from dlcore.ops.cli.audit import audit_group
 from dlcore.ops.cli.autorecovery import autorecovery_group
 from dlcore.ops.cli.bookie import bookie_group
+from dlcore.ops.cli.cluster import cluster_group
+from dlcore.ops.cli.console import console_command
 from dlcore.ops.cli.context import DEBUG_KEY, JSON_KEY, LoggedNotes, common_options
+from dlcore.ops.cli.debug import debug_group
 from dlcore.ops.cli.lazy import load_lazily
 from dlcore.ops.cli.ledger import ledger_group
 from dlcore.ops.cli.log import log_group
+from dlcore.ops.cli.metadata import metadata_group
 from dlcore.ops.cli.namespace import namespace_group
 from dlcore.ops.cli.output import show_error
 from dlcore.ops.cli.proxy import proxy_group
 from dlcore.ops.cli.sandbox import sandbox_command
+from dlcore.ops.cli.secure import secure_group
 from dlcore.ops.cli.segment import segment_group
 from dlcore.ops.cli.staging import staging_group
+from dlcore.ops.cli.top import top_command
+from dlcore.ops.cli.upgrade import upgrade_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +51,39 @@ EXIT_TERMINATED = 143
 _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
+SECTIONS = {
+    "For everybody": ("log", "namespace", "sandbox"),
+    "For operators of a cluster": (
+        "console",
+        "top",
+        "cluster",
+        "bookie",
+        "proxy",
+        "autorecovery",
+        "metadata",
+        "upgrade",
+    ),
+    "For those who secure it": ("secure", "acl", "audit"),
+    "For those who look for a fault": ("debug", "segment", "ledger", "staging"),
+}
+"""The commands by those who need them, as help shows them."""
+
+
+class _Sections(click.Group):
+    """The root of the command, whose help shows `SECTIONS`."""
+
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section with their one-line help."""
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(limit)) for name in names]
+                )
+
+
 @click.group(
+    cls=_Sections,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example: dlog sandbox --uri-file uri.txt",
 )
@@ -58,14 +99,23 @@ def dlog() -> None:
 
 
 dlog.add_command(sandbox_command)
+dlog.add_command(metadata_group)
 dlog.add_command(namespace_group)
 dlog.add_command(log_group)
 dlog.add_command(segment_group)
 dlog.add_command(bookie_group)
+dlog.add_command(cluster_group)
 dlog.add_command(ledger_group)
 dlog.add_command(staging_group)
 dlog.add_command(autorecovery_group)
 dlog.add_command(proxy_group)
+dlog.add_command(acl_group)
+dlog.add_command(audit_group)
+dlog.add_command(secure_group)
+dlog.add_command(debug_group)
+dlog.add_command(top_command)
+dlog.add_command(console_command)
+dlog.add_command(upgrade_group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

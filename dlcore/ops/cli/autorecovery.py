@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -14,44 +13,53 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlcore.base.background import side_tasks
+from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
 from dlcore.base.reconfiguring import next_configuration
-from dlcore.base.seldom import log_to_stderr
-from dlcore.base.settings import Option, config_of, options_of, require_log_level
-from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+from dlcore.base.settings import Option, config_of, log_levels_of, options_of, values_of
+from dlcore.ops.autorecovery.config import AutoRecoveryConfig, is_live
 from dlcore.ops.cli.context import (
     client_config,
     common_options,
     has_settings_file,
+    log_format,
     namespace_tls,
     namespace_uri,
     program_settings,
     run_direct,
     takes_settings,
     wants_json,
+    zookeeper_access,
 )
 from dlcore.ops.cli.output import show_done, show_fields, show_rows, time_text
 from dlcore.ops.upkeep.config import UpkeepConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.config import LedgerClientConfig
-    from dlcore.base.tls import TlsFiles
     from dlcore.ops.autorecovery.maintenance import RecoveryStatus
 
 
 def autorecovery_options() -> dict[str, Option]:
     """Return the settings of the service by key, with their meaning."""
-    level = Option(str, "info", "What the log tells at least: debug, info, warning or error.")
+    level = Option(
+        str,
+        "info",
+        "Lowest level of logged messages: debug, info, warning or error; levels of modules may "
+        "follow, as in info,dlcore.ops=debug.",
+    )
     found = options_of(AutoRecoveryConfig) | options_of(UpkeepConfig) | {"log_level": level}
-    return {key: replace(option, changes=True) for key, option in found.items()}
+    return {key: replace(option, changes=True, live=is_live(key)) for key, option in found.items()}
 
 
 @click.group("autorecovery")
 @common_options
 def autorecovery_group() -> None:
-    """Restore lost replicas: run the service, show its status, pause it."""
+    """Restore lost replicas: run, show or pause the service."""
 
 
 @autorecovery_group.command("run", epilog="Example: dlog autorecovery run")
@@ -69,12 +77,29 @@ def run_service(**options: object) -> None:
     [ledger_client].  On SIGHUP the file is read again.
     """
 
+    cluster: dict[str, object] = {}
+
     def read() -> _ServiceConfig:
-        settings = program_settings("autorecovery", autorecovery_options(), options)
+        settings = program_settings("autorecovery", autorecovery_options(), options) | cluster
         return _ServiceConfig.of(settings, client_config())
 
-    log_to_stderr()
-    asyncio.run(_serve(namespace_uri(), namespace_tls(), read))
+    from dlcore.base.self_report import report_oneself
+
+    config, process = read(), Process.here("autorecovery")
+    report_oneself(process, values_of(config.recovery) | values_of(config.upkeep))
+    log_to_stderr(process, log_format=log_format(), log_level=config.log_level)
+    tls = namespace_tls()
+    asyncio.run(_watched(tls, _serve(namespace_uri(), tls, zookeeper_access(), read, cluster)))
+
+
+async def _watched(tls: TlsFiles | None, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, and tell meanwhile when certificates expire."""
+    async with side_tasks() as tasks:
+        if tls is not None:
+            from dlcore.access.tls_in_use import TlsInUse
+
+            tasks.start(TlsInUse(tls).watch())
+        await work
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +115,32 @@ class _ServiceConfig:
     def of(cls, settings: Mapping[str, Any], client: LedgerClientConfig) -> _ServiceConfig:
         """Return the settings by key, checked; raises `ConfigurationError` for a wrong value."""
         log_level = settings.get("log_level", "info")
-        require_log_level(log_level)
+        log_levels_of(log_level)
         recovery = config_of(AutoRecoveryConfig, settings)
         return cls(client, recovery, config_of(UpkeepConfig, settings), log_level)
 
 
-async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConfig]) -> None:
+async def _serve(
+    uri: str,
+    tls: TlsFiles | None,
+    zookeeper: ZooKeeperAccess,
+    read: Callable[[], _ServiceConfig],
+    cluster: dict[str, object],
+) -> None:
+    """Serve until stopped; `cluster` has the settings of the cluster, which `read` uses."""
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.backends.direct.namespace import open_namespace
+    from dlcore.metadata.cluster_settings import ClusterSettingsStore
+    from dlcore.ops.autorecovery.joining import joined
 
+    def use(settings: Mapping[str, object]) -> None:
+        known = {key: value for key, value in settings.items() if is_live(key)}
+        if known != cluster:
+            cluster.clear()
+            cluster.update(known)
+            hung_up.set()
+
+    in_use = TlsInUse.of(tls)
     loop = asyncio.get_running_loop()
     stop, hung_up = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -106,10 +149,18 @@ async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConf
     config: _ServiceConfig | None = read()
     while config is not None:
         client = config.client
-        async with await open_namespace(uri, client_config=client, tls=tls) as namespace:
+        async with (
+            await open_namespace(
+                uri, client_config=client, tls=tls, zookeeper=zookeeper
+            ) as namespace,
+            joined(namespace.ports, owner=_owner()),
+            contextlib.AsyncExitStack() as steps,
+        ):
+            settings = ClusterSettingsStore(namespace.ports.store, namespace.ports.paths)
+            steps.push_async_callback(settings.follow("autorecovery", use).aclose)
             while config is not None and config.client == client:
-                logging.getLogger().setLevel(config.log_level.upper())
-                async with _started(namespace, config) as running:
+                set_log_level(config.log_level)
+                async with _started(namespace, config, in_use) as running:
                     click.echo(f"auto-recovery of {namespace.uri} at work")
                     config = await _changed(running, stop, hung_up, read, config)
                 if running.done():
@@ -118,24 +169,36 @@ async def _serve(uri: str, tls: TlsFiles | None, read: Callable[[], _ServiceConf
 
 @contextlib.asynccontextmanager
 async def _started(
-    namespace: DirectNamespace, config: _ServiceConfig
+    namespace: DirectNamespace, config: _ServiceConfig, tls: TlsInUse | None
 ) -> AsyncGenerator[asyncio.Task[None], None]:
+    from dlcore.ops.autorecovery.lagging import SubscriberLags
+    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+    from dlcore.ops.autorecovery.operated import operated_recovery
     from dlcore.ops.autorecovery.service import AutoRecovery
     from dlcore.ops.upkeep.worker import LogUpkeep
+    from dlcore.transport.operator_port import operator_port
 
+    recovery, figures = config.recovery, RecoveryFigures()
+    lags = SubscriberLags(namespace, figures, interval_s=recovery.lag_interval_s)
+    operated = operated_recovery(namespace, recovery, figures, tls)
     service = AutoRecovery(
         namespace.ports,
-        config=config.recovery,
-        owner=f"{socket.gethostname()}:{os.getpid()}",
-        also=[LogUpkeep.of(namespace, config.upkeep).run],
+        config=recovery,
+        owner=_owner(),
+        also=[LogUpkeep.of(namespace, config.upkeep).run, lags.run],
+        figures=figures,
     )
-    async with side_tasks() as tasks:
+    async with operator_port(recovery, operated, tls), side_tasks() as tasks:
         running = tasks.start(service.run())
         try:
             yield running
         finally:
             await service.aclose()
             await asyncio.wait([running])
+
+
+def _owner() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 async def _changed(
@@ -161,7 +224,10 @@ async def _changed(
 @autorecovery_group.command("status", epilog="Example: dlog autorecovery status --json")
 @common_options
 def show_status() -> None:
-    """Show the auditor, whether it is paused, and the ledgers that lack replicas, and why."""
+    """Show the auditor, and which ledgers lack replicas, and why.
+
+    Also whether auto-recovery is paused.
+    """
     from dlcore.ops.autorecovery.maintenance import Maintenance
 
     async def read(namespace: DirectNamespace) -> RecoveryStatus:

@@ -41,7 +41,7 @@ writable and the read-only bookies may be in neither list at one poll."""
 @click.group("bookie")
 @common_options
 def bookie_group() -> None:
-    """Run bookies, show them, hold one read-only, decommission one."""
+    """Run bookies, list them, hold or take them out of service."""
 
 
 @bookie_group.command(
@@ -51,7 +51,10 @@ def bookie_group() -> None:
 )
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def run_bookie(options: tuple[str, ...]) -> None:
-    """Run one bookie, until interrupted: the same as `python -m bookie`."""
+    """Run one bookie, until interrupted.
+
+    `python -m bookie` is the same.
+    """
     given = given_settings()
     environment = os.environ | {
         variable: str(given[key])
@@ -68,7 +71,7 @@ def run_bookie(options: tuple[str, ...]) -> None:
 @lists_names
 @common_options
 def list_bookies() -> None:
-    """List the registered bookies: address, free space, and whether they take writes.
+    """List the registered bookies: address, free space and state.
 
     The free space is at most some minutes old.
     """
@@ -113,7 +116,7 @@ def _gib(count: int) -> str:
 @confirmed
 @common_options
 def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
-    """Decommission the stopped bookie NAME: other bookies get copies of its entries.
+    """Move what the stopped bookie NAME holds to other bookies.
 
     Auto-recovery does the work.  When no ledger needs the bookie any more, its cookie is deleted.
     An interrupted decommission may be started again.
@@ -144,7 +147,7 @@ def decommission(name: str, timeout_s: float, *, yes: bool) -> None:
 @confirmed
 @common_options
 def collect(name: str, *, yes: bool) -> None:
-    """Let the bookie NAME collect the garbage that its brake holds back.
+    """Let the bookie NAME collect what its brake holds back.
 
     If most ledgers of a bookie look deleted at once, it keeps them for a day, because their
     metadata may have been lost by accident.  Its log says so.  This command lets its next passes
@@ -164,15 +167,16 @@ def collect(name: str, *, yes: bool) -> None:
 
 
 async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.transport.control import ControlClient
 
     needed = await _count_ledgers_of(namespace, name)
-    control = ControlClient(timeout_s=_INFO_TIMEOUT_S, tls=namespace_tls())
+    control = ControlClient(timeout_s=_INFO_TIMEOUT_S, tls=TlsInUse.of(namespace_tls()))
     try:
         for info in await namespace.get_bookies():
             if info.bookie.name == name:
-                held = await control.count_ledgers(info.bookie, info.control_address)
-                return f"it holds {held} ledgers, and {needed} refer to it"
+                told = await control.ask(info.bookie, info.control_address)
+                return f"it holds {told.ledgers} ledgers, and {needed} refer to it"
     except BookieUnavailableError as error:
         return f"how much cannot be told ({error}), {needed} ledgers refer to it"
     finally:
@@ -185,10 +189,10 @@ async def _describe_garbage(namespace: DirectNamespace, name: str) -> str:
 @click.option("--off", is_flag=True, help="Allow new ledgers on the bookie again.")
 @common_options
 def set_read_only(name: str, *, off: bool) -> None:
-    """Keep the bookie NAME from getting new ledgers, until --off, also over restarts.
+    """Keep the bookie NAME from getting new ledgers, until --off.
 
-    Writes to its existing ledgers continue until their segments end, and it serves all its entries.
-    A bookie with a full disk is read-only in any case.
+    This holds over restarts.  Writes to its existing ledgers continue until their segments end, and
+    it serves all its entries.  A bookie with a full disk is read-only in any case.
     """
 
     async def hold(namespace: DirectNamespace) -> bool:
@@ -227,14 +231,20 @@ async def _count_ledgers_of(namespace: DirectNamespace, name: str) -> int:
 @bookie_group.group("cookie")
 @common_options
 def cookie_group() -> None:
-    """Show the cookies by which the cluster knows bookies' disks, and delete one."""
+    """Show the cookies of bookies' disks, and delete one.
+
+    By its cookie the cluster knows a disk.
+    """
 
 
 @cookie_group.command("list", epilog="Example: dlog bookie cookie list")
 @lists_names
 @common_options
 def list_cookies() -> None:
-    """List the cookies: each bookie that the cluster knows, registered or not."""
+    """List the cookies: each bookie that the cluster knows.
+
+    It may be registered or not.
+    """
 
     async def read(namespace: DirectNamespace) -> list[dict[str, object]]:
         from dlcore.ops.autorecovery.replicas import read_cookies

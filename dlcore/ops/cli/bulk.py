@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dlcore.base.config import LogConfig
+from dlcore.base.config import LogConfig, LogSettings
 from dlcore.base.errors import LogExistsError
 from dlcore.base.ids import DLSN
 from dlcore.ops.cli.context import ask, common_options, confirmed, require_consent, run_direct
@@ -24,15 +24,16 @@ _CHUNK_BYTES = 1 << 20
 @click.command("copy", epilog="Example: dlog log copy clicks clicks-copy --create")
 @click.argument("source")
 @click.argument("target")
-@click.option("--create", is_flag=True, help="Create a missing TARGET with the schema of SOURCE.")
+@click.option("--create", is_flag=True, help="Create a missing TARGET like SOURCE.")
 @common_options
 def copy_records(source: str, target: str, *, create: bool) -> None:
-    """Copy the readable records of the log SOURCE to the end of the log TARGET, each record once.
+    """Copy the readable records of SOURCE to the end of TARGET.
 
-    The position is stored with the copied records: another call, also after a crash, continues
-    there, and copies the records since then.  The position is deleted 90 days after the last copy,
-    or earlier with --commits-age-s of auto-recovery.  A later copy begins again, and repeats
-    records.
+    Each record is copied once.  The position is stored with the copied records: another call, also
+    after a crash, continues there, and copies the records since then.  The position is deleted 90
+    days after the last copy, or earlier with --commits-age-s of auto-recovery.  A later copy begins
+    again, and repeats records.  With --create a missing TARGET has the schema of SOURCE, and is
+    encrypted if that is.
     """
     progress = Progress()
 
@@ -44,9 +45,12 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
                 quorum = (await manager.status()).quorum
                 assert quorum is not None, "a direct namespace knows it"
                 config = LogConfig(quorum=quorum)
+                settings = LogSettings(encrypted=(await manager.get_settings()).encrypted)
                 with contextlib.suppress(LogExistsError):
                     schema = await manager.get_schema()
-                    await namespace.create_log(target, config=config, schema=schema)
+                    await namespace.create_log(
+                        target, config=config, settings=settings, schema=schema
+                    )
             report = partial(progress.tell, "records copied")
             return await copy_log(manager, namespace, target, report=report)
 
@@ -62,9 +66,10 @@ def copy_records(source: str, target: str, *, create: bool) -> None:
 @confirmed
 @common_options
 def purge_log(log: str, txid: int, *, yes: bool) -> None:
-    """Truncate the segments of LOG in which all transaction ids are below TXID, permanently.
+    """Truncate segments of LOG with transaction ids below TXID.
 
-    The last segment stays, and so does the one that holds the first record to keep.
+    That is permanent, and takes those in which all are below.  The last segment stays, and so does
+    the one that holds the first record to keep.
     """
     require_consent(yes=yes)
 
@@ -91,7 +96,10 @@ def purge_log(log: str, txid: int, *, yes: bool) -> None:
 @click.option("--position", type=click.IntRange(min=0), help="The first byte wanted [the first].")
 @common_options
 def cat_log(log: str, position: int | None) -> None:
-    """Print the bytes of LOG, which `dlog log write --stream` or a program wrote as a stream."""
+    """Print the bytes of LOG, which was written as a stream.
+
+    That is what `dlog log write --stream` does, or a program.
+    """
 
     async def cat(namespace: DirectNamespace) -> None:
         async with (

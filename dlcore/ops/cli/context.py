@@ -19,19 +19,23 @@ import click
 
 from dlcore.base.config import SESSION_TIMEOUT_S, LedgerClientConfig
 from dlcore.base.errors import DLError
+from dlcore.base.log_lines import JsonLines, Process
 from dlcore.base.settings import (
     FILE_VARIABLE,
+    LOG_FORMATS,
     Option,
     config_of,
     configuration_file,
     options_of,
     read_settings,
+    require_log_format,
 )
 
 if TYPE_CHECKING:
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.api.namespace import Namespace as AsyncNamespace
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.tls import TlsFiles
     from dlcore.sync import Namespace
 
 DEBUG_KEY = "debug"
@@ -40,7 +44,10 @@ _NAMES_KEY = "names"
 NAMESPACE_KEY = "uri"
 ENDPOINT_KEY = "endpoint"
 _PATIENCE_KEY = "patience"
+_TOKEN_KEY = "token_file"
 CONFIG_KEY = "config"
+LOG_FORMAT_KEY = "log_format"
+ROLE_KEY = "role"
 _FILE_KEY = "file is read"
 _SERVING = "serve_"
 _PATIENCE_S = 60.0
@@ -87,6 +94,14 @@ def common_options(command: _Command) -> _Command:
             help=f"TOML file with settings (docs/configuration.md); default: ${FILE_VARIABLE}.",
         ),
         click.option(
+            "--log-format",
+            type=click.Choice(LOG_FORMATS),
+            expose_value=False,
+            callback=_remember(LOG_FORMAT_KEY),
+            envvar="DLOG_LOG_FORMAT",
+            help=f"How logs are written [{LOG_FORMATS[0]}].",
+        ),
+        click.option(
             "--uri",
             metavar="URI",
             expose_value=False,
@@ -102,23 +117,29 @@ def common_options(command: _Command) -> _Command:
             envvar="DLOG_ENDPOINT",
             help="Use proxies only, like grpc://host:port; default: $DLOG_ENDPOINT.",
         ),
-        _tls_option("ca", "Use TLS to bookies or proxies, and trust these certificates"),
-        _tls_option("cert", "Certificate of this client, if they require one"),
-        _tls_option("key", "Private key of --tls-cert"),
+        _file_option("tls_ca", "Use TLS to bookies or proxies, and trust these certificates (PEM)"),
+        _file_option("tls_cert", "Certificate of this client, if they require one (PEM)"),
+        _file_option("tls_key", "Private key of --tls-cert (PEM)"),
+        _file_option("token_file", "Send the token in this file to proxies"),
+        _file_option("zk_tls_ca", "Use TLS to ZooKeeper, and trust these certificates (PEM)"),
+        _file_option("zk_tls_cert", "Certificate for ZooKeeper, if it requires one (PEM)"),
+        _file_option("zk_tls_key", "Private key of --zk-tls-cert (PEM)"),
+        _file_option("zk_auth_file", "ZooKeeper's user, as a line user:password"),
+        _file_option("encryption_keys", "Keys of encrypted logs, or command:… that prints them"),
     ):
         command = option(command)
     return command
 
 
-def _tls_option(name: str, help_text: str) -> Callable[[_Command], _Command]:
-    variable = f"DLOG_TLS_{name.upper()}"
+def _file_option(key: str, help_text: str) -> Callable[[_Command], _Command]:
+    variable = f"DLOG_{key.upper()}"
     return click.option(
-        f"--tls-{name}",
+        f"--{key.replace('_', '-')}",
         metavar="FILE",
         expose_value=False,
-        callback=_remember(f"tls_{name}"),
+        callback=_remember(key),
         envvar=variable,
-        help=f"{help_text} (PEM); default: ${variable}.",
+        help=f"{help_text}; default: ${variable}.",
     )
 
 
@@ -146,11 +167,31 @@ DLOG_OPTIONS = {
     "patience": Option(
         float, _PATIENCE_S, "Longest time in seconds that the cluster may take for an answer."
     ),
+    "log_format": Option(
+        str, LOG_FORMATS[0], "How logs are written: plain, or json with an object on each line."
+    ),
     "tls_ca": Option(
         str, None, "PEM file of the certificates to trust; set: bookies and proxies must use TLS."
     ),
     "tls_cert": Option(str, None, "PEM file of this client's certificate, if servers require one."),
     "tls_key": Option(str, None, "PEM file of the private key of `tls_cert`."),
+    "token_file": Option(
+        str, None, "File with the token that is sent to proxies; it is read again as it changes."
+    ),
+    "zk_tls_ca": Option(
+        str, None, "PEM file of the certificates to trust at ZooKeeper; set: it must use TLS."
+    ),
+    "zk_tls_cert": Option(str, None, "PEM file of the certificate for ZooKeeper, if it needs one."),
+    "zk_tls_key": Option(str, None, "PEM file of the private key of `zk_tls_cert`."),
+    "zk_auth_file": Option(
+        str, None, "File with ZooKeeper's user as a line user:password, for whom all nodes are."
+    ),
+    "encryption_keys": Option(
+        str,
+        None,
+        "File with the keys of encrypted logs, or `command:…` that prints them; proxies and direct "
+        "clients of such logs need it (docs/security.md).",
+    ),
 }
 """Settings of the table [dlog] of the configuration file, and of variables."""
 
@@ -169,7 +210,13 @@ def given_settings() -> dict[str, Any]:
         given[_FILE_KEY] = True
         for key, value in found.items():
             given.setdefault(key, value)
+        require_log_format(given.get(LOG_FORMAT_KEY, LOG_FORMATS[0]))
     return given
+
+
+def log_format() -> str:
+    """Return how logs are written, one of `LOG_FORMATS`."""
+    return str(given_settings().get(LOG_FORMAT_KEY, LOG_FORMATS[0]))
 
 
 def takes_settings(options: Mapping[str, Option]) -> Callable[[_Command], _Command]:
@@ -255,7 +302,7 @@ def namespace_uri() -> str:
             f"{context.command_path} needs ZooKeeper and bookies: give --uri and no --endpoint; "
             "with --endpoint work log create, list, show, schema, count, position, lag, "
             "subscriptions, settings, retention, write, tail, dump, truncate, seal, rename and "
-            "delete",
+            "delete, and acl",
             context,
         )
     uri = given_settings().get(NAMESPACE_KEY)
@@ -276,7 +323,7 @@ def namespace_tls() -> TlsFiles | None:
     Raises:
         ConfigurationError: a file is missing that the others need.
     """
-    from dlcore.base.tls import TlsFiles
+    from dlcore.access.tls import TlsFiles
 
     given = given_settings()
     return TlsFiles.of(
@@ -284,6 +331,39 @@ def namespace_tls() -> TlsFiles | None:
         cert=str(given.get("tls_cert", "")),
         key=str(given.get("tls_key", "")),
     )
+
+
+def zookeeper_access() -> ZooKeeperAccess:
+    """Return the files that --zk-tls-ca, --zk-auth-file and the like name.
+
+    Raises:
+        ConfigurationError: a file is missing that the others need.
+    """
+    from dlcore.access.zookeeper import ZooKeeperAccess
+
+    return ZooKeeperAccess.of(given_settings())
+
+
+def direct_arguments() -> dict[str, Any]:
+    """Return the arguments with which a namespace is opened over ZooKeeper and bookies.
+
+    Raises:
+        ConfigurationError: a setting is wrong, or a file is missing that others need.
+    """
+    return {
+        "client_config": client_config(),
+        "tls": namespace_tls(),
+        "zookeeper": zookeeper_access(),
+        "encryption_keys": given_settings().get("encryption_keys"),
+    }
+
+
+def proxy_token() -> Callable[[], str] | None:
+    """Return a function that reads the token in --token-file, if it is given."""
+    from dlcore.backends.flight.bearer import token_file
+
+    path = given_settings().get(_TOKEN_KEY)
+    return token_file(str(path)) if path else None
 
 
 def confirmed(command: _Command) -> _Command:
@@ -319,13 +399,17 @@ def _show_note(text: str, *, as_json: bool) -> None:
 class LoggedNotes(logging.Handler):
     """Prints log messages as notes, if the program has set up no logging of its own."""
 
-    def __init__(self, given: Mapping[str, object]) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(logging.WARNING)
         self._given = given  # it is called in any thread
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""
-        _show_note(record.getMessage(), as_json=bool(self._given.get(JSON_KEY)))
+        if self._given.get(LOG_FORMAT_KEY) == "json":
+            process = Process.here(self._given.get(ROLE_KEY, "dlog"))
+            click.echo(JsonLines(process).format(record), err=True)
+        else:
+            _show_note(record.getMessage(), as_json=bool(self._given.get(JSON_KEY)))
 
 
 def ask(what: str, *, yes: bool) -> None:
@@ -354,11 +438,14 @@ def run_async(
     endpoint, tls = namespace_endpoint(), namespace_tls()
     if endpoint is None:
         return run_direct(work, is_long=is_long)
+    token = proxy_token()
     from dlcore.backends.flight.namespace import open_namespace
 
     async def run() -> _Result:
         patience_s = _CONNECT_SHARE * patience()
-        async with await open_namespace(endpoint, patience_s=patience_s, tls=tls) as namespace:
+        async with await open_namespace(
+            endpoint, patience_s=patience_s, tls=tls, token=token
+        ) as namespace:
             return await work(namespace)
 
     return asyncio.run(run() if is_long else in_time(run(), endpoint))
@@ -373,16 +460,12 @@ def run_direct(
         click.UsageError: --endpoint is given.
         DLError: `work` failed, or took too long.
     """
-    tls = namespace_tls()
+    uri, arguments = namespace_uri(), direct_arguments()
     from dlcore.backends.direct.namespace import open_namespace
-
-    uri, client = namespace_uri(), client_config()
 
     async def run() -> _Result:
         timeout_s = connect_timeout_s()
-        async with await open_namespace(
-            uri, client_config=client, tls=tls, connect_timeout_s=timeout_s
-        ) as namespace:
+        async with await open_namespace(uri, connect_timeout_s=timeout_s, **arguments) as namespace:
             return await work(namespace)
 
     return asyncio.run(run() if is_long else in_time(run()))
@@ -425,12 +508,10 @@ def connect() -> Iterator[Namespace]:
 
     endpoint = namespace_endpoint()
     if endpoint is not None:
-        patience_s = patience()
-        with open_namespace(endpoint, patience_s=patience_s, tls=namespace_tls()) as namespace:
+        patience_s, tls, token = patience(), namespace_tls(), proxy_token()
+        with open_namespace(endpoint, patience_s=patience_s, tls=tls, token=token) as namespace:
             yield namespace
         return
-    uri, tls, timeout_s = namespace_uri(), namespace_tls(), connect_timeout_s()
-    with open_namespace(
-        uri, client_config=client_config(), tls=tls, connect_timeout_s=timeout_s
-    ) as namespace:
+    uri, timeout_s = namespace_uri(), connect_timeout_s()
+    with open_namespace(uri, connect_timeout_s=timeout_s, **direct_arguments()) as namespace:
         yield namespace

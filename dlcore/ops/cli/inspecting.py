@@ -91,10 +91,10 @@ async def _inspect(
 @confirmed
 @common_options
 def repair_log(log: str, *, yes: bool) -> None:
-    """Repair the problems of LOG that `dlog log inspect` finds, if the repair needs no guess.
+    """Repair what `dlog log inspect` finds wrong in LOG.
 
-    A dead writer's segment is recovered.  Truncated data that was not removed is removed.  Other
-    problems remain and are shown, with exit code 1.
+    Only what needs no guess is repaired.  A dead writer's segment is recovered.  Truncated data
+    that was not removed is removed.  Other problems remain and are shown, with exit code 1.
     """
     require_consent(yes=yes)
     found = run_direct(lambda namespace: _inspect(namespace, (log,), False), is_long=True)
@@ -138,10 +138,11 @@ async def _repair(namespace: DirectNamespace, log: str, wanted: list[str]) -> No
 @click.option("--total", is_flag=True, help="End with a row of the sums.")
 @common_options
 def show_space(prefix: str | None, group_by: str | None, *, total: bool) -> None:
-    """Show the size of each log, or of each that starts with PREFIX; the largest first.
+    """Show the size of each log, the largest first.
 
-    Stored is the size of its records on all bookies together.  Logs with damaged metadata, or
-    without an answer of a bookie, are listed on standard error, with exit code 1.
+    With PREFIX only of those whose names start with it.  Stored is the size of its records on all
+    bookies together.  Logs with damaged metadata, or without an answer of a bookie, are listed on
+    standard error, with exit code 1.
     """
     try:
         pattern = None if group_by is None else re.compile(group_by)
@@ -208,11 +209,11 @@ def _space_of(snapshot: LogSnapshot) -> _Space:
 @click.argument("dlsn", required=False)
 @common_options
 def show_lag(log: str, dlsn: str | None) -> None:
-    """Show the lag behind the end of LOG of a reader whose next record is at position DLSN.
+    """Show how far a reader at DLSN is behind the end of LOG.
 
-    Without DLSN, show the lag of all subscribers of LOG.  The lag is in records and bytes, and in
-    seconds since the next record to read was written.  Spark's positions are in the offsets of a
-    query's checkpoint.
+    DLSN is the position of the next record that it reads.  Without DLSN, show the lag of all
+    subscribers of LOG.  The lag is in records and bytes, and in seconds since the next record to
+    read was written.  Spark's queries are among the subscribers.
     """
     position = None if dlsn is None else DLSN.parse(dlsn)
 
@@ -235,20 +236,16 @@ def show_lag(log: str, dlsn: str | None) -> None:
 
 
 async def _lag_of(manager: DistributedLogManager, position: DLSN) -> dict[str, object]:
+    from dlcore.ops.inspection import seconds_behind
+
     snapshot = await manager.get_snapshot()
     records = await manager.get_log_record_count(position)
-    since_ms = 0
-    if records:
-        async with await manager.open_reader(dlsn=max(position, snapshot.first)) as reader:
-            first = await reader.read_next()
-            assert first is not None
-            since_ms = max(0, SystemClock().now_ms() - first.timestamp_ms)
     scans = snapshot.scans(position, snapshot.end)
     return {
         "dlsn": str(position),
         "end": str(snapshot.end),
         "records_behind": records,
         "bytes_behind": sum(scan.size_bytes_estimate for scan in scans),
-        "seconds_behind": since_ms / 1000,
+        "seconds_behind": await seconds_behind(manager, position, now_ms=SystemClock().now_ms()),
         "truncated": snapshot.is_truncated_before(position),
     }

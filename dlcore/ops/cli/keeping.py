@@ -46,11 +46,12 @@ _KEEPING = ("retention_s", "explicit_truncation")
 @confirmed
 @common_options
 def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *, yes: bool) -> None:
-    """Show and change the settings that are stored with LOG; its writers apply them.
+    """Show and change the settings that are stored with LOG.
 
-    A change of retention_s or explicit_truncation asks for consent, because it may remove records.
+    Its writers apply them.  A change of retention_s or explicit_truncation asks for consent,
+    because it may remove records.
     """
-    wanted = dict.fromkeys(unset) | dict(_setting(change) for change in changes)
+    wanted = dict.fromkeys(unset) | dict(setting_of(change) for change in changes)
     if not wanted:
         settings = _stored(log)
     else:
@@ -67,11 +68,12 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
 @confirmed
 @common_options
 def reset_txids(log: str, txid: int, *, yes: bool) -> None:
-    """Let the next record of LOG have any transaction id from TXID on.
+    """Let transaction ids of LOG go on from TXID.
 
-    Use this after a record with a far too high transaction id, which no other record can follow.
-    The log must hold no record: copy the records to keep to another log, then truncate this log to
-    its end.  Readers that use transaction ids have to start again.
+    The next record may then have any from there on.  Use this after a record with a far too high
+    transaction id, which no other record can follow.  The log must hold no record: copy the records
+    to keep to another log, then truncate this log to its end.  Readers that use transaction ids
+    have to start again.
     """
     require_consent(yes=yes)
     ask(f"Let transaction ids of log {log} begin at {txid} again", yes=yes)
@@ -87,7 +89,8 @@ def reset_txids(log: str, txid: int, *, yes: bool) -> None:
     show_done(f"transaction ids of log {log} follow {txid}", fields)
 
 
-def _setting(text: str) -> tuple[str, object]:
+def setting_of(text: str) -> tuple[str, object]:
+    """Return the key and the value of ``KEY=VALUE``."""
     key, separator, value = text.partition("=")
     if not separator:
         raise click.UsageError(f"--set {text!r}: expected KEY=VALUE")
@@ -103,10 +106,11 @@ def _setting(text: str) -> tuple[str, object]:
 @confirmed
 @common_options
 def set_retention(log: str, age: float | None, *, yes: bool) -> None:
-    """Show how long LOG keeps its records, or set this time to AGE: 7d, 12h, 30m, or forever.
+    """Show how long LOG keeps its records, or set this to AGE.
 
-    The next sweep of auto-recovery removes older records, in whole segments.  With the setting
-    explicit_truncation it removes only truncated records, once they are older.
+    AGE is like 7d, 12h or 30m, or forever.  The next sweep of auto-recovery removes older records,
+    in whole segments.  With the setting explicit_truncation it removes only truncated records, once
+    they are older.
     """
     if age is None:
         settings = _stored(log)

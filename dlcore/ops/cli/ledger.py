@@ -49,7 +49,10 @@ _ENTRY_LINE = "{:>8} {:>9} {:>8} {:>8}  {}"
 @click.group("ledger")
 @common_options
 def ledger_group() -> None:
-    """Show, recover and audit ledgers; `dlog segment list` shows the ledgers of a log."""
+    """Show, check, read, recover and audit ledgers.
+
+    `dlog segment list` shows the ledgers of a log.
+    """
 
 
 @ledger_group.command("list", epilog="Example: dlog ledger list --from 1000 -n 20")
@@ -58,9 +61,10 @@ def ledger_group() -> None:
 @lists_names
 @common_options
 def list_ledgers(first: int, count: int | None) -> None:
-    """List the ledgers, ascending by id: state, quorums, length, and the log they were created for.
+    """List the ledgers: state, quorums, length, and their logs.
 
-    Ledgers with damaged metadata are listed on standard error, with exit code 1.
+    They ascend by id.  Ledgers with damaged metadata are listed on standard error, with exit code
+    1.
     """
 
     async def read(namespace: DirectNamespace) -> ReadLedgers:
@@ -107,9 +111,9 @@ def _ledger_row(metadata: LedgerMetadata) -> dict[str, object]:
 @click.option("--raw", is_flag=True, help="Print only the bodies of the entries.")
 @common_options
 def read_entries(ledger_id: int, first: int, last: int | None, *, raw: bool) -> None:
-    """Read entries of a ledger, each verified: its bytes, its LAC, and its records.
+    """Read entries of a ledger: bytes, LAC and records.
 
-    In a ledger that is not closed, up to the last confirmed entry.
+    Each is verified.  In a ledger that is not closed, up to the last confirmed entry.
     """
     if raw and wants_json():
         raise click.UsageError("give one of --raw and --json")
@@ -230,7 +234,7 @@ async def _delete_ledgers(namespace: DirectNamespace, ledger_ids: Sequence[int])
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @common_options
 def show_ledger(ledger_id: int) -> None:
-    """Show one ledger: state, quorums, length, and the bookies that hold its entries.
+    """Show one ledger: state, quorums, length, its bookies or objects.
 
     Wanted is the intended quorum of a ledger that was created with fewer bookies.  Lacking is the
     number of bookies that must still be added for each entry.
@@ -244,6 +248,10 @@ def show_ledger(ledger_id: int) -> None:
             "bookies": [str(bookie) for bookie in ensemble.bookies],
         }
         for ensemble in metadata.ensembles
+    ]
+    objects = [
+        {"first_entry": each.first_entry_id, "object": f"{metadata.folder}/{each.name}"}
+        for each in metadata.objects
     ]
     fields: dict[str, object] = {
         "ledger": metadata.ledger_id,
@@ -260,10 +268,14 @@ def show_ledger(ledger_id: int) -> None:
         "bytes": metadata.length_bytes if closed else None,
     }
     if wants_json():
-        show_fields(fields | {"custom": dict(metadata.custom), "ensembles": ensembles})
+        lists = {"ensembles": ensembles, "objects": objects}
+        show_fields(fields | {"custom": dict(metadata.custom)} | lists)
         return
     show_fields(fields)
-    show_rows(ensembles, columns=("first_entry", "bookies"), empty="")
+    if metadata.is_cold:
+        show_rows(objects, columns=("first_entry", "object"), empty="")
+    else:
+        show_rows(ensembles, columns=("first_entry", "bookies"), empty="")
 
 
 @ledger_group.command("recover", epilog="Example: dlog ledger recover 17 --yes")
@@ -271,9 +283,10 @@ def show_ledger(ledger_id: int) -> None:
 @confirmed
 @common_options
 def recover_ledger(ledger_id: int, *, yes: bool) -> None:
-    """Fence the writer of a ledger and close the ledger after its last entry; harmless if closed.
+    """Fence the writer of a ledger, and close it.
 
-    A live writer cannot write to the ledger any more, so the command asks unless it is closed.
+    It ends after its last entry.  For a closed ledger this is harmless.  A live writer cannot write
+    to the ledger any more, so the command asks unless it is closed.
     """
     found = run_direct(lambda namespace: namespace.get_ledger(ledger_id))
     if found.state.name != "CLOSED":
@@ -300,7 +313,7 @@ def recover_ledger(ledger_id: int, *, yes: bool) -> None:
 @click.argument("ledger_id", type=click.IntRange(min=0))
 @common_options
 def check_ledger(ledger_id: int) -> None:
-    """Check whether each bookie of each ensemble holds the entries that it should.
+    """Check whether each bookie holds the entries that it should.
 
     In a ledger that is not closed, the last ensemble is checked up to the LAC.  Exit code 1 unless
     all entries are there.

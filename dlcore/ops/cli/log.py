@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.group("log")
 @common_options
 def log_group() -> None:
-    """Create, write, read, find positions in, truncate, seal, inspect and delete logs."""
+    """Create, write, read, truncate, inspect and delete logs."""
 
 
 for command in (
@@ -104,9 +104,10 @@ def create_log(
     schema_file: Path | None,
     if_missing: bool,
 ) -> None:
-    """Create the log LOG, a byte log, or a typed log with --schema or --schema-file.
+    """Create LOG, a byte log, or a typed log with --schema.
 
-    Acknowledged records survive the loss of QA - 1 bookies.
+    The schema may also be in a file (--schema-file).  Acknowledged records survive the loss of
+    QA - 1 bookies.
     """
     sizes = (replication_factor, ensemble, write_quorum, ack_quorum)
     asks_proxies = namespace_endpoint() is not None
@@ -169,7 +170,7 @@ def _quorum(
 @lists_names
 @common_options
 def list_logs(prefix: str | None) -> None:
-    """List the names of the logs, or of those that start with PREFIX."""
+    """List the logs, or those whose names start with PREFIX."""
     names = run_async(lambda namespace: namespace.get_logs(prefix))
     show_rows([{"log": name} for name in names], columns=("log",), empty="no logs")
 
@@ -178,7 +179,10 @@ def list_logs(prefix: str | None) -> None:
 @click.argument("log")
 @common_options
 def show_log(log: str) -> None:
-    """Show one log: its first and last record, size, quorums, writer, and missing replicas."""
+    """Show one log: first and last record, size, quorums, writer.
+
+    Also how many replicas are missing.
+    """
 
     async def read(namespace: Namespace) -> dict[str, object]:
         async with await namespace.open_log(log) as manager:
@@ -248,7 +252,7 @@ async def _count(namespace: Namespace, log: str, start: DLSN | None, end: DLSN |
 )
 @common_options
 def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
-    """Print the position of a record of LOG by its transaction id or time.
+    """Print a record's position by its transaction id or time.
 
     If no record is so late, print the end of the log, which is the position of the next record.
     """
@@ -272,16 +276,22 @@ def find_position(log: str, txid: int | None, timestamp_ms: int | None) -> None:
 
 @log_group.command("truncate", epilog="Example: dlog log truncate clicks 3:17:0 --yes")
 @click.argument("log")
-@click.argument("dlsn")
+@click.argument("dlsn", required=False)
+@click.option("--read", "is_read", is_flag=True, help="Truncate what all subscribers have read.")
 @confirmed
 @common_options
-def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
-    """Truncate the records of LOG before position DLSN, permanently.
+def truncate_log(log: str, dlsn: str | None, *, is_read: bool, yes: bool) -> None:
+    """Truncate LOG before position DLSN, permanently.
 
-    A position beyond the end is refused; the end itself truncates all records.
+    A position beyond the end is refused; the end itself truncates all records.  With --read, what
+    any subscriber has not read stays, Spark queries among them.
     """
-    position = DLSN.parse(dlsn)
+    if (dlsn is None) != is_read:
+        raise ConfigurationError("expected a DLSN or --read")
+    position = DLSN.INITIAL if dlsn is None else DLSN.parse(dlsn)
     require_consent(yes=yes)
+    if is_read:
+        position = run_async(lambda namespace: _read_by_all(namespace, log))
 
     counted = run_async(lambda namespace: _count(namespace, log, None, position))
     ask(f"Drop the {counted} records of log {log} before {position}", yes=yes)
@@ -298,16 +308,26 @@ def truncate_log(log: str, dlsn: str, *, yes: bool) -> None:
         show_done(f"log {log} has nothing before {position}", fields)
 
 
+async def _read_by_all(namespace: Namespace, log: str) -> DLSN:
+    async with await namespace.open_log(log) as manager:
+        found = await manager.get_subscriptions()
+    if not found:
+        raise ConfigurationError(
+            f"log {log!r} has no subscribers: name the DLSN to truncate before"
+        )
+    return min(found.values())
+
+
 @log_group.command("seal", epilog="Example: dlog log seal clicks --yes")
 @click.argument("log")
 @confirmed
 @common_options
 def seal_log(log: str, *, yes: bool) -> None:
-    """Mark the end of LOG: no record can ever follow, and readers learn that it has ended.
+    """Mark the end of LOG: no record can ever follow.
 
-    The segment of a dead writer is recovered first.  If a live writer owns the log, the command
-    fails.  A proxy that owns it and is asked with --endpoint, or through another proxy, releases
-    it.
+    Readers learn that it has ended.  The segment of a dead writer is recovered first.  If a live
+    writer owns the log, the command fails.  A proxy that owns it and is asked with --endpoint, or
+    through another proxy, releases it.
     """
     require_consent(yes=yes)
     ask(f"Seal log {log}: nothing can be written to it afterwards", yes=yes)
@@ -328,10 +348,11 @@ def seal_log(log: str, *, yes: bool) -> None:
 @click.argument("new_name")
 @common_options
 def rename_log(log: str, new_name: str) -> None:
-    """Give LOG another name, at once for all clients; refused while a writer owns it.
+    """Give LOG another name, at once for all clients.
 
-    Clients that have it open continue.  A Spark query finds the log by its name: start it again
-    with the new name.  Its last batch is recognized by the log's id, and is not written again.
+    This is refused while a writer owns it.  Clients that have it open continue.  A Spark query
+    finds the log by its name: start it again with the new name.  Its last batch is recognized by
+    the log's id, and is not written again.
     """
     run_async(lambda namespace: namespace.rename_log(log, new_name))
     show_done(f"renamed log {log} to {new_name}", {"log": new_name, "old_name": log})
@@ -341,7 +362,7 @@ def rename_log(log: str, new_name: str) -> None:
 @click.argument("log")
 @common_options
 def show_schema(log: str) -> None:
-    """Show the columns of LOG and their types, if it is a typed log."""
+    """Show the columns of the typed log LOG, and their types."""
 
     async def read(namespace: Namespace) -> pa.Schema | None:
         async with await namespace.open_log(log) as manager:
@@ -361,7 +382,7 @@ def show_schema(log: str) -> None:
 @confirmed
 @common_options
 def show_subscriptions(log: str, subscriber: str | None, *, yes: bool) -> None:
-    """Show the stored positions of LOG's subscribers, or delete one of them."""
+    """Show the stored positions of subscribers, or delete one."""
     if subscriber is not None:
         require_consent(yes=yes)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dlcore.base.clock import SystemClock
-from dlcore.metadata.binding import ensure_namespace, find_namespaces
+from dlcore.metadata.binding import ensure_namespace, find_namespaces, read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.ops.cli.context import (
     common_options,
@@ -17,6 +17,7 @@ from dlcore.ops.cli.context import (
     namespace_uri,
     run_direct,
     wants_json,
+    zookeeper_access,
 )
 from dlcore.ops.cli.output import (
     bytes_text,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.metadata.binding import NamespaceBinding
     from dlcore.metadata.port import MetadataStore
+    from dlcore.metadata.zookeeper import ZooKeeperStore
 
 _Result = TypeVar("_Result")
 
@@ -49,7 +51,10 @@ def namespace_group() -> None:
 )
 @common_options
 def create_namespace() -> None:
-    """Create the namespace that --uri names; an existing one is not changed."""
+    """Create the namespace that --uri names.
+
+    An existing one is not changed.
+    """
     uri = namespace_uri()
 
     parsed = parse_uri(uri)
@@ -57,7 +62,7 @@ def create_namespace() -> None:
     async def create(store: MetadataStore) -> NamespaceBinding:
         return await ensure_namespace(store, NamespacePaths(parsed.root), SystemClock())
 
-    binding = _on_store(parsed.servers, create)
+    binding = on_store(parsed.servers, create)
     show_done(f"{uri} is cluster {binding.cluster_id}", {"uri": uri, "cluster": binding.cluster_id})
 
 
@@ -67,7 +72,10 @@ def create_namespace() -> None:
 @lists_names
 @common_options
 def list_namespaces() -> None:
-    """List the namespaces at and below the path of --uri, some levels deep."""
+    """List the namespaces at and below the path of --uri.
+
+    It looks some levels deep.
+    """
     bare = namespace_uri().rstrip("/")
     has_path = "/" in bare.partition("://")[2]
     parsed = parse_uri(bare if has_path else f"{bare}/any")
@@ -77,31 +85,65 @@ def list_namespaces() -> None:
 
     rows = [
         {"path": path, "cluster": binding.cluster_id, "created": time_text(binding.created_ms)}
-        for path, binding in _on_store(parsed.servers, find)
+        for path, binding in on_store(parsed.servers, find)
     ]
     show_rows(rows, columns=("path", "cluster", "created"), empty="no namespaces")
 
 
-def _on_store(
-    servers: str, work: Callable[[MetadataStore], Coroutine[Any, Any, _Result]]
+@namespace_group.command(
+    "secure", epilog="Example: dlog namespace secure --zk-auth-file /etc/dlog/zookeeper-user"
+)
+@common_options
+def secure_namespace() -> None:
+    """Give all nodes in ZooKeeper to one user alone.
+
+    The user is the one in --zk-auth-file.  For a namespace that was made without a user.  Restart
+    all processes with the file first, for without it they can read and write nothing afterwards.
+    It may be repeated.
+    """
+    from dlcore.metadata.securing import secure_tree
+
+    uri = namespace_uri()
+    credentials, parsed = zookeeper_access().credentials(), parse_uri(uri)
+    if credentials is None:
+        raise click.UsageError("for which user of ZooKeeper? give --zk-auth-file")
+
+    async def secure(store: ZooKeeperStore) -> int:
+        await read_binding(store, NamespacePaths(parsed.root))  # there is a namespace
+        return await secure_tree(store, parsed.root)
+
+    count = on_store(parsed.servers, secure, is_long=True)
+    show_done(
+        f"{count} nodes of {uri} are for {credentials.user} alone",
+        {"uri": uri, "user": credentials.user, "nodes": count},
+    )
+
+
+def on_store(
+    servers: str,
+    work: Callable[[ZooKeeperStore], Coroutine[Any, Any, _Result]],
+    *,
+    is_long: bool = False,
 ) -> _Result:
     """Run `work` on a metadata store that may have no namespace yet."""
     from dlcore.metadata.zookeeper import ZooKeeperStore
 
+    access = zookeeper_access()
+
     async def run() -> _Result:
-        store = await ZooKeeperStore.connect(servers)
+        store = await ZooKeeperStore.connect(servers, access=access)
         try:
             return await work(store)
         finally:
             await store.aclose()
 
-    return asyncio.run(in_time(run()))
+    return asyncio.run(run() if is_long else in_time(run()))
 
 
 @namespace_group.command("show", epilog="Example: dlog namespace show --json")
 @common_options
 def show_namespace() -> None:
-    """Show the namespace: its cluster, the number of its logs, its bookies and their free space."""
+    """Show the namespace: cluster, number of logs, bookies, space."""
 
     async def read(namespace: DirectNamespace) -> dict[str, object]:
         context = namespace.ports
@@ -121,13 +163,51 @@ def show_namespace() -> None:
     show_fields(run_direct(read))
 
 
+@namespace_group.command("keys", epilog="Example: dlog namespace keys --rotate")
+@click.option("--rotate", is_flag=True, help="Add a key, with which capabilities are signed soon.")
+@click.option(
+    "--withdraw",
+    is_flag=True,
+    help="Replace all keys at once: all capabilities end.",
+)
+@common_options
+def show_keys(rotate: bool, withdraw: bool) -> None:
+    """Show the keys that sign capabilities, made if there are none.
+
+    A key that was replaced verifies until the last capability that it may have signed has expired.
+    """
+    if rotate and withdraw:
+        raise click.UsageError("--rotate and --withdraw: expected one of them")
+
+    async def read(namespace: DirectNamespace) -> list[dict[str, object]]:
+        from dlcore.metadata.capability_keys import ensure_keys, rotate_keys
+
+        ports = namespace.ports
+        place = ports.store, ports.paths, ports.clock
+        if rotate or withdraw:
+            ring = await rotate_keys(*place, withdraw=withdraw)
+        else:
+            ring = await ensure_keys(*place)
+        return [
+            {
+                "public_key": key.public,
+                "signs_from": time_text(key.signs_from_s * 1000),
+                "may_sign": "yes" if key.private else "no",
+            }
+            for key in ring.keys
+        ]
+
+    rows = run_direct(read)
+    show_rows(rows, columns=("public_key", "signs_from", "may_sign"), empty="no keys")
+
+
 @namespace_group.command("watch", epilog="Example: dlog namespace watch orders/ --json")
 @click.argument("prefix", required=False)
 @common_options
 def watch_namespace(prefix: str | None) -> None:
-    """Show the existing logs, and then creations, deletions and renames, until interrupted.
+    """Show creations, deletions and renames, until interrupted.
 
-    With PREFIX only of logs whose names start with it.
+    The existing logs come first.  With PREFIX only of logs whose names start with it.
     """
     as_json = wants_json()
 

@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dlcore.base import event_loop, kept_memory
+from dlcore.base.background import side_tasks
 from dlcore.base.errors import LogNotFoundError
-from dlcore.base.seldom import log_to_stderr
-from dlcore.base.settings import config_of
+from dlcore.base.log_lines import Process, log_to_stderr, set_log_level
+from dlcore.base.reconfiguring import next_configuration, tell_left
+from dlcore.base.settings import config_of, values_of
 from dlcore.ops.cli.context import (
-    client_config,
     common_options,
+    direct_arguments,
+    has_settings_file,
     in_time,
+    lists_names,
+    log_format,
     namespace_endpoint,
     namespace_tls,
     namespace_uri,
     patience,
     program_settings,
+    proxy_token,
+    run_direct,
     takes_settings,
 )
-from dlcore.ops.cli.output import show_done
+from dlcore.ops.cli.output import show_done, show_rows, time_text
 from dlcore.proxy.config import ProxyConfig, proxy_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.config import LedgerClientConfig
-    from dlcore.base.tls import TlsFiles
+    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.flight.actions import Action
-    from dlcore.flight.answers import NoAnswer
+    from dlcore.flight.answers import NoAnswer, ProxyHealth
     from dlcore.flight.requests import NoRequest
+    from dlcore.ops.diagnosis.asking import Answer
 
-
+_Result = TypeVar("_Result")
 _PATIENCE_S = 10.0
 
 
 @click.group("proxy")
 @common_options
 def proxy_group() -> None:
-    """Serve logs to Arrow Flight clients."""
+    """Serve logs to Arrow Flight clients, and manage who does."""
 
 
 @proxy_group.command("run", epilog="Example: dlog proxy run --port 4190")
@@ -55,23 +63,81 @@ def run_proxy(**options: object) -> None:
     standard error.  SIGINT (Ctrl-C) and SIGTERM stop it cleanly.
 
     Its settings may also be in the table [proxy] of the configuration file, and in variables like
-    DLOG_PROXY_PORT.  Settings of its bookie client are in the table [ledger_client].
+    DLOG_PROXY_PORT.  Settings of its bookie client are in the table [ledger_client].  On SIGHUP the
+    file is read again, and the level of the log changes.
     """
-    config = config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
-    client = client_config()
-    log_to_stderr()
-    logging.getLogger().setLevel(config.log_level.upper())
+
+    def read() -> ProxyConfig:
+        return config_of(ProxyConfig, program_settings("proxy", proxy_options(), options))
+
+    config = read()
+    from dlcore.base.self_report import report_oneself
+
+    process = Process("proxy", config.name)
+    report_oneself(process, values_of(config))
+    log_to_stderr(process, log_format=log_format(), log_level=config.log_level)
     kept_memory.keep_what_is_freed()
-    event_loop.run(_serve(namespace_uri(), config, namespace_tls(), client))
+    event_loop.run(_serve(namespace_uri(), config, direct_arguments(), read))
+
+
+@proxy_group.command("list", epilog="Example: dlog proxy list --endpoint grpc://proxy-1:4190")
+@lists_names
+@common_options
+def list_proxies() -> None:
+    """List the live proxies: location, state, and owned logs.
+
+    A drained proxy is not listed.  A proxy that was killed stays until its session ends.
+    """
+    endpoint, tls, token = namespace_endpoint(), namespace_tls(), proxy_token()
+
+    async def ask(locations: Iterable[str]) -> list[Answer[ProxyHealth]]:
+        from dlcore.ops.diagnosis.asking import ask_proxies
+
+        return await ask_proxies(locations, tls=tls, token=token)
+
+    async def read(namespace: DirectNamespace) -> list[Answer[ProxyHealth]]:
+        from dlcore.ops.diagnosis.asking import live_proxies
+
+        return await ask(await live_proxies(namespace.ports))
+
+    async def read_by(calls: Endpoint) -> list[Answer[ProxyHealth]]:
+        from dlcore.backends.flight import planning
+        from dlcore.flight import actions
+        from dlcore.flight.requests import NoRequest
+
+        return await ask((await planning.act(calls, actions.PROXIES, NoRequest())).locations)
+
+    answers = run_direct(read) if endpoint is None else _run_with(endpoint, read_by)
+    show_rows(
+        list(map(_proxy_row, answers)),
+        columns=("location", "state", "logs", "problem"),
+        empty="no proxy is live",
+    )
+
+
+def _proxy_row(answer: Answer[ProxyHealth]) -> dict[str, object]:
+    from dlcore.ops.diagnosis.top import proxy_row
+
+    told, row = answer.told, proxy_row(answer)
+    expires_at_ms = None if told is None else told.expires_at_ms
+    return {
+        "location": row.proxy,
+        "state": row.state,
+        "logs": row.logs,
+        "problem": row.problem or None,
+        "expires": None if expires_at_ms is None else time_text(expires_at_ms),
+        "ahead_ms": answer.ahead_ms,
+    }
 
 
 @proxy_group.command("drain", epilog="Example: dlog proxy drain --endpoint grpc://proxy-1:4190")
 @common_options
 def drain_proxy() -> None:
-    """Make the proxy at --endpoint release all logs and accept none, until it is undrained or ends.
+    """Make the proxy at --endpoint release all logs, and accept none.
 
-    The command ends once the proxy owns no log; clients are sent to the other proxies.  For load
-    balancers the proxy is not ready from the beginning of the drain.
+    This lasts until it is undrained or ends.  The command ends once the proxy owns no log; clients
+    are sent to the other proxies.  For load balancers the proxy is not ready from the beginning of
+    the drain.
     """
     from dlcore.flight import actions
 
@@ -83,7 +149,10 @@ def drain_proxy() -> None:
 @proxy_group.command("undrain", epilog="Example: dlog proxy undrain --endpoint grpc://proxy-1:4190")
 @common_options
 def undrain_proxy() -> None:
-    """Make the drained proxy at --endpoint accept logs again; it is ready then."""
+    """Make the drained proxy at --endpoint accept logs again.
+
+    It is ready then.
+    """
     from dlcore.flight import actions
 
     _act(actions.UNDRAIN)
@@ -94,7 +163,6 @@ def undrain_proxy() -> None:
 def _act(action: Action[NoRequest, NoAnswer]) -> None:
     """Send an action to the one named proxy."""
     from dlcore.backends.flight import planning
-    from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.flight.requests import NoRequest
 
     endpoint = namespace_endpoint()
@@ -103,14 +171,20 @@ def _act(action: Action[NoRequest, NoAnswer]) -> None:
             f"--endpoint {endpoint or 'is missing'}: expected a single proxy, like grpc://host:port"
         )
 
-    async def act() -> None:
-        calls = Endpoint(endpoint, patience_s=_PATIENCE_S, tls=namespace_tls())
-        try:
-            await planning.act(calls, action, NoRequest())
-        finally:
-            await calls.aclose()
+    _run_with(endpoint, lambda calls: planning.act(calls, action, NoRequest()))
 
-    asyncio.run(act())
+
+def _run_with(endpoint: str, work: Callable[[Endpoint], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Run `work` with the proxies at an endpoint."""
+    from dlcore.backends.flight.endpoint import Endpoint
+
+    tls, token = namespace_tls(), proxy_token()
+
+    async def run() -> _Result:
+        async with Endpoint(endpoint, patience_s=_PATIENCE_S, tls=tls, token=token) as calls:
+            return await work(calls)
+
+    return asyncio.run(run())
 
 
 @proxy_group.command(
@@ -119,17 +193,18 @@ def _act(action: Action[NoRequest, NoAnswer]) -> None:
 @click.argument("log")
 @common_options
 def release_log(log: str) -> None:
-    """Make the proxy that owns LOG release it, so that a program with direct access can write.
+    """Make the proxy that owns LOG release it.
 
-    Records that the proxy has accepted become durable first.  The proxy owns LOG again as soon as a
-    client writes to it.  The setting mode=direct of LOG excludes proxies permanently.
+    Then a program with direct access can write.  Records that the proxy has accepted become durable
+    first.  The proxy owns LOG again as soon as a client writes to it.  The setting mode=direct of
+    LOG excludes proxies permanently.
     """
     endpoint = namespace_endpoint()
     if endpoint is None:
         raise click.UsageError(
             "proxy release needs proxies: give --endpoint grpc://host:port, or DLOG_ENDPOINT"
         )
-    work = _release(endpoint, log, patience_s=patience() / 2, tls=namespace_tls())
+    work = _release(endpoint, log, patience_s=patience() / 2)
     if asyncio.run(in_time(work, endpoint)):
         show_done(f"log {log} is released", {"log": log, "released": True})
     else:
@@ -137,39 +212,56 @@ def release_log(log: str) -> None:
 
 
 async def _serve(
-    uri: str, config: ProxyConfig, tls: TlsFiles | None, client: LedgerClientConfig
+    uri: str,
+    config: ProxyConfig,
+    arguments: Mapping[str, Any],
+    read: Callable[[], ProxyConfig],
 ) -> None:
     from dlcore.backends.direct.namespace import open_namespace
     from dlcore.proxy.server import ProxyServer
 
     async def open_as(client_id: str) -> DirectNamespace:
         return await open_namespace(
-            uri,
-            client_config=client,
-            client_id=client_id,
-            tls=tls,
-            session_timeout_s=config.session_timeout_s,
+            uri, client_id=client_id, session_timeout_s=config.session_timeout_s, **arguments
         )
 
-    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop, hung_up = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with await ProxyServer.start(open_as, config) as server:
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, (hung_up if has_settings_file() else stop).set)
+    async with await ProxyServer.start(open_as, config) as server, side_tasks() as tasks:
         click.echo(f"proxy serving on {server.location}")
+        tasks.start(_follow(hung_up, read, config))
         await stop.wait()
 
 
-async def _release(endpoint: str, log: str, *, patience_s: float, tls: TlsFiles | None) -> bool:
+async def _follow(
+    hung_up: asyncio.Event, read: Callable[[], ProxyConfig], config: ProxyConfig
+) -> None:
+    """Read the configuration at each SIGHUP, and apply the level of the log."""
+
+    async def read_here() -> ProxyConfig:
+        return read()  # in this thread, which has click's context
+
+    while True:
+        config, left = config.changed_to(await next_configuration(hung_up, read_here, config))
+        set_log_level(config.log_level)
+        tell_left(left, values_of(config))
+
+
+async def _release(endpoint: str, log: str, *, patience_s: float) -> bool:
     """Make the owner of a log release it; False if it has no owner.  Raises: LogNotFoundError."""
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.backends.flight.planning import act
     from dlcore.flight import actions
     from dlcore.flight.requests import LogRequest
 
-    request = LogRequest(log=log)
-    async with Endpoint(endpoint, patience_s=patience_s, tls=tls) as calls:
+    request, tls, token = LogRequest(log=log), namespace_tls(), proxy_token()
+    async with Endpoint(endpoint, patience_s=patience_s, tls=tls, token=token) as calls:
         owner = await act(calls, actions.OWNER, request)
     if owner.log_id is None:
         raise LogNotFoundError(f"log {log!r} does not exist")
-    async with Endpoint(owner.location or endpoint, patience_s=patience_s, tls=tls) as calls:
+    endpoint = owner.location or endpoint
+    async with Endpoint(endpoint, patience_s=patience_s, tls=tls, token=token) as calls:
         return (await act(calls, actions.RELEASE, request)).released

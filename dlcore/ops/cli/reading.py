@@ -157,7 +157,7 @@ def _parsed(given: str) -> str:
         )
     for old in sorted(set(names) & _OLD_FIELDS.keys()):
         note(
-            f"--format: {old} is called {_OLD_FIELDS[old]} now; the old name goes with version 0.2"
+            f"--format: {old} is called {_OLD_FIELDS[old]} now; the old name goes with version 0.3"
         )
     return template
 
@@ -234,11 +234,11 @@ def tail_log(
     framed: bool,
     unavailable_timeout_s: float,
 ) -> None:
-    """Show the last records of LOG: DLSN, transaction id, time of writing and payload.
+    """Show the last records of LOG.
 
-    With a start, show all records from there on, or N of them.  A payload that is not UTF-8 text is
-    shown as a bytes literal.  A row of a typed log is shown as a JSON object of its columns.  With
-    --json each record is one line.
+    With DLSN, transaction id, time of writing and payload.  With a start, show all records from
+    there on, or N of them.  A payload that is not UTF-8 text is shown as a bytes literal.  A row of
+    a typed log is shown as a JSON object of its columns.  With --json each record is one line.
     """
     if sum(start is not None for start in (from_dlsn, from_txid, from_timestamp)) > 1:
         raise click.UsageError("give one of --from-dlsn, --from-txid and --from-timestamp")
@@ -357,7 +357,7 @@ def dump_log(
     delimiter: bytes | None,
     framed: bool,
 ) -> None:
-    """Show the current records of LOG, or those between two positions.
+    """Show the records of LOG, or those between two positions.
 
     Rows of a typed log are JSON objects of its columns; with --raw nothing else is shown.
 

@@ -15,7 +15,7 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import typed_read_fields
 from dlcore.log.typed.arrow import null_in, plain_schema
-from dlcore.ops.cli.json_values import from_json, json_type, to_json
+from dlcore.log.typed.json_values import from_json, json_rows, json_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,14 +79,6 @@ def rows_of(batch: pa.RecordBatch) -> list[TypedRow]:
             strict=True,
         )
     ]
-
-
-def json_rows(batch: pa.RecordBatch) -> list[str]:
-    """Return the rows of a batch as JSON objects; `json_values` makes their values."""
-    columns = [to_json(column) for column in batch.columns]
-    rows = pa.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-    # Only decimals need `str`.
-    return [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
 
 
 def batch_of_json(lines: Sequence[bytes], schema: pa.Schema, *, written: int) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
-from dlcore.ops.cli.context import common_options, wants_json
+from dlcore.ops.cli.context import ROLE_KEY, common_options, log_format, wants_json
 from dlcore.ops.cli.output import show_json
 
 _POLL_S = 1.0
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     "--base-port",
     type=click.IntRange(min=1, max=65_000),
     metavar="P",
-    help="ZooKeeper listens on P, bookies and then proxies on the ports after it; by default on "
-    "free ports.",
+    help="The metadata server listens on P, bookies and then proxies on the ports after it; by "
+    "default on free ports.",
 )
 @click.option(
     "--data-dir",
@@ -67,6 +68,17 @@ if TYPE_CHECKING:
     show_default=True,
     help="Whether to run a process that restores replicas of lost bookies.",
 )
+@click.option(
+    "--secure",
+    is_flag=True,
+    help="Let only clients in that have a certificate; the command prints how to connect.",
+)
+@click.option(
+    "--zookeeper",
+    is_flag=True,
+    help="Keep the metadata in a ZooKeeper from PySpark's jars, which needs Java.",
+)
+@click.option("--restart", is_flag=True, help="Start a process again when it ends by itself.")
 @common_options
 def sandbox_command(
     *,
@@ -77,13 +89,19 @@ def sandbox_command(
     racks: tuple[str, ...],
     proxies: int,
     autorecovery: bool,
+    secure: bool,
+    zookeeper: bool,
+    restart: bool,
 ) -> None:
-    """Run ZooKeeper, bookies, proxies and auto-recovery as processes, until interrupted.
+    """Run a whole cluster on this machine, until interrupted.
 
-    Print the namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
+    Metadata server, bookies, proxies and auto-recovery are processes of their own.  Print the
+    namespace URI when all are ready.  SIGINT (Ctrl-C) and SIGTERM stop them cleanly.
     """
     from dlcore.ops.sandbox.cluster import Sandbox
 
+    click.get_current_context().obj[ROLE_KEY] = "sandbox"
+    logs = (f"--log-format={log_format()}",)
     if uri_file is not None:
         # A program that waits for the file must not find one of an earlier run.
         _remove(uri_file)
@@ -96,9 +114,14 @@ def sandbox_command(
                 racks=racks,
                 proxies=proxies,
                 autorecovery=autorecovery,
+                secure=secure,
+                zookeeper=zookeeper,
+                bookie_options=logs,
+                proxy_options=logs,
+                autorecovery_options=logs,
             ) as sandbox:
                 _announce(sandbox, uri_file)
-                _watch(sandbox, stopped)
+                _watch(sandbox, stopped, restarts=restart)
         finally:
             if uri_file is not None:
                 _remove(uri_file)
@@ -120,23 +143,28 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _watch(sandbox: Sandbox, stopped: threading.Event) -> None:
-    """Wait for the end; report each process once if it ends by itself."""
+def _watch(sandbox: Sandbox, stopped: threading.Event, *, restarts: bool) -> None:
+    """Wait for the end; report each process that ends by itself, and start it again if so asked."""
     running: list[Bookie | Proxy | AutoRecoveryProcess] = [*sandbox.bookies, *sandbox.proxies]
     if sandbox.autorecovery is not None:
         running.append(sandbox.autorecovery)
     while not stopped.wait(_POLL_S):
-        if not sandbox.zookeeper.is_running:
-            raise MetadataConnectionError("ZooKeeper ended by itself; stopped the sandbox")
+        server = sandbox.metadata_server
+        if not server.is_running:
+            raise MetadataConnectionError(f"{server.title} ended by itself; stopped the sandbox")
         ended = [each for each in running if not each.is_running]
-        running = [each for each in running if each not in ended]
+        running = [each for each in running if restarts or each not in ended]
         for each in ended:
+            if restarts:
+                each.restart()
+                continue
             click.echo(f"{each.name} ended; its output is in {each.log_path}", err=True)
 
 
 def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
     if uri_file is not None:
         _write(uri_file, sandbox.uri)
+    made, tls = sandbox.certificates, sandbox.tls
     if wants_json():
         show_json(
             {
@@ -150,6 +178,8 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
                     for proxy in sandbox.proxies
                 ],
                 "autorecovery": sandbox.autorecovery.pid if sandbox.autorecovery else None,
+                "tls": None if tls is None else {"ca": tls.ca, "cert": tls.cert, "key": tls.key},
+                "config": None if made is None else str(made.configuration),
             }
         )
         return
@@ -160,7 +190,14 @@ def _announce(sandbox: Sandbox, uri_file: Path | None) -> None:
         click.echo(f"{proxy.name} on {proxy.location}, process {proxy.pid}")
     if sandbox.autorecovery is not None:
         click.echo(f"auto-recovery, process {sandbox.autorecovery.pid}")
-    click.echo(f"export DLOG_URI={sandbox.uri}    # for dlog in another terminal; Ctrl-C stops")
+    if made is not None and tls is not None:
+        click.echo(f"Python: tls=TlsFiles(ca={tls.ca!r}, cert={tls.cert!r}, key={tls.key!r})")
+        click.echo(f"tokens of users: dlog secure token {made.folder} --user NAME")
+        click.echo(f"Spark: tlsCa={tls.ca} tlsCert={tls.cert} tlsKey={tls.key}")
+        variable = f"DLOG_CONFIG={shlex.quote(str(made.configuration))}"
+    else:
+        variable = f"DLOG_URI={sandbox.uri}"
+    click.echo(f"export {variable}    # for dlog in another terminal; Ctrl-C stops")
 
 
 def _write(path: Path, uri: str) -> None:

@@ -43,6 +43,8 @@ def list_segments(log: str) -> None:
         for row in rows:
             if row["truncation"] != "active":  # one column less, because this is rare
                 row["state"] = f"{row['state']}, {row['truncation']}"
+            if row["cold"]:
+                row["state"] = f"{row['state']}, cold"
     show_rows(
         rows,
         columns=("lssn", "state", "created", "records", "bytes", "extents", "ledgers"),
@@ -60,6 +62,7 @@ def _row(segment: LogSegment, view: SegmentView | None, first: DLSN) -> dict[str
         "created": time_text(segment.created_ms),
         "completed": time_text(segment.completed_ms) if segment.completed_ms else None,
         "extents": len(segment.extents),
+        "cold": any(extent.is_cold for extent in segment.extents),
         "entries": seen.entry_count if seen else segment.closed_entry_count,
         "records": seen.record_count if seen else segment.closed_record_count,
         "bytes": seen.size_bytes if seen else segment.closed_size_bytes,

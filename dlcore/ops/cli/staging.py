@@ -74,9 +74,10 @@ def list_staged() -> None:
 @confirmed
 @common_options
 def clean(leftovers_days: float, commits_days: float, *, yes: bool) -> None:
-    """Remove uncommitted staged ledgers of dead processes, and old records of commits.
+    """Remove staged ledgers of dead processes, and old records.
 
-    The upkeep in auto-recovery does the same from time to time, with the defaults.
+    The ledgers were not committed; the records are those of commits.  The upkeep in auto-recovery
+    does the same from time to time, with the defaults.
     """
     require_consent(yes=yes)
     now_ms = SystemClock().now_ms()

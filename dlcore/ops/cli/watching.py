@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 @click.argument("log")
 @common_options
 def watch_log(log: str) -> None:
-    """Show changes of LOG until interrupted: segments, appends, truncation, seal, deletion.
+    """Show changes of LOG until interrupted.
 
-    Changes in quick succession may be shown as one.
+    These are segments, appends, truncation, seal and deletion.  Changes in quick succession may be
+    shown as one.
     """
     run_direct(lambda namespace: _watch(namespace, log), is_long=True)
 

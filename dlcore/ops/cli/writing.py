@@ -71,12 +71,12 @@ def write_log(
     whole: bool,
     stream: bool,
 ) -> None:
-    """Append records to LOG: each line of the input is one, without its line feed.
+    """Append records to LOG: each line of the input is one.
 
-    For a typed log each line is a JSON object of its columns, as --raw of tail and dump prints
-    them.  Binary is text in base64; decimals, dates and times are text, dates and times in ISO
-    8601; a duration is a whole number of its unit; a map is a list of {"key": …, "value": …}; an
-    interval has months, days and nanoseconds.
+    Its line feed is not part of it.  For a typed log each line is a JSON object of its columns, as
+    --raw of tail and dump prints them.  Binary is text in base64; decimals, dates and times are
+    text, dates and times in ISO 8601; a duration is a whole number of its unit; a map is a list of
+    {"key": …, "value": …}; an interval has months, days and nanoseconds.
 
     A record becomes durable and visible to readers as soon as no further input is waiting; at the
     end all records are.

@@ -1,17 +1,18 @@
-"""The embedded cluster: one ZooKeeper, some bookies and proxies, each in its own process.
+"""The embedded cluster: metadata server, bookies, proxies, each in its own process.
 
 <data dir>/sandbox.lock                 held while a sandbox, or what it left, runs on the folder
-<data dir>/zookeeper/{zoo.cfg,zookeeper.log,data}
+<data dir>/metadata/{metadata.sqlite,metadata-server.log}
+<data dir>/zookeeper/{zoo.cfg,zookeeper.log,data}   instead, with `zookeeper`
 <data dir>/bookie-<n>, bookie-<n>.log
 <data dir>/proxy-<n>.log
 <data dir>/autorecovery.log
+<data dir>/secure                       with `secure`: what `dlog secure init` makes
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -27,12 +28,24 @@ from dlcore.base.errors import BookieUnavailableError, ConfigurationError
 from dlcore.metadata.binding import ensure_namespace
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.zookeeper import ZooKeeperStore
-from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
+from dlcore.ops.sandbox.certificates import Certificates
+from dlcore.ops.sandbox.metadata_server import EmbeddedMetadataServer
+from dlcore.ops.sandbox.process import (
+    HOST,
+    ChildProcess,
+    PortReservation,
+    Warden,
+    python_path,
+    wait_until,
+)
 from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
+
+    from dlcore.access.tls import TlsFiles
+    from dlcore.ops.sandbox.metadata_process import MetadataProcess
 
 ROOT = "/dlog"
 """The path of a sandbox's namespace."""
@@ -103,7 +116,7 @@ class _Process:
             [sys.executable, *command, *self._options],
             log_path=self.log_path,
             warden=self._cluster._running_warden,
-            environment={"PYTHONPATH": _python_path(), "PYTHONUNBUFFERED": "1"},
+            environment={"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"},
         )
 
     def _wait_for(self, announcement: re.Pattern[str]) -> re.Match[str]:
@@ -161,7 +174,7 @@ class Bookie(_Process):
     def _spawn(self) -> None:
         command = ["-m", "bookie", "--name", self.name, "--metadata-uri", self._cluster.uri]
         command += ["--data-dir", str(self.folder), "--host", HOST, "--port", str(self._port)]
-        self._run([*command, "--watch-parent"])
+        self._run([*command, "--watch-parent", *self._cluster._tls_options("bookie")])
 
     def _wait_until_serving(self) -> None:
         served = self._wait_for(_SERVING)
@@ -193,7 +206,9 @@ class Proxy(_Process):
 
     def _spawn(self) -> None:
         command = ["-m", "dlcore.ops.cli", "proxy", "run", "--uri", self._cluster.uri]
-        self._run([*command, "--host", HOST, "--port", str(self._port)])
+        command += ["--host", HOST, "--port", str(self._port)]
+        made = self._cluster.certificates
+        self._run(command if made is None else [*command, *made.proxy_options()])
 
     def _wait_until_serving(self) -> None:
         self._location = self._wait_for(_PROXY_SERVING)[1]
@@ -213,6 +228,7 @@ class AutoRecoveryProcess(_Process):
         if self._child is not None:
             self._child.terminate()
         command = ["-m", "dlcore.ops.cli", "autorecovery", "run", "--uri", self._cluster.uri]
+        command += self._cluster._tls_options("autorecovery")
         self._run([*command, *_AUTORECOVERY_OPTIONS])
 
 
@@ -221,16 +237,21 @@ class Sandbox:
 
     Its processes end with this one, however this one ends.  Without `data_dir` the data is in a
     temporary folder until `stop`.  With it, a later sandbox on the same folder finds all data, and
-    starts as many bookies as before if that is more than `bookies`.  With `base_port` ZooKeeper
-    listens there and the bookies on the ports after it; otherwise free ports are used.
+    starts as many bookies as before if that is more than `bookies`.  With `base_port` the metadata
+    server listens there and the bookies on the ports after it; otherwise free ports are used.
+
+    The metadata is kept by the metadata server of one host.  With `zookeeper`, or on a folder that
+    began so, it is kept by a ZooKeeper from the jars in PySpark, which needs Java.
 
     `proxies` is the number of Arrow Flight proxies, on the ports after those of the bookies.
 
     With `racks` the bookies are assigned to these in turn: ``bookie-1`` to the first one, and so
     on.  Without `autorecovery` the replicas of lost bookies are not restored.
 
+    With `secure` bookies and proxies let only clients in that have a certificate, such as `tls`.
+
     Raises (from `start`):
-        ConfigurationError: Java is missing, or the folder or a port is in use.
+        ConfigurationError: the folder or a port is in use, or with `zookeeper` Java is missing.
         MetadataConnectionError, BookieUnavailableError: a process did not start; the message says
             why.
     """
@@ -247,6 +268,8 @@ class Sandbox:
         proxy_options: Sequence[str] = (),
         autorecovery: bool = True,
         autorecovery_options: Sequence[str] = (),
+        secure: bool = False,
+        zookeeper: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> None:
         require(condition=bookies >= 1, key="bookies", value=bookies, rule="expected 1 or more")
@@ -271,16 +294,18 @@ class Sandbox:
             if autorecovery
             else None
         )
+        self._secure = secure
+        self._wants_zookeeper = zookeeper
         self._report = report
         self._temporary_dir: Path | None = None
         self._lock: IO[str] | None = None
         self._warden: Warden | None = None
-        self._zookeeper: EmbeddedZooKeeper | None = None
+        self._metadata_server: MetadataProcess | None = None
         self._bookies: list[Bookie] = []
         self._proxies: list[Proxy] = []
 
     def __repr__(self) -> str:
-        state = self.uri if self._zookeeper is not None else "stopped"
+        state = self.uri if self._metadata_server is not None else "stopped"
         return f"<Sandbox {state} bookies={len(self._bookies)}>"
 
     def __enter__(self) -> Sandbox:
@@ -298,18 +323,18 @@ class Sandbox:
     @property
     def uri(self) -> str:
         """The URI of the sandbox's namespace."""
-        return f"distributedlog://{self.zookeeper.servers}{ROOT}"
+        return f"distributedlog://{self.metadata_server.servers}{ROOT}"
 
     @property
-    def zookeeper(self) -> EmbeddedZooKeeper:
-        """The sandbox's ZooKeeper.
+    def metadata_server(self) -> MetadataProcess:
+        """The process that keeps the sandbox's metadata.
 
         Raises:
             ConfigurationError: the sandbox is not started.
         """
-        if self._zookeeper is None:
+        if self._metadata_server is None:
             raise ConfigurationError("the sandbox is not started")
-        return self._zookeeper
+        return self._metadata_server
 
     @property
     def bookies(self) -> Sequence[Bookie]:
@@ -338,9 +363,19 @@ class Sandbox:
             raise ConfigurationError("the sandbox is not started")
         return folder
 
+    @property
+    def certificates(self) -> Certificates | None:
+        """The certificates, among them those of a client; None without `secure`."""
+        return Certificates(self.data_dir / "secure") if self._secure else None
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files of a client that is let in; None without `secure`."""
+        return None if self.certificates is None else self.certificates.client
+
     def start(self) -> None:
         """Start all processes; return when all bookies and proxies serve."""
-        if self._zookeeper is not None:
+        if self._metadata_server is not None:
             return
         try:
             self._start()
@@ -354,12 +389,12 @@ class Sandbox:
         lock = self._lock = _take_folder(self.data_dir)
         ports = self._choose_ports()
         self._warden = Warden(held_open=[lock.fileno()])
-        self._tell("starting ZooKeeper")
-        self._zookeeper = EmbeddedZooKeeper(
-            self.data_dir / "zookeeper", port=self._base_port, warden=self._warden
-        )
-        self._zookeeper.start()
-        _make_namespace(self._zookeeper.servers)
+        server = self._metadata_server = self._new_metadata_server(self._warden)
+        self._tell(f"starting {server.title}")
+        server.start()
+        _make_namespace(server.servers)
+        if self.certificates is not None:
+            self.certificates.make(self.uri)
         self._bookies = [
             Bookie(
                 f"bookie-{number}",
@@ -380,6 +415,13 @@ class Sandbox:
         if self._autorecovery is not None:
             self._tell("starting auto-recovery")
             self._autorecovery.restart()
+
+    def _new_metadata_server(self, warden: Warden) -> MetadataProcess:
+        of_zookeeper = self.data_dir / "zookeeper"
+        if self._wants_zookeeper or of_zookeeper.exists():
+            return EmbeddedZooKeeper(of_zookeeper, port=self._base_port, warden=warden)
+        folder = self.data_dir / "metadata"
+        return EmbeddedMetadataServer(folder, port=self._base_port, warden=warden)
 
     def _start_proxies(self) -> None:
         first = None if self._base_port is None else self._base_port + len(self._bookies) + 1
@@ -402,6 +444,10 @@ class Sandbox:
         if not self._racks:
             return self._bookie_options
         return ("--rack", self._racks[(number - 1) % len(self._racks)], *self._bookie_options)
+
+    def _tls_options(self, role: str) -> list[str]:
+        """Return the options that name the files of a process; none without `secure`."""
+        return [] if self.certificates is None else self.certificates.options(role)
 
     def _choose_ports(self) -> list[int]:
         numbers = [
@@ -430,14 +476,14 @@ class Sandbox:
                 child.ask_to_stop()
             for child in children:
                 child.terminate()
-            if self._zookeeper is not None:
-                self._tell("stopping ZooKeeper")
-                self._zookeeper.stop()
+            if self._metadata_server is not None:
+                self._tell(f"stopping {self._metadata_server.title}")
+                self._metadata_server.stop()
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._zookeeper = None
+        self._metadata_server = None
         self._bookies = []
         self._proxies = []
         if self._warden is not None:
@@ -497,14 +543,3 @@ def _make_namespace(servers: str) -> None:
     # In another thread, because the caller (a notebook) may run an event loop.
     with ThreadPoolExecutor(1) as executor:
         executor.submit(asyncio.run, make()).result()
-
-
-def _python_path() -> str:
-    spec = importlib.util.find_spec("bookie")
-    if spec is None or spec.origin is None:
-        raise ConfigurationError(
-            "the package bookie is not installed: pip install distributed-dlog"
-        )
-    folder = str(Path(spec.origin).parent.parent)
-    rest = os.environ.get("PYTHONPATH")
-    return f"{folder}{os.pathsep}{rest}" if rest else folder

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError
@@ -17,7 +19,6 @@ from dlcore.ops.sandbox import warden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 HOST = "127.0.0.1"
 GATE = ("/bin/sh", "-c", 'read -r go && exec "$@"', "sh")
@@ -204,3 +205,15 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_INTERVAL_S)
     return True
+
+
+def python_path() -> str:
+    """Return PYTHONPATH for a child that runs this installation of dlog."""
+    spec = importlib.util.find_spec("bookie")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(
+            "the package bookie is not installed: pip install distributed-dlog"
+        )
+    folder = str(Path(spec.origin).parent.parent)
+    rest = os.environ.get("PYTHONPATH")
+    return f"{folder}{os.pathsep}{rest}" if rest else folder

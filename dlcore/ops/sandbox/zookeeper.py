@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import ConfigurationError, MetadataConnectionError
+from dlcore.ops.sandbox.metadata_process import MetadataProcess
 from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+    from collections.abc import Mapping, Sequence
 
 _START_TIMEOUT_S = 60.0
 """It takes half a second, or longer on a busy machine; a process that has ended is noticed at once.
@@ -45,6 +45,15 @@ _JARS = (
     "log4j-core-*.jar",
     "log4j-slf4j2-impl-*.jar",
 )
+_JARS_OF_TLS = (
+    "netty-codec-base-*.jar",
+    "netty-resolver-[0-9]*.jar",
+    "netty-tcnative-classes-*.jar",
+    "netty-transport-classes-epoll-*.jar",
+    "netty-transport-native-unix-common-*.jar",
+    "commons-io-*.jar",
+)
+"""Behind the others, so that an archive of classes for these fits both."""
 _JVM_OPTIONS = (
     # Until its extents are merged, a commit over 1,000 logs leaves 77 KB there (measured).  A
     # thousand such commits leave 85 MB, with everything else, and half a megabyte more for some
@@ -77,17 +86,19 @@ admin.enableServer=false
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8"}
 
 
-class EmbeddedZooKeeper:
-    """One ZooKeeper server on the loopback interface, with its data and log under `data_dir`.
+class EmbeddedZooKeeper(MetadataProcess):
+    """One ZooKeeper server on the loopback interface.
 
-    Without `port` a free one is chosen at the first start, and kept.  With `launcher`, arguments
-    before its command, it may run on another host and listen at `host`.
+    With `launcher`, arguments before its command, it may run on another host and listen at `host`.
+    `settings` are more lines of its configuration, also for TLS.
 
     Raises (from `start`):
         ConfigurationError: Java or PySpark is missing, the port is in use, or the name of
             `data_dir` is not UTF-8.
         MetadataConnectionError: the server ended, or did not answer in time.
     """
+
+    title = "ZooKeeper"
 
     def __init__(
         self,
@@ -97,61 +108,18 @@ class EmbeddedZooKeeper:
         warden: Warden | None = None,
         host: str = HOST,
         launcher: Sequence[str] = (),
+        settings: Mapping[str, object] | None = None,
     ) -> None:
-        self._data_dir = Path(data_dir).absolute()
-        self._host = host
+        super().__init__(data_dir, host=host, port=port, warden=warden)
         self._launcher = tuple(launcher)
-        self._port = port
-        self._given_warden = warden
-        self._warden: Warden | None = None
-        self._child: ChildProcess | None = None
+        self._settings = dict(settings or {})
 
-    def __repr__(self) -> str:
-        state = "running" if self.is_running else "stopped"
-        return f"<EmbeddedZooKeeper {self._host}:{self._port} {state}>"
-
-    def __enter__(self) -> EmbeddedZooKeeper:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def servers(self) -> str:
-        """Address for clients: ``host:port``."""
-        assert self._port is not None
-        return f"{self._host}:{self._port}"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._running_child.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process runs."""
-        return self._child is not None and self._child.is_running
-
-    def start(self) -> None:
-        """Start the server and wait until it answers."""
-        if self.is_running:
-            return
-        command = [*self._launcher, find_java(), *_JVM_OPTIONS, "-cp", _class_path()]
+    def _start(self) -> None:
+        class_path = _class_path(_JARS + _JARS_OF_TLS if self._settings else _JARS)
+        command = [*self._launcher, find_java(), *_JVM_OPTIONS, "-cp", class_path]
         _as_property(self._data_dir)  # raises before anything is created
         self._data_dir.mkdir(parents=True, exist_ok=True)
-        if self._given_warden is None and self._warden is None:
-            self._warden = Warden()
-        try:
-            self._start_on_a_port(command)
-        except BaseException:
-            self.stop()
-            raise
+        self._start_on_a_port(command)
 
     def _start_on_a_port(self, command: list[str]) -> None:
         is_free_choice = self._port is None
@@ -170,15 +138,13 @@ class EmbeddedZooKeeper:
         """Start the server; return False if its port is in use."""
         config = self._data_dir / "zoo.cfg"
         data_dir = _as_property(self._data_dir / "data")
-        config.write_text(
-            _CONFIG.format(data_dir=data_dir, port=port, host=self._host), encoding="ascii"
-        )
-        warden = self._given_warden or self._warden
-        assert warden is not None
+        lines = _CONFIG.format(data_dir=data_dir, port=port, host=self._host)
+        lines += "".join(f"{key}={value}\n" for key, value in self._settings.items())
+        config.write_text(lines, encoding="ascii")
         child = self._child = ChildProcess(
             [*command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config)],
             log_path=self._data_dir / "zookeeper.log",
-            warden=warden,
+            warden=self._watching(),
             environment=_ENVIRONMENT,
         )
         has_settled = wait_until(
@@ -202,33 +168,6 @@ class EmbeddedZooKeeper:
                 answer = b"".join(iter(lambda: connection.recv(4096), b""))
             return b"dataDir=" + os.fsencode(self._data_dir / "data") + b"/" in answer
         return False
-
-    def stop(self) -> None:
-        """Stop the server; do nothing if it does not run."""
-        if self._child is not None:
-            self._child.terminate()
-            self._child = None
-        if self._warden is not None:
-            self._warden.close()
-            self._warden = None
-
-    def kill(self) -> None:
-        """Kill the server (SIGKILL); `start` restarts it on the same port with its data."""
-        self._running_child.kill()
-
-    def pause(self) -> None:
-        """Stop the server with SIGSTOP, until `resume`."""
-        self._running_child.pause()
-
-    def resume(self) -> None:
-        """Continue the server after `pause`."""
-        self._running_child.resume()
-
-    @property
-    def _running_child(self) -> ChildProcess:
-        if self._child is None:
-            raise ConfigurationError("the embedded ZooKeeper is not started")
-        return self._child
 
 
 def _as_property(path: Path) -> str:
@@ -259,7 +198,7 @@ def find_java() -> str:
     return java
 
 
-def _class_path() -> str:
+def _class_path(patterns: Sequence[str] = _JARS) -> str:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
@@ -268,7 +207,7 @@ def _class_path() -> str:
             "'distributed-dlog[spark]'"
         )
     folder = Path(spec.submodule_search_locations[0]) / "jars"
-    jars = [jar for pattern in _JARS for jar in sorted(folder.glob(pattern))]
+    jars = [jar for pattern in patterns for jar in sorted(folder.glob(pattern))]
     if not any(jar.name.startswith("zookeeper-jute") for jar in jars):
         raise ConfigurationError(f"there are no ZooKeeper jars in {folder}: reinstall pyspark")
     return os.pathsep.join(map(str, jars))

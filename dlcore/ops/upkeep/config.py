@@ -62,11 +62,39 @@ class UpkeepConfig:
     """Age at which the staged ledgers of an identity that never came back are removed."""
     commits_age_s: float = 90 * _DAY_S
     """Age at which records of commits are removed: an older replay is not recognised."""
+    tier_interval_s: float = 60.0
+    """How often a worker looks for segments that are old enough for their log's tier."""
+    tier_bytes_per_s: float = 32.0 * MIB
+    """Pace of reading from bookies for tiers, for all logs of one worker."""
+    tier_object_bytes: int = 64 * MIB
+    """Bytes of entries after which an object ends; a worker holds one object in memory."""
+    tier_grace_s: float = 3600.0
+    """How long ledgers stay on bookies after an object has their entries: longer than the longest
+    read that is planned once, like one task of Spark."""
+    stray_interval_s: float = 6 * 3600.0
+    """How often upkeep lists the objects of tiers, to delete those that no log names."""
+    stray_age_s: float = _DAY_S
+    """Age at which an object that no log names is deleted."""
     merge: MergePolicy = MergePolicy()
     """Which extents are small, and how much is merged in one step."""
 
     def __post_init__(self) -> None:
         require_positive(
-            self, "upkeep_interval_s", "sweep_interval_s", "logs_at_once", "merge_bytes_per_s"
+            self,
+            "upkeep_interval_s",
+            "sweep_interval_s",
+            "logs_at_once",
+            "merge_bytes_per_s",
+            "tier_interval_s",
+            "tier_bytes_per_s",
+            "tier_object_bytes",
+            "stray_interval_s",
         )
-        require_not_negative(self, "merged_grace_s", "leftovers_age_s", "commits_age_s")
+        require_not_negative(
+            self,
+            "merged_grace_s",
+            "leftovers_age_s",
+            "commits_age_s",
+            "tier_grace_s",
+            "stray_age_s",
+        )

@@ -9,31 +9,22 @@ not disturbed.  Any change of the log meanwhile changes its head; the swap then 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from dlcore.base.errors import (
     CorruptMetadataError,
-    DLError,
     LedgerNotFoundError,
     LedgerReadError,
     LogNotFoundError,
     MetadataVersionError,
 )
 from dlcore.log.entries.body import decode_entry_header, move_entry
-from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
-from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import (
     create_staged_ledger,
-    drop,
-    read_staged,
 )
-from dlcore.log.metadata.store import persistently
-from dlcore.log.metadata.values import SegmentEnd
-from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.copying import Throttle
 from dlcore.ops.upkeep.merging import (
     MergeRun,
@@ -42,39 +33,29 @@ from dlcore.ops.upkeep.merging import (
     plan_fold,
     plan_merge,
 )
+from dlcore.ops.upkeep.rewriting import SegmentRewriter
 from dlcore.ops.upkeep.swap import (
     MERGING_IDENTITY,
-    CallFailed,
-    Ended,
-    Event,
-    Look,
-    Looked,
-    Pause,
-    Signal,
-    Store,
     Swap,
-    Verified,
-    Verify,
     is_there,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import Extent
-    from dlcore.log.metadata.values import Chunk, LogKey, VersionedHead
+    from dlcore.log.metadata.values import LogKey, VersionedHead
     from dlcore.ops.upkeep.config import MergePolicy
-    from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
 
 _IN_FLIGHT_BYTES_MAX = 8 * 1024 * 1024
 
 
-class LogMerger:
+class LogMerger(SegmentRewriter):
     """Merges extents of any logs, one run after the other.
 
     Args:
@@ -87,11 +68,9 @@ class LogMerger:
     def __init__(
         self, context: LogContext, owner: StagingOwner, *, policy: MergePolicy, bytes_per_s: float
     ) -> None:
-        self._context = context
-        self._owner = owner
+        super().__init__(context, owner)
         self._policy = policy
         self._throttle = Throttle(bytes_per_s=bytes_per_s)
-        self._unused: set[int] = set()  # ledgers that no swap needs
 
     async def merge(self, log: LogKey, *, from_lssn: int = 1) -> int:
         """Merge small extents in the log's segments from `from_lssn` on; return how many runs.
@@ -125,34 +104,6 @@ class LogMerger:
         if change is not None:
             with contextlib.suppress(MetadataVersionError):
                 await logs.apply(change)
-
-    # The stored state
-
-    async def _read_segment(self, at: VersionedHead, lssn: int) -> StoredSegment | None:
-        """Return a segment; None if it is being removed."""
-        head, paths = at.head, self._context.logs.paths_of(at.log)
-        if lssn == head.first_lssn and head.first_chunk:
-            return None
-        end: SegmentEnd | None = None
-        if lssn == head.max_lssn and head.segment is not None:
-            count = head.segment.chunk_count
-        else:
-            path = paths.segment(lssn)
-            node = await persistently(lambda: self._context.store.get(path))
-            if node is None or not node.value:
-                return None
-            end = decode(SegmentEnd, node.value, source=path)
-            count = end.chunk_count
-
-        async def read() -> list[tuple[int, Chunk]]:
-            chunks = read_chunks(self._context.store, paths, lssn, range(count))
-            return [each async for each in chunks]
-
-        try:
-            chunks = await persistently(read)
-        except ChunkMissingError:
-            return None  # the log has moved on
-        return StoredSegment(lssn=lssn, chunks=tuple(chunks), end=end)
 
     def _plan(self, at: VersionedHead, stored: StoredSegment) -> MergeRun | None:
         extents = stored.extents
@@ -254,64 +205,3 @@ class LogMerger:
                 f"the extents from ledger {parts[0].ledger_id} on hold {records} records, their "
                 f"metadata says {expected}"
             )
-
-    async def _entries(
-        self, parts: Sequence[Extent]
-    ) -> AsyncGenerator[tuple[Extent, EntryFrame], None]:
-        """Yield the verified entries of extents in order, each with its extent."""
-        for group in adjacent(parts):
-            first, last = group[0].first_entry_id, group[-1].last_entry_id
-            assert last is not None
-            reader = await self._context.ledgers.open_ledger(group[0].ledger_id)
-            index = 0
-            async with aclosing(reader.read(first, last)) as chunks:
-                async for frames in chunks:
-                    for frame in frames:
-                        while frame.entry_id > (group[index].last_entry_id or 0):
-                            index += 1
-                        yield group[index], frame
-
-    # The swap
-
-    async def _swap(self, swap: Swap) -> bool:
-        """Replace a run; return False if it is not there any more."""
-        effect = swap.handle(Signal.BEGIN)
-        while not isinstance(effect, Ended):
-            try:
-                event = await self._answer_of(effect)
-            except DLError as error:
-                event = CallFailed(error)
-            effect = swap.handle(event)
-        if isinstance(effect.outcome, DLError):
-            raise effect.outcome
-        return effect.outcome
-
-    async def _answer_of(self, effect: Look | Verify | Store | Pause) -> Event:
-        context = self._context
-        match effect:
-            case Look(paths):
-                nodes = await persistently(lambda: context.store.get_many(paths, fresh=True))
-                return Looked(nodes, context.clock.now_ms())
-            case Verify(ledger_ids):
-                readers = [await context.ledgers.open_ledger(each) for each in ledger_ids]
-                pairs = zip(ledger_ids, readers, strict=True)
-                return Verified([each for each, at in pairs if "staged_by" in at.metadata.custom])
-            case Store(ops):
-                await context.store.multi(ops)
-                return Signal.STORED
-            case Pause(s_max, error):
-                logger.info("the swap of a merge is tried again: %s", error)
-                await asyncio.sleep(context.rng.uniform(0, s_max))
-                return Signal.PAUSE_OVER
-            case _:
-                assert_never(effect)
-
-    async def _drop_unused(self) -> None:
-        """Delete ledgers that no swap used; those that cannot be deleted now are tried again."""
-        context = self._context
-        for ledger_id in list(self._unused):
-            node = (await read_staged(context, [ledger_id])).get(ledger_id)
-            if node is not None and not node.staged.settled:
-                await drop(context, node)
-            else:
-                self._unused.discard(ledger_id)

@@ -12,6 +12,7 @@ ledgers are bounded, so that the time of one step and the size of its transactio
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
@@ -42,14 +43,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRun:
-    """The extents [first, end) of the given ones: at least two."""
+    """The extents [first, end) of the given ones: at least two for a merge."""
 
     first: int
     end: int
 
 
 def weight_of(extent: Extent) -> int:
-    """Return the weight of a final extent."""
+    """Return the weight of a final extent; a cold one is never light."""
+    if extent.is_cold:
+        return sys.maxsize
     return extent.size_bytes + ENTRY_WEIGHT * extent.entry_count
 
 

@@ -159,7 +159,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Effect: answer the caller: whether the run was replaced; or an error."""
+    """Effect: answer the caller: whether another extent is in the place of the run; or an error."""
 
     outcome: bool | DLError
 

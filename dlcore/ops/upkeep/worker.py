@@ -24,6 +24,7 @@ from dlcore.base.errors import (
     LogNotFoundError,
     NodeExistsError,
     NoNodeError,
+    ObjectStoreError,
 )
 from dlcore.base.isolating import Troubles, report_defect
 from dlcore.log.metadata.commit_records import sweep_commits
@@ -35,9 +36,11 @@ from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.runner import run_together
 from dlcore.ops.upkeep.config import UpkeepConfig
-from dlcore.ops.upkeep.expiry import expire_logs
+from dlcore.ops.upkeep.expiry import expire_logs, listed_logs
 from dlcore.ops.upkeep.merger import LogMerger
+from dlcore.ops.upkeep.strays import delete_strays
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
+from dlcore.ops.upkeep.tierer import LogTierer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -61,6 +64,8 @@ class LogUpkeep:
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
         self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
+        self._tierer = LogTierer(context, owner, config)
+        self._strays_due_s = 0.0  # by the event loop's clock
         self._mergers = [
             LogMerger(
                 context,
@@ -82,7 +87,9 @@ class LogUpkeep:
         Raises:
             MetadataError: the store failed.
         """
-        await run_together(self._serve_requests(), self._sweep_now_and_then())
+        await run_together(
+            self._serve_requests(), self._sweep_now_and_then(), self._tier_now_and_then()
+        )
 
     async def _serve_requests(self) -> None:
         while True:
@@ -93,6 +100,11 @@ class LogUpkeep:
         while True:
             await self.sweep()
             await asyncio.sleep(self._config.sweep_interval_s)
+
+    async def _tier_now_and_then(self) -> None:
+        while True:
+            await self.tier()
+            await asyncio.sleep(self._config.tier_interval_s)
 
     async def serve(self) -> int:
         """Serve every log that is asked for now; return how many merges were made."""
@@ -116,7 +128,8 @@ class LogUpkeep:
                 # Bookies are away, or metadata is damaged: other logs go on, and the request stays.
                 pause_s = self._back_off(log_id)
                 logger.warning(
-                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s",
+                    "upkeep of log id=%s failed, next try in %.0f s: %s: %s; to do: see to the "
+                    "reason if it comes again; small extents stay until then",
                     log_id,
                     pause_s,
                     type(error).__name__,
@@ -171,6 +184,38 @@ class LogUpkeep:
             with contextlib.suppress(DLError):  # without an answer it vanishes with the session
                 await store.delete(path)
 
+    async def tier(self) -> int:
+        """Tier what is old enough, of every log that has a tier; return how many runs.
+
+        A log that fails is tried again by the next call, and so is a store, with all of its logs.
+        """
+        count = 0
+        troubles = Troubles()
+        away: set[str] = set()
+        async for logs in listed_logs(self._context):
+            found = await self._context.logs.read_settings_of(logs)
+            for log, settings in zip(logs, found, strict=True):
+                if settings.tier is None or settings.tier in away:
+                    continue
+                async with self._lock(log.log_id) as is_ours:
+                    if not is_ours:
+                        continue
+                    with troubles.isolated(f"tiering log {log.name}"):
+                        try:
+                            count += await self._tierer.tier(log)
+                        except ObjectStoreError:
+                            away.add(settings.tier)
+                            raise
+        await self._repairs.tell("tiers", troubles)
+        return count
+
+    async def _delete_strays(self) -> int:
+        now = asyncio.get_running_loop().time()
+        if now < self._strays_due_s:
+            return 0
+        self._strays_due_s = now + self._config.stray_interval_s
+        return await delete_strays(self._context, age_s=self._config.stray_age_s)
+
     async def sweep(self) -> None:
         """Remove data that is no longer needed, unless another worker does it now.
 
@@ -190,6 +235,7 @@ class LogUpkeep:
             "leftovers": partial(settle_abandoned, context, created_before_ms=leftovers_ms),
             "deleted logs": self._remove_deleted,
             "expired logs": partial(expire_logs, context),
+            "stray objects": self._delete_strays,
             "commit records": partial(sweep_commits, context, before_ms=commits_ms),
         }
         swept = []

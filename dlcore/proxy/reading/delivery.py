@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
+from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
 from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.base.ids import DLSN
+from dlcore.base.metrics import Durations
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.runs import PART_BYTES, fetched
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.reading.following import FollowedLog, FollowedLogs
     from dlcore.proxy.reading.outgoing import Send
     from dlcore.proxy.reading.ring import Ring, RingReader
-    from dlcore.proxy.reading.rows import RowView
+    from dlcore.proxy.reading.rows import View
     from dlcore.proxy.reading.runs import Fetched
 
 _LOOK_S = 1.0
@@ -47,7 +49,7 @@ class Reading:
     """
 
     log: DirectLog
-    view: RowView
+    view: View
     start: DLSN
     end: DLSN
     follow: bool
@@ -67,6 +69,12 @@ class Deliveries:
         self._followed = followed
         self._outgoing = outgoing
         self._turns = asyncio.Semaphore(catching_up_max)
+        self.times = Durations()
+        """Times of messages from rings, from the arrival of their records until they are sent."""
+        self.catch_up_messages = 0
+        """Messages of older records, which were read from bookies for one client."""
+        self.catching_up = 0
+        """Clients that are behind the rings now."""
 
     async def deliver(self, reading: Reading, send: Send) -> None:
         """Send a client the requested records; return when it has received all of them.
@@ -144,6 +152,7 @@ class Deliveries:
             reader.advance()
             if not skipped:
                 await self._outgoing.send(send, run.data)
+                self.times.note(steady_s() - run.came_s)
         return None
 
     @property
@@ -157,6 +166,13 @@ class Deliveries:
         While memory is short, a client that has received nothing yet gets one entry, without
         read-ahead: most clients that fill memory never receive anything.
         """
+        self.catching_up += 1
+        try:
+            await self._caught_up(reading, position, end, send)
+        finally:
+            self.catching_up -= 1
+
+    async def _caught_up(self, reading: Reading, position: DLSN, end: DLSN, send: Send) -> None:
         has_taken = is_empty = False
         while position < end:
             until = end
@@ -176,6 +192,7 @@ class Deliveries:
                         is_empty = False
                         position = reached
                         sending = await self._outgoing.begin(send, message)
+                        self.catch_up_messages += 1
                         patience_s = STALL_S / 10 if self._others_wait else STALL_S
                         done, _ = await asyncio.wait({sending}, timeout=patience_s)
                         left -= len(message)

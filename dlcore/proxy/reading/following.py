@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from dlcore.base.background import BackgroundTasks
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.awaited import Awaited
 from dlcore.proxy.reading.runs import RUN_BYTES, fetched
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan
     from dlcore.proxy.reading.ring import Ring, RingBudget
-    from dlcore.proxy.reading.rows import RowView
+    from dlcore.proxy.reading.rows import View
     from dlcore.proxy.reading.runs import Fetched
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,15 @@ logger = logging.getLogger(__name__)
 class _ViewRing:
     """A ring whose runs have the columns of one view, and the number of its readers."""
 
-    def __init__(self, view: RowView, ring: Ring) -> None:
+    def __init__(self, view: View, ring: Ring) -> None:
         self.view = view
         self.ring = ring
         self.users = 0
         self._last: Fetched | None = None
+        self._last_s = 0.0
 
-    def append(self, more: Fetched) -> None:
-        """Put entries into the ring; few of them join the last run, if it may grow."""
+    def append(self, more: Fetched, came_s: float) -> None:
+        """Put entries that came now into the ring; few join the last run, if it may grow."""
         last = self._last
         if (
             last is not None
@@ -44,10 +46,10 @@ class _ViewRing:
             and last.size_bytes + more.size_bytes <= RUN_BYTES
         ):
             self._last = last.followed_by(more)
-            self.ring.grow(self._last.run(self.view))
+            self.ring.grow(self._last.run(self.view, came_s=self._last_s))
         else:
-            self._last = more
-            self.ring.append(more.run(self.view))
+            self._last, self._last_s = more, came_s
+            self.ring.append(more.run(self.view, came_s=came_s))
 
 
 def _found(found: asyncio.Future[DLSN], position: DLSN) -> None:
@@ -68,6 +70,8 @@ class FollowedLog:
         self._rings: dict[bytes, _ViewRing] = {}
         self._awaited: Awaited[asyncio.Future[DLSN]] = Awaited()
         self._end: DLSN | None = None
+        self.records = 0
+        """The number of records before the end, once some came."""
         self.users = 0
         self.news = asyncio.Event()
         self.has_ended = False
@@ -92,10 +96,14 @@ class FollowedLog:
                 self._tell()
                 while True:
                     taken = await reader.take_entries()
+                    came_s = steady_s()
                     for each in fetched(taken, log=self._log.name, sizes=repeat(RUN_BYTES)):
                         for known in self._rings.values():
-                            known.append(each)
+                            known.append(each, came_s)
                         self._end = each.end
+                        last = each.rows[-1]
+                        before = last.place.sequence_id + last.first_slot
+                        self.records = before + last.batch.num_rows
                         for rows in each.rows:
                             for found, position in self._awaited.came(rows):
                                 _found(found, position)
@@ -103,7 +111,12 @@ class FollowedLog:
         except EndOfStreamError:
             self.has_ended = True
         except DLError as error:
-            logger.warning("following log=%s ended: %s", self._log.name, error)
+            logger.warning(
+                "following log=%s ended: %s; to do: nothing, readers ask again; see to the reason "
+                "if it comes again",
+                self._log.name,
+                error,
+            )
             self.error = error
         except Exception as error:
             self.error = UnexpectedError(f"following log {self._log.name!r} broke: {error!r}")
@@ -140,7 +153,7 @@ class FollowedLog:
         self.news = asyncio.Event()
 
     @asynccontextmanager
-    async def ring(self, view: RowView) -> AsyncIterator[Ring]:
+    async def ring(self, view: View) -> AsyncIterator[Ring]:
         """Yield the ring of a view; a new ring begins at the position up to which we followed."""
         while self._end is None:
             self.require_unbroken()
@@ -175,6 +188,11 @@ class FollowedLogs:
 
     def __contains__(self, log_id: str) -> bool:
         return log_id in self._logs
+
+    def records_of(self, log_id: str) -> int:
+        """Return the number of records of a log, as far as it is known here."""
+        followed = self._logs.get(log_id)
+        return 0 if followed is None else followed.records
 
     @asynccontextmanager
     async def follow(self, log: DirectLog) -> AsyncIterator[FollowedLog]:

@@ -61,6 +61,8 @@ class Outgoing:
     ) -> None:
         self.bytes_max = bytes_max
         self.size_bytes = 0
+        self.sent_bytes = 0
+        """Bytes of the messages that were begun."""
         self._on_use = on_use
         self._on_full = on_full
         self._sending: dict[_Sending, None] = {}  # in the order of their start
@@ -95,6 +97,7 @@ class Outgoing:
         writing = start_task(send(message), partial(self._written, sending))
         self._sending[sending] = None
         self.size_bytes += size_bytes
+        self.sent_bytes += len(message)
         self._on_use()
         if self.is_short:
             self._on_full()

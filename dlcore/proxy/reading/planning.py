@@ -81,7 +81,10 @@ class Planning:
         """
         ends = [DLSN.parse(search.end) for search in request.searches]
         snapshots = await self._reached(request.searches, ends)
-        wanted = [(snapshots[each.log], each.at.wanted) for each in request.searches]
+        wanted = [
+            (_beginning(snapshots[each.log], each.first), each.at.wanted)
+            for each in request.searches
+        ]
         places = await self._namespace.find_places(
             [(at, at.end if isinstance(what, Latest) else what) for at, what in wanted]
         )
@@ -146,3 +149,7 @@ class Planning:
             f"log {late[0]!r}: this proxy does not see yet all records that another proxy found "
             "readable: try again"
         )
+
+
+def _beginning(snapshot: LogSnapshot, first: str | None) -> LogSnapshot:
+    return snapshot if first is None else snapshot.starting_at(DLSN.parse(first))

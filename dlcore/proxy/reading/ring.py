@@ -43,6 +43,8 @@ class Run:
     firsts: tuple[tuple[DLSN, int], ...]
     data: Any
     size_bytes: int
+    came_s: float = 0.0
+    """When its first records came, as `steady_s` tells."""
 
     @property
     def row_count(self) -> int:

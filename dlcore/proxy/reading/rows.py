@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
     from dlcore.wire.digest import BytesLike
+
+
+class View(Protocol):
+    """Makes the messages for a kind of reader."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns, and more if need be: views with the same schema make the same messages."""
+        ...
+
+    def message(self, entries: Sequence[StoredRows], following: DLSN, /) -> bytes:
+        """Return a message with the rows of entries; `following` is the position behind them."""
+        ...
 
 
 class RowView:

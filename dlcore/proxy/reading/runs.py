@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dlcore.log.reading.rows import EntryRows, StoredRows
-    from dlcore.proxy.reading.rows import RowView
+    from dlcore.proxy.reading.rows import View
 
 RUN_BYTES = 256 * 1024
 """Size up to which entries are joined for a ring."""
@@ -52,12 +52,12 @@ class Fetched:
             self.size_bytes + later.size_bytes,
         )
 
-    def run(self, view: RowView) -> Run:
-        """Return a run with the columns of a view."""
+    def run(self, view: View, *, came_s: float = 0.0) -> Run:
+        """Return a run with the columns of a view, whose first records came at a time."""
         data = view.message(self.rows, self.end)
-        return Run(self.start, self.end, self.firsts, data, len(data))
+        return Run(self.start, self.end, self.firsts, data, len(data), came_s)
 
-    def part(self, view: RowView, end: DLSN) -> bytes | None:
+    def part(self, view: View, end: DLSN) -> bytes | None:
         """Return a message with the records before `end`; None if there are none."""
         if end >= self.end:
             return view.message(self.rows, self.end)

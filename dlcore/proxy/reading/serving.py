@@ -67,7 +67,7 @@ class ReadPath:
         self.outgoing = Outgoing(
             config.sending_bytes_max, on_use=self._relief.used, on_full=self._relief.needed
         )
-        self._deliveries = Deliveries(
+        self.deliveries = Deliveries(
             self.followed, self.outgoing, catching_up_max=config.catching_up_max
         )
 
@@ -76,30 +76,31 @@ class ReadPath:
         self._relief.close()
         await self.followed.aclose()
 
-    async def do_get(self, data: bytes, send: Send) -> None:
+    async def do_get(self, ticket: Ticket, send: Send) -> None:
         """Send the records that a ticket names.
 
         Raises:
-            ConfigurationError: the ticket is invalid.
             LogNotFoundError: there is no log of this name, or none of the ticket's id.
             SchemaMismatchError: the log has no such column.
             AlreadyTruncatedError: the ticket's position was truncated away.
             ReaderStalledError: the client received nothing for long, and others needed the memory.
         """
-        await self._deliveries.deliver(await self._begin(data, send), send)
+        await self.deliveries.deliver(await self._begin(ticket, send), send)
 
-    async def _begin(self, data: bytes, send: Send) -> Reading:
+    async def _begin(self, ticket: Ticket, send: Send) -> Reading:
         # A function of its own, so that the snapshot is freed before the log is followed for long.
-        asked = await self._asked(Ticket.decode(data))
+        asked = await self._asked(ticket)
         reading = asked.reading
         await send(schema_message(reading.view.schema))  # clients wait for it, even without rows
         if reading.follow:
             return reading
         return replace(reading, end=lowest(asked.snapshot, reading.end))
 
-    async def get_flight_info(self, descriptor: pb.FlightDescriptor) -> pb.FlightInfo:
+    async def get_flight_info(
+        self, descriptor: pb.FlightDescriptor, ticket: Ticket
+    ) -> pb.FlightInfo:
         """Return facts about a range, and the tickets of its parts.  Raises: as `do_get`."""
-        asked = await self._asked(_ticket_of(descriptor))
+        asked = await self._asked(ticket)
         snapshot, reading = asked.snapshot, asked.reading
         start, end = reading.start, min(reading.end, snapshot.end)
         parts = parts_of(snapshot, start, end)
@@ -119,13 +120,13 @@ class ReadPath:
             app_metadata=msgspec.json.encode(known),
         )
 
-    async def get_schema(self, descriptor: pb.FlightDescriptor) -> pb.SchemaResult:
+    async def get_schema(self, ticket: Ticket) -> pb.SchemaResult:
         """Return the columns of a log's rows.  Raises: as `do_get`."""
-        asked = await self._asked(_ticket_of(descriptor))
+        asked = await self._asked(ticket)
         return pb.SchemaResult(schema=asked.reading.view.schema.serialize().to_pybytes())
 
-    async def list_flights(self, criteria: pb.Criteria) -> AsyncIterator[pb.FlightInfo]:
-        """Yield the logs whose names begin with the expression of the criteria, in no order.
+    async def list_flights(self, criteria: pb.Criteria) -> AsyncIterator[tuple[str, pb.FlightInfo]]:
+        """Yield logs by name, those that begin with the expression of the criteria, in no order.
 
         Raises: ConfigurationError: the expression is not UTF-8; MetadataError.
         """
@@ -138,7 +139,7 @@ class ReadPath:
         listing = aiter(self._namespace.list_logs(prefix or None))
         while (schemas := await self._next_schemas(listing)) is not None:
             for name, schema in schemas:
-                yield _listed(name, schema)
+                yield name, _listed(name, schema)
 
     async def _next_schemas(
         self, listing: AsyncIterator[list[str]]
@@ -156,9 +157,8 @@ class ReadPath:
             return await self._found(ticket)
 
     async def _found(self, ticket: Ticket) -> _Asked:
-        follower, snapshot = await self._namespace.followers.follow(ticket.log, ticket.log_id)
+        log, snapshot = await self.opened(ticket.log, ticket.log_id)
         context = self._namespace.log_context
-        log = DirectLog(context, follower.log, self._log_config, follower)
         view = RowView(log.name, snapshot.schema, ticket.columns)
         start, awaited = snapshot.first, None
         if ticket.start is not None:
@@ -186,6 +186,15 @@ class ReadPath:
             awaited=awaited,
         )
         return _Asked(ticket, snapshot, reading)
+
+    async def opened(self, name: str, log_id: str | None = None) -> tuple[DirectLog, LogSnapshot]:
+        """Return a log, which its readers share, and its present snapshot.
+
+        Raises: LogNotFoundError, LedgerReadError, MetadataError.
+        """
+        follower, snapshot = await self._namespace.followers.follow(name, log_id)
+        context = self._namespace.log_context
+        return DirectLog(context, follower.log, self._log_config, follower), snapshot
 
     async def _position_of(self, snapshot: LogSnapshot, wanted: Wanted) -> DLSN:
         match wanted:
@@ -254,18 +263,6 @@ class ReadPath:
             location=[pb.Location(uri=each) for each in sorted(locations)],
             app_metadata=msgspec.json.encode(known),
         )
-
-
-def _ticket_of(descriptor: pb.FlightDescriptor) -> Ticket:
-    """Return the ticket of a descriptor: a path is the name of a log, a command is a ticket."""
-    if descriptor.type == pb.FlightDescriptor.CMD:
-        return Ticket.decode(descriptor.cmd)
-    if descriptor.type == pb.FlightDescriptor.PATH:
-        return Ticket(log="/".join(descriptor.path))
-    raise ConfigurationError(
-        "a descriptor without a type: expected a path, which names a log, or a command, which is a "
-        "ticket"
-    )
 
 
 def lowest(snapshot: LogSnapshot, end: DLSN) -> DLSN:

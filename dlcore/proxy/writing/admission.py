@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.base.background import side_tasks
 from dlcore.base.errors import LogNotReadyError
+from dlcore.base.metrics import Durations
 from dlcore.flight.put import PutMessage
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 
@@ -30,6 +31,25 @@ _SOON_S = 0.01
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, pb.PutResult]"
 
 
+@dataclass(slots=True)
+class PutFigures:
+    """The counts of all streams of a proxy."""
+
+    append_times: Durations = field(default_factory=Durations)
+    """Times of batches, from their acceptance until they are durable."""
+    records: int = 0
+    """New records that were accepted."""
+    size_bytes: int = 0
+    """Bytes of the messages with them."""
+    repeated_records: int = 0
+    """Records that their producer sent again, and that were in the log already."""
+    failed_batches: int = 0
+    throttled_s: float = 0.0
+    """Time for which rates delayed batches."""
+    streams: int = 0
+    """Streams that are open now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one stream beside its window: shared memory, waiting messages, and rates."""
@@ -38,6 +58,7 @@ class Limits:
     budget: ByteBudget
     received: ReceivedBytes
     rates: StreamRates
+    figures: PutFigures = field(default_factory=PutFigures)
 
     @contextlib.asynccontextmanager
     async def hold_here(self, size_bytes: int) -> AsyncGenerator[None, None]:

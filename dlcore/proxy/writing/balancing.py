@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, all_of
 from dlcore.base.errors import AlreadyClosedError, DLError
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.writing.balance import (
@@ -66,6 +66,10 @@ class Balancing:
             "misplaced": machine.misplaced,
             "handed_over": machine.handed_over,
         }
+
+    def handed_over(self) -> int:
+        """Return the number of logs that were handed over."""
+        return self._machine.handed_over
 
     def start(self) -> None:
         """Begin; the proxy must have joined the live ones."""
@@ -145,4 +149,4 @@ class Balancing:
                     assert_never(effect)
         for first in range(0, len(going), _MOVED_AT_ONCE):
             some = going[first : first + _MOVED_AT_ONCE]
-            await asyncio.gather(*(self._owner.hand_over(each.name, each.home) for each in some))
+            await all_of(*(self._owner.hand_over(each.name, each.home) for each in some))

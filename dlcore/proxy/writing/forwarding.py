@@ -26,12 +26,10 @@ from dlcore.base.errors import (
     DLError,
     LogElsewhereError,
     LogNotReadyError,
-    MetadataError,
     WriteError,
 )
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.base.tls import TlsFiles
-from dlcore.flight.calls import BROKEN, CLIENT_OPTIONS, Channels, client_of, send
+from dlcore.flight.calls import BROKEN, Channels, send
 from dlcore.flight.forwards import Forwarder, Wish, wish_of
 from dlcore.flight.statuses import ERROR_KEY, KEY_PREFIX, LOCATION_KEY
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
@@ -41,8 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from dlcore.access.principals import Caller
+    from dlcore.access.tls_in_use import TlsInUse
     from dlcore.flight.calls import Context
-    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.callers import Stay
     from dlcore.proxy.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -90,12 +90,11 @@ class Refusal:
 
 
 class Forwarding:
-    """The calls that one proxy makes at others, and its trust in those that make calls here."""
+    """The calls that one proxy makes at others."""
 
-    def __init__(self, membership: Membership, config: ProxyConfig) -> None:
+    def __init__(self, membership: Membership, tls: TlsInUse | None) -> None:
         self._membership = membership
-        self._config = config
-        self._channels = Channels(self._open)
+        self._channels = Channels(tls)
         self._relays: dict[Relay, None] = {}  # an ordered set
 
     def __len__(self) -> int:
@@ -109,28 +108,6 @@ class Forwarding:
     def wish(self, context: Context) -> Wish:
         """Return the wish of a call.  Raises: ConfigurationError."""
         return wish_of(context.invocation_metadata() or ())
-
-    async def client_of(self, context: Context, wish: Wish) -> str:
-        """Return the client of a call; for a call of a live proxy, the client that it names."""
-        forwarder = wish.forwarder
-        if forwarder is not None and await self._is_proven(forwarder):
-            return forwarder.client
-        return client_of(context)
-
-    async def _is_proven(self, forwarder: Forwarder) -> bool:
-        """Return whether a call is of a live proxy, by its secret, which clients do not know.
-
-        A proxy that is not live, because it drains, counts as a client.
-        """
-        location = forwarder.location
-        try:
-            is_proven = await self._membership.proves(location, forwarder.secret)
-        except (MetadataError, LogNotReadyError) as error:
-            logger.info("whether %s is live is not known: %s", location, error)
-            return False
-        if not is_proven:
-            logger.warning("a call says that %s forwards it, and does not prove it", location)
-        return is_proven
 
     # Routing
 
@@ -169,7 +146,8 @@ class Forwarding:
                         effect = route.handle(Sent(refusal.location))
                     elif refusal.is_unreached:
                         logger.warning(
-                            "%s: the proxy at %s is not reached: %s",
+                            "%s: the proxy at %s is not reached: %s; to do: see that proxies "
+                            "reach each other at the addresses they announce",
                             what,
                             location,
                             refusal.details,
@@ -185,7 +163,7 @@ class Forwarding:
         context: Context,
         location: str,
         first: bytes,
-        client: str,
+        stay: Stay,
         held: Callable[[int], AbstractAsyncContextManager[None]],
     ) -> Refusal | None:
         """Serve a stream at another proxy to its end; return the refusal if it does not serve it.
@@ -194,10 +172,10 @@ class Forwarding:
             context: the client's call.
             location: the location of the other proxy.
             first: the message that opens the stream.
-            client: the client of the stream.
+            stay: the time for which the stream may last.
             held: holds memory for a number of bytes during its block.
         """
-        call = self._call(location, "stream_stream", "DoPut", client)
+        call = self._call(location, "stream_stream", "DoPut", stay.caller)
         relay = Relay(context, call, location, held)
         try:
             answer: Any = grpc.aio.EOF
@@ -206,8 +184,9 @@ class Forwarding:
                 answer = await call.read()
             if answer is grpc.aio.EOF:
                 return await _refusal_of(call)
-            logger.info("a stream of %s is forwarded to %s", client, location)
+            logger.info("a stream of %s is forwarded to %s", stay.caller.account, location)
             self._relays[relay] = None
+            stay.when_ended(relay.end)
             await relay.run(answer)
         finally:
             self._relays.pop(relay, None)
@@ -217,11 +196,11 @@ class Forwarding:
     # Actions
 
     async def act(
-        self, location: str, request: bytes, client: str, timeout_s: float | None
+        self, location: str, request: bytes, caller: Caller, timeout_s: float | None
     ) -> tuple[list[bytes], Refusal | None]:
         """Have another proxy perform an action; return its answers, or its refusal."""
         call = self._call(
-            location, "unary_stream", "DoAction", client, request, timeout_s=timeout_s
+            location, "unary_stream", "DoAction", caller, request, timeout_s=timeout_s
         )
         try:
             return [answer async for answer in call], None
@@ -237,22 +216,14 @@ class Forwarding:
         location: str,
         kind: str,
         method: str,
-        client: str,
+        caller: Caller,
         *request: bytes,
         timeout_s: float | None = None,
     ) -> Any:
-        here = Forwarder(self._membership.location, self._membership.secret, client)
+        here = Forwarder(self._membership.location, self._membership.secret, caller)
         return self._channels.call(
             location, kind, method, *request, metadata=here.metadata(), timeout=timeout_s
         )
-
-    def _open(self, location: str) -> grpc.aio.Channel:
-        config, (scheme, _, address) = self._config, location.partition("://")
-        if scheme == "grpc":
-            return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
-        tls = TlsFiles.of(ca=config.tls_ca, cert=config.tls_cert, key=config.tls_key)
-        credentials = grpc.ssl_channel_credentials() if tls is None else tls.channel_credentials()
-        return grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
 
     def end(self) -> None:
         """Stop forwarding on open streams; they end when all forwarded messages are answered."""
@@ -281,6 +252,7 @@ class Relay:
         self._told: tuple[bytes, ...] = ()  # the last two messages of the owner
         self._is_writing = False
         self._ending = asyncio.Event()
+        self._reason: DLError = LogNotReadyError("this proxy stops: write on at another one")
         self._has_dropped = False  # messages that came after the end of forwarding
         self._endings = BackgroundTasks()
 
@@ -291,6 +263,7 @@ class Relay:
             OwnerStatusError: the owner's status.
             WriteError: the owner is gone.
             LogNotReadyError: a message got no memory here for long; or this proxy stops.
+            UnauthenticatedError: the proof of the caller has ended.
         """
         async with contextlib.aclosing(self._endings), side_tasks() as tasks:
             taking = tasks.start(self._take(), name="forwarding a stream")
@@ -341,9 +314,13 @@ class Relay:
                 raise self.lost(refusal.details if refusal else "it ended") from None
             raise refusal.error() from None
 
-    def end(self) -> None:
-        """Stop forwarding, and let the owner acknowledge the forwarded messages."""
+    def end(self, reason: DLError | None = None) -> None:
+        """Stop forwarding, and let the owner acknowledge the forwarded messages.
+
+        The reason is by default that this proxy stops.
+        """
         if not self._ending.is_set():
+            self._reason = reason or self._reason
             self._ending.set()
             if not self._is_writing:
                 self._endings.start(self._done_writing(), name="ending a forwarded stream")
@@ -353,7 +330,7 @@ class Relay:
             await self._call.done_writing()
 
     async def _part(self, taking: asyncio.Task[None]) -> None:
-        """Tell the client that this proxy stops, and give it some time to end the stream.
+        """Tell the client that forwarding ends, and give it some time to end the stream.
 
         All forwarded messages are acknowledged by then.
         """
@@ -361,7 +338,7 @@ class Relay:
         await send(self._context, pb.PutResult(app_metadata=draining))
         await asyncio.wait([taking], timeout=_PARTING_S)
         if not taking.done() or self._has_dropped:
-            raise LogNotReadyError("this proxy stops: write on at another one")
+            raise self._reason
         taking.result()
 
     def lost(self, why: str) -> WriteError:

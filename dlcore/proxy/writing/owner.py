@@ -62,6 +62,10 @@ class LogOwner:
         self._ownership = Ownership(membership.location, logs_max=config.logs_max)
         self._logs: dict[str, OwnedLog] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}  # log -> its acquisition or release
+        self.acquired_count = 0
+        """Logs acquired since the start."""
+        self.lost_count = 0
+        """Logs whose writer failed, so that they were released at once."""
         self._tasks = BackgroundTasks(_told)
         self._unsubscribe = context.store.on_session(self._session_changed)
         self._idle_looks = self._tasks.start(self._release_idle(), name="releasing idle logs")
@@ -152,7 +156,14 @@ class LogOwner:
         """Release a log whose writer has failed, at once: nothing more is acknowledged."""
         log.end(error, is_lost=True)
         if self._logs.get(name) is log and self._ownership.release(name):
-            logger.warning("log=%s is lost: %s: %s", name, type(error).__name__, error)
+            self.lost_count += 1
+            logger.warning(
+                "log=%s is lost: %s: %s; to do: nothing, the next write takes it anew; see to the "
+                "reason if it comes often",
+                name,
+                type(error).__name__,
+                error,
+            )
             self._change(name, self._abort)
 
     async def release(self, name: str) -> bool:
@@ -258,6 +269,7 @@ class LogOwner:
         log = self._logs[name] = OwnedLog(writer, self._namespace.log_context.clock, producers)
         log.unreached = frozenset(unreached)
         self._ownership.acquired(name)
+        self.acquired_count += 1
         logger.info("log=%s is owned", name)
         writer.tell_when_wanted(partial(self._wanted, name, log))
 
@@ -335,7 +347,12 @@ class LogOwner:
         if is_here or (owner in unreached and await membership.is_gone(owner)):
             key = LogKey(name=log.name, log_id=log.log_id)
             if await self._namespace.log_context.logs.break_lock(key, owner):
-                logger.warning("log=%s: its lock was left by %s, which is gone", log.name, owner)
+                logger.warning(
+                    "log=%s: its lock was left by %s, which is gone; to do: nothing, this proxy "
+                    "takes it",
+                    log.name,
+                    owner,
+                )
                 return True
         return is_here
 
@@ -352,7 +369,12 @@ class LogOwner:
             await log.writer.aclose()
         except DLError as error:
             # Streams with unwritten batches get the error from their futures.
-            logger.warning("log=%s was released: %s: %s", name, type(error).__name__, error)
+            logger.warning(
+                "log=%s was released: %s: %s; to do: nothing, the next write takes it anew",
+                name,
+                type(error).__name__,
+                error,
+            )
 
     async def _abort(self, name: str) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 import msgspec
 
 from dlcore.base.background import side_tasks
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError
 from dlcore.flight.calls import send_reply
 from dlcore.flight.producer_server import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from dlcore.flight.producer_server import ProducerServer
     from dlcore.log.entries.stamp import Claim
+    from dlcore.proxy.callers import Stay
     from dlcore.proxy.writing.admission import Context, Limits
     from dlcore.proxy.writing.owned_log import OwnedLog
 
@@ -81,8 +83,11 @@ class ProducerStream:
         self._released = asyncio.Event()
         self._parting: asyncio.TimerHandle | None = None
 
-    async def serve(self) -> None:
-        """Serve the stream to its end.  Raises: the error with which it ends."""
+    async def serve(self, stay: Stay) -> None:
+        """Serve the stream to its end, or to that of the stay.
+
+        Raises: the error with which it ends.
+        """
         self._log.join(self._on_release)
         async with side_tasks() as tasks:
             tasks.start(self._take(), name="taking a stream")
@@ -90,6 +95,7 @@ class ProducerStream:
                 self._handle(Signal.BEGIN)
                 if self._log.ending is not None:
                     self._on_release()
+                stay.when_ended(self._on_stay_ended)
                 while await self._reply(await self._replies.get()):
                     pass
             finally:
@@ -121,6 +127,11 @@ class ProducerStream:
         assert log.ending is not None
         self._released.set()
         self._handle(LogEnding(log.ending, log.is_lost))
+
+    def _on_stay_ended(self, reason: DLError) -> None:
+        """Take no more records, as on a release of the log."""
+        self._released.set()
+        self._handle(LogEnding(reason, is_lost=False))
 
     # Replies
 
@@ -193,16 +204,25 @@ class ProducerStream:
             self._limits.budget.give(self._limits.holder, size_bytes)
             raise
         self._log.accepted_bytes += size_bytes
-        answered = partial(self._on_answer, size_bytes, is_placed=accepted.is_placed)
+        figures = self._limits.figures
+        figures.records += accepted.fresh
+        figures.size_bytes += size_bytes
+        figures.repeated_records += write.batch.num_rows - accepted.fresh
+        figures.throttled_s += throttled_s
+        answered = partial(self._on_answer, size_bytes, steady_s(), is_placed=accepted.is_placed)
         accepted.future.add_done_callback(answered)
         return Accepted(accepted.fresh, throttled_s)
 
-    def _on_answer(self, size_bytes: int, future: asyncio.Future[Any], *, is_placed: bool) -> None:
+    def _on_answer(
+        self, size_bytes: int, begun_s: float, future: asyncio.Future[Any], *, is_placed: bool
+    ) -> None:
         """Note that a batch is durable, or failed; the client may be gone by then."""
         self._limits.budget.give(self._limits.holder, size_bytes)
         error = future.exception()
         if error is None:
+            self._limits.figures.append_times.note(steady_s() - begun_s)
             self._handle(BatchDurable(future.result() if is_placed else None))
         else:
             assert isinstance(error, DLError)
+            self._limits.figures.failed_batches += 1
             self._handle(BatchFailed(error))

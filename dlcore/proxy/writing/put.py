@@ -6,32 +6,43 @@ this.  The protocol of a stream that is served here is `dlcore.flight.producer_s
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from dlcore.access.rights import Right
 from dlcore.base.errors import AlreadyClosedError, DLError, LogElsewhereError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.needs import Need
 from dlcore.flight.producer_server import ProducerServer
 from dlcore.flight.put import PutDecoder, PutTarget, StagingTarget, parse_target
 from dlcore.flight.replies import Ready
-from dlcore.proxy.writing.admission import Limits, read_message
+from dlcore.proxy.config import LIVE_SETTINGS
+from dlcore.proxy.writing.admission import Limits, PutFigures, read_message
 from dlcore.proxy.writing.budget import ByteBudget, Holder, ReceivedBytes, StreamCounts
 from dlcore.proxy.writing.producer_driver import ProducerStream
 from dlcore.proxy.writing.rates import Rate, Rates
 from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
+    from dlcore.flight.needs import Pass
     from dlcore.log.entries.stamp import Claim
+    from dlcore.metadata.cluster_settings import Value
+    from dlcore.proxy.callers import Stay
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.writing.admission import Context
     from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.owner import LogOwner
     from dlcore.proxy.writing.staging import Stagings
+
+logger = logging.getLogger(__name__)
 
 _SCHEMA_BYTES = 64 * 1024
 """A larger schema counts as a waiting message."""
@@ -46,7 +57,7 @@ class PutService:
         self._owner = owner
         self._forwarding = forwarding
         self._stagings = stagings
-        self._config = config
+        self._given = self._config = config
         self._budget = ByteBudget(
             config.pending_bytes_max,
             log_bytes_max=config.log_pending_bytes_max,
@@ -56,20 +67,24 @@ class PutService:
             config.received_bytes_max, principal_bytes_max=config.principal_pending_bytes_max
         )
         self._streams = StreamCounts()
+        self.figures = PutFigures()
 
-        def rate(scope: str) -> Rate:
-            per_s = (getattr(config, f"{scope}{unit}_per_s") for unit in ("records", "bytes"))
-            return Rate(records_per_s=next(per_s), bytes_per_s=next(per_s))
+        self._rates = Rates(**_rates_of(config), wait_max_s=config.throttle_max_s)
 
-        self._rates = Rates(
-            stream=rate("stream_"),
-            log=rate("log_"),
-            principal=rate("principal_"),
-            proxy=rate(""),
-            wait_max_s=config.throttle_max_s,
-        )
+    def configure(self, settings: Mapping[str, Value]) -> None:
+        """Take over the settings of the cluster; the others are as they were given.
 
-    async def serve(self, context: Context) -> None:
+        Raises:
+            ConfigurationError: a value is wrong; nothing changes.
+        """
+        known = {key: value for key, value in settings.items() if key in LIVE_SETTINGS}
+        config = replace(self._given, **known)  # type: ignore[arg-type]  # checked
+        if config != self._config:
+            logger.info("settings of the cluster are in use: %s", known)
+            self._config = config
+            self._rates.configure(**_rates_of(config), wait_max_s=config.throttle_max_s)
+
+    async def serve(self, context: Context, entry: Pass, stay: Stay) -> None:
         """Serve one stream to its end.
 
         Raises:
@@ -86,23 +101,25 @@ class PutService:
         opening = first.told if wish.forward else None
         del first  # free its memory during the waits
         name = target.staging if isinstance(target, StagingTarget) else target.log
-        principal = await self._forwarding.client_of(context, wish)
-        holder, rates = Holder(name, principal), self._rates.join(name, principal)
+        if isinstance(target, PutTarget):
+            await entry.require([Need(Right.APPEND, target.log, target.log_id)])
+        account = entry.caller.account
+        holder, rates = Holder(name, account), self._rates.join(name, account)
         with self._received.hold(holder, schema_bytes if schema_bytes > _SCHEMA_BYTES else 0):
             if isinstance(target, StagingTarget):
-                with self._count(principal):
-                    await self._stagings.serve(context, decoder, target, rates)
+                with self._count(account), stay.ending_block():
+                    await self._stagings.serve(context, decoder, target, rates, entry)
             else:
-                limits = Limits(holder, self._budget, self._received, rates)
+                limits = Limits(holder, self._budget, self._received, rates, self.figures)
                 # Before the limits here are checked: the owner may be another proxy with room.
-                log = await self._find(context, target, opening, limits)
+                log = await self._find(context, target, opening, limits, stay)
                 if log is None:
                     return
                 with (
-                    self._count(principal),
+                    self._count(account),
                     self._streams.join(f"log {name!r}", self._config.log_streams_max),
                 ):
-                    await self._serve(context, decoder, target, limits, log)
+                    await self._serve(context, decoder, target, limits, log, stay)
 
     async def _find(
         self,
@@ -110,6 +127,7 @@ class PutService:
         target: PutTarget,
         opening: pb.FlightData | None,
         limits: Limits,
+        stay: Stay,
     ) -> OwnedLog | None:
         """Return the log to write to; None after another proxy has served the stream.
 
@@ -118,10 +136,10 @@ class PutService:
             target: the stream's target.
             opening: the stream's first message for another proxy, if it may be forwarded.
             limits: the stream's limits.
+            stay: the time for which the stream may last.
 
         Raises: as `LogOwner.get` and `Forwarding.put`.
         """
-        client = limits.holder.principal
         route = Route(self._owner.location, target.unreachable)
         while True:
             try:
@@ -129,9 +147,9 @@ class PutService:
                     target.log, log_id=target.log_id, unreachable=route.unreachable
                 )
             except LogElsewhereError as error:
-                if opening is None or client is None:
+                if opening is None:
                     raise
-                ask = partial(self._forward, context, target, opening, limits, route)
+                ask = partial(self._forward, context, target, opening, limits, stay, route)
                 if await self._forwarding.follow(f"log {target.log!r}", error, route, ask):
                     return None
 
@@ -141,19 +159,18 @@ class PutService:
         target: PutTarget,
         opening: pb.FlightData,
         limits: Limits,
+        stay: Stay,
         route: Route,
         location: str,
     ) -> Refusal | None:
         passing_over = msgspec.structs.replace(target, unreachable=route.unreachable)
         opening.flight_descriptor.type = pb.FlightDescriptor.CMD
         opening.flight_descriptor.cmd = msgspec.json.encode(passing_over)
-        client = str(limits.holder.principal)
         first = opening.SerializeToString()
-        return await self._forwarding.put(context, location, first, client, limits.hold_here)
+        return await self._forwarding.put(context, location, first, stay, limits.hold_here)
 
-    def _count(self, principal: str | None) -> AbstractContextManager[None]:
-        streams_max = 0 if principal is None else self._config.principal_streams_max
-        return self._streams.join(str(principal), streams_max)
+    def _count(self, account: str) -> AbstractContextManager[None]:
+        return self._streams.join(account, self._config.principal_streams_max)
 
     async def _serve(
         self,
@@ -162,6 +179,7 @@ class PutService:
         target: PutTarget,
         limits: Limits,
         log: OwnedLog,
+        stay: Stay,
     ) -> None:
         log.check(decoder.schema)
         config = self._config
@@ -172,7 +190,11 @@ class PutService:
             message_bytes_max=config.message_bytes_max,
         )
         machine = ProducerServer(target, decoder, ready)
-        await ProducerStream(context, log, machine, limits, self).serve()
+        self.figures.streams += 1
+        try:
+            await ProducerStream(context, log, machine, limits, self).serve(stay)
+        finally:
+            self.figures.streams -= 1
 
     async def begin(self, name: str, log: OwnedLog, producer: str | Claim) -> tuple[Claim, int]:
         """Begin or continue an incarnation of a producer; see `OwnedLog.begin`."""
@@ -190,3 +212,15 @@ class PutService:
         )
         self._owner.lost(name, log, told)
         return told
+
+
+def _rates_of(config: ProxyConfig) -> dict[str, Rate]:
+    """Return the rates that a configuration sets, by the names of `Rates`."""
+    scopes = {"stream": "stream_", "log": "log_", "principal": "principal_", "proxy": ""}
+    return {
+        name: Rate(
+            records_per_s=getattr(config, f"{scope}records_per_s"),
+            bytes_per_s=getattr(config, f"{scope}bytes_per_s"),
+        )
+        for name, scope in scopes.items()
+    }

@@ -97,28 +97,52 @@ class Rates:
         proxy: Rate | None = None,
         wait_max_s: float,
     ) -> None:
+        self.changes = 0
+        """How often the rates changed."""
+        self._shared: dict[str, _Scope] = {}
+        self._prunes_at = KEPT_MAX
+        self.configure(
+            stream=stream, log=log, principal=principal, proxy=proxy, wait_max_s=wait_max_s
+        )
+
+    def configure(
+        self,
+        *,
+        stream: Rate | None = None,
+        log: Rate | None = None,
+        principal: Rate | None = None,
+        proxy: Rate | None = None,
+        wait_max_s: float,
+    ) -> None:
+        """Set other rates, also for the streams that there are; all begin with a burst."""
         self._stream = stream or Rate()
         self._log = log or Rate()
         self._principal = principal or Rate()
         self._proxy = proxy or Rate()
         self._wait_max_s = wait_max_s
-        self._shared: dict[str, _Scope] = {}
-        self._prunes_at = KEPT_MAX
+        self._shared.clear()
+        self.changes += 1
 
     def __len__(self) -> int:
         return len(self._shared)
 
     def join(self, log: str, principal: str | None) -> StreamRates:
         """Return the rates of a stream to a log; `principal` names the client, if it is known."""
-        own = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
-        return self._join(log, principal, own)
+        return StreamRates(self, log, principal, _Own())
 
-    def _join(self, log: str, principal: str | None, own: list[_Scope]) -> StreamRates:
+    def _own_scopes(self, own: _Own) -> list[_Scope]:
+        """Return the bucket of a stream, made anew if the rates have changed."""
+        if own.changes != self.changes:
+            own.changes = self.changes
+            own.scopes = [_Scope("this stream", self._stream)] if self._stream.is_limited else []
+        return own.scopes
+
+    def _limits_of(self, log: str, principal: str | None) -> list[tuple[str, Rate]]:
+        """Return the limited rates that a stream shares with others, each with what it is of."""
         shared = [(f"log {log!r}", self._log), ("this proxy", self._proxy)]
         if principal is not None:
             shared.append((principal, self._principal))
-        limited = [(what, rate) for what, rate in shared if rate.is_limited]
-        return StreamRates(self, principal, own, limited)
+        return [(what, rate) for what, rate in shared if rate.is_limited]
 
     def _take(
         self,
@@ -155,29 +179,42 @@ class Rates:
         return scope
 
 
+class _Own:
+    """The bucket of one stream, for all logs that it writes to."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.scopes: list[_Scope] = []
+
+
 class StreamRates:
     """The rates that apply to one stream.  Use `Rates.join`."""
 
-    def __init__(
-        self,
-        rates: Rates,
-        principal: str | None,
-        own: list[_Scope],
-        shared: list[tuple[str, Rate]],
-    ) -> None:
+    def __init__(self, rates: Rates, log: str, principal: str | None, own: _Own) -> None:
         self._rates = rates
+        self._log = log
         self._principal = principal
         self._own = own
-        self._shared = shared
+        self._changes = 0
+        self._scopes: list[_Scope] = []
+        self._shared: list[tuple[str, Rate]] = []
+
+    def _look(self) -> None:
+        """Take the rates over if they have changed."""
+        if self._changes != self._rates.changes:
+            self._changes = self._rates.changes
+            self._scopes = self._rates._own_scopes(self._own)
+            self._shared = self._rates._limits_of(self._log, self._principal)
 
     @property
     def is_limited(self) -> bool:
         """Whether there is a limit."""
-        return bool(self._own or self._shared)
+        self._look()
+        return bool(self._scopes or self._shared)
 
     def to(self, log: str) -> StreamRates:
         """Return the rates of the same stream if it writes to another log."""
-        return self._rates._join(log, self._principal, self._own)
+        return StreamRates(self._rates, log, self._principal, self._own)
 
     def take(self, records: int, size_bytes: int, *, now_s: float) -> float:
         """Take tokens for a batch; return the seconds for which the batch must wait.
@@ -185,4 +222,5 @@ class StreamRates:
         Raises:
             OverCapacityError: the wait would be too long; no token was taken.
         """
-        return self._rates._take(self._own, self._shared, records, size_bytes, now_s)
+        self._look()
+        return self._rates._take(self._scopes, self._shared, records, size_bytes, now_s)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from dlcore.access.rights import Right
 from dlcore.base.background import BackgroundTasks, outcome_of, side_tasks
 from dlcore.base.errors import DLError, OverCapacityError
 from dlcore.flight.calls import send_reply
+from dlcore.flight.needs import Need
 from dlcore.flight.put import PutMessage, log_of
 from dlcore.flight.replies import StagingReady, StagingReply
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.flight.calls import Context
+    from dlcore.flight.needs import Pass
     from dlcore.flight.put import PutDecoder, StagingTarget
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.proxy.config import ProxyConfig
@@ -66,20 +69,28 @@ class Stagings:
         self._closings = BackgroundTasks()
 
     async def serve(
-        self, context: Context, decoder: PutDecoder, target: StagingTarget, rates: StreamRates
+        self,
+        context: Context,
+        decoder: PutDecoder,
+        target: StagingTarget,
+        rates: StreamRates,
+        entry: Pass,
     ) -> None:
-        """Serve one stream to its end.
+        """Serve one stream to its end; each of its logs needs the right to append.
 
         Raises:
             DLError: the stream is refused; nothing of it can be committed.
         """
-        throttled_s = 0.0
+        throttled_s, known = 0.0, set[str]()
         async with self._turns, self._lend(target) as writer:
             ready = StagingReady(target.staging, self._message_bytes_max)
             await send_reply(context, StagingReply(ready=ready))
             try:
                 while (message := await _read(context)) is not None:
                     batch, log = decoder.decode(message), log_of(message)
+                    if log not in known:
+                        await entry.require([Need(Right.APPEND, log)])
+                        known.add(log)
                     records, size_bytes = batch.num_rows, len(message.body)
                     delay_s = rates.to(log).take(records, size_bytes, now_s=self._loop.time())
                     await asyncio.sleep(delay_s)

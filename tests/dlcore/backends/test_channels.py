@@ -30,7 +30,7 @@ def test_rolling_restarts_leave_no_channels(monkeypatch: pytest.MonkeyPatch) -> 
                 clients.append(await served.start())
                 await clients.pop(0).act("drain")
                 await writer.write(numbered(number, 1)[0])
-                assert len(log._calls._located.known) <= 2
+                assert len(log._calls._channels.known) <= 2
         assert await payloads(served) == [b"%d" % number for number in range(5)]
 
     with_proxies("clicks")(scenario)
@@ -48,17 +48,18 @@ def test_a_channel_with_a_call_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         calls = log._calls
         async with await log.open_writer() as writer:
             await writer.write(numbered(0, 1)[0])
-            (owner,) = calls._located.known.items()
+            known = calls._channels.known
+            (owner,) = (each for each in known.items() if each[1].calls)
             for _ in range(2):
                 await served.start()
             closed = []
             for server in [*served.servers[2:]] * 2:
                 calls.is_owned_by("other", server.location)
                 call, _ = calls.put("other")
-                closed.append(calls._located.known[server.location].channel)
+                closed.append(known[server.location].channel)
                 call.cancel()
-                assert next(iter(calls._located.known.items())) == owner
-                assert len(calls._located.known) == 2
+                assert next(iter(known.items())) == owner
+                assert len(known) == 2
             *closed, last = closed
             await until(
                 lambda: all(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from dlcore.flight.actions import Action
+    from dlcore.flight.needs import Pass
     from dlcore.log.writing.writer import DirectWriter
 
 
@@ -44,8 +45,8 @@ def losing_the_answer(
     perform = Actions.perform
     lost: list[str] = []
 
-    async def perform_silently(self: Actions, name: str, body: bytes) -> bytes:
-        answer = await perform(self, name, body)
+    async def perform_silently(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:
+        answer = await perform(self, name, body, entry)
         if name == action and not lost:
             lost.append(name)
             if then is not None:
@@ -201,9 +202,9 @@ def test_a_writer_that_could_not_seal_tries_again(*, is_sealed: bool) -> None:
     """What it wrote is there; whether the log is sealed nobody told."""
     perform = Actions.perform
 
-    async def fail(self: Actions, name: str, body: bytes) -> bytes:
+    async def fail(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:
         if name != "seal" or is_sealed:
-            await perform(self, name, body)
+            await perform(self, name, body, entry)
         raise MetadataConnectionError("no answer")
 
     async def scenario(served: Proxies) -> None:
@@ -235,11 +236,11 @@ def test_who_is_told_when_to_come_again_comes_then(monkeypatch: pytest.MonkeyPat
     """And not before."""
     perform, asked_s = Actions.perform, []
 
-    async def refuse_once(self: Actions, name: str, body: bytes) -> bytes:
+    async def refuse_once(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:
         asked_s.append(asyncio.get_running_loop().time())
         if len(asked_s) == 1:
             raise OverCapacityError("not now", retry_after_s=0.3)
-        return await perform(self, name, body)
+        return await perform(self, name, body, entry)
 
     async def scenario(served: Proxies) -> None:
         await served.start()

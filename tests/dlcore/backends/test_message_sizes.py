@@ -14,7 +14,7 @@ from tests.dlcore.backends.test_writing import payloads, remote
 from tests.dlcore.proxy.test_put import records
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
-LIMIT = 100_000
+LIMIT = 60_000
 
 
 def test_a_writer_cuts_what_is_too_large() -> None:
@@ -35,12 +35,12 @@ def test_a_writer_cuts_what_is_too_large() -> None:
             assert [each.payload for each in found[:-1]] == [b"%1000d" % n for n in range(1500)]
             assert told == [each.dlsn for each in (*found[:450], *found[-2:])]
         refused = await log.open_writer()
-        with pytest.raises(LogRecordTooLongError, match="accepts 100000 bytes at most"):
+        with pytest.raises(LogRecordTooLongError, match="accepts 60000 bytes at most"):
             await refused.write(LogRecord(2**60, bytes(LIMIT)))
         with pytest.raises(WriteError):
             await refused.flush()
         await refused.aclose()
-        with pytest.raises(LogRecordTooLongError, match=r"100\d\d\d bytes that cannot be split"):
+        with pytest.raises(LogRecordTooLongError, match=r"60\d\d\d bytes that cannot be split"):
             await log.append([LogRecord(2**60, bytes(LIMIT))], expected=found[-1].dlsn)
         assert len(await payloads(served)) == 1501
 
@@ -61,7 +61,7 @@ def test_staging_cuts_what_is_too_large() -> None:
             assert (await append.commit()).committed
             refused = await namespace.begin_append("job", 2)
             await refused.write_batch("clicks", pa.record_batch({"value": [bytes(LIMIT)]}))
-            with pytest.raises(LogRecordTooLongError, match="accepts 100000 bytes at most"):
+            with pytest.raises(LogRecordTooLongError, match="accepts 60000 bytes at most"):
                 await refused.stage()
             await refused.aclose()
         assert (await payloads(served))[:-1] == [b"%1000d" % number for number in range(600)]

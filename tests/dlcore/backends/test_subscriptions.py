@@ -37,6 +37,7 @@ from tests.fixtures.served_proxies import Proxies, with_proxies
 if TYPE_CHECKING:
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.flight.log import FlightLog
+    from dlcore.flight.needs import Pass
     from dlcore.metadata.memory import MemoryStore
     from dlcore.metadata.port import MetadataStore
 
@@ -235,8 +236,8 @@ def test_a_commit_whose_end_is_not_known_is_no_end() -> None:
         reader = await log.open_reader(subscriber="s")
         perform = Actions.perform
 
-        async def perform_silently(self: Actions, name: str, body: bytes) -> bytes:
-            await perform(self, name, body)
+        async def perform_silently(self: Actions, name: str, body: bytes, entry: Pass) -> bytes:
+            await perform(self, name, body, entry)
             raise MetadataConnectionError("the answer is lost")
 
         log._calls.patience_s = 0.001

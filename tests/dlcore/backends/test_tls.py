@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import shutil
+import ssl
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +16,22 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from dlcore.access import tls_in_use
+from dlcore.access.tls import TlsFiles
+from dlcore.access.tls_in_use import TlsInUse
 from dlcore.backends.flight import tls_reasons
 from dlcore.backends.flight.namespace import open_namespace
+from dlcore.backends.flight.planning import act
 from dlcore.base.errors import ConfigurationError, ProxyUnavailableError
-from dlcore.base.tls import TlsFiles
+from dlcore.flight import actions
+from dlcore.flight.requests import NoRequest
+from dlcore.ops.secure.certificates import CLIENT, SERVER
 from dlcore.proxy.rendezvous import preferred_owner
 from tests.dlcore.proxy.test_forwarding import put
 from tests.dlcore.proxy.test_put import records
+from tests.dlcore.transport.test_versions import old_version, version_of
 from tests.fixtures.aio import until
-from tests.fixtures.certificates import CLIENT, SERVER, Authority
+from tests.fixtures.certificates import Authority
 from tests.fixtures.ports import free_ports
 from tests.fixtures.served_proxies import Client, Proxies, with_proxies
 
@@ -40,6 +50,7 @@ class Files:
         self.proxy = ours.issue("proxy")
         self.elsewhere = ours.issue("elsewhere", host="DNS:elsewhere.example")
         self.expired = ours.issue("expired", days=-1)
+        self.early = ours.issue("early", since=timedelta(days=1))
         self.for_clients = ours.issue("for-clients", purposes=[CLIENT])
         self.for_servers = ours.issue("for-servers", purposes=[SERVER])
         self.unfit = Authority(folder / "unfit", has_key_usage=False).issue("unfit")
@@ -108,7 +119,7 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
         await until(lambda: all(each.reads._membership.live == both for each in served.servers))
         owner = preferred_owner("clicks", both)
         asked = next(each for each in served.servers if each.location != owner)
-        credentials = files.client.channel_credentials()
+        credentials = TlsInUse(files.client).channel_credentials()
         async with grpc.aio.secure_channel(asked.address, credentials) as channel:
             first, second = (put(Client(channel)) for _ in range(2))
             await first.begin("clicks")
@@ -118,7 +129,7 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
             await second.begin("clicks")
             assert await second.told() is None
             code, message, _ = await second.status()
-            assert (code, "principal 'client' has 1 streams" in message) == (
+            assert (code, "certificate:client has 1 streams" in message) == (
                 "RESOURCE_EXHAUSTED",
                 True,
             )
@@ -146,12 +157,19 @@ def test_what_a_proxy_forwards_over_tls_counts_for_its_client(
         ("elsewhere", "client", "grpc+tls", "not valid for '127.0.0.1'.: expected one with the"),
         ("proxy", None, "grpc", r"it speaks TLS: expected grpc\+tls://127.0.0.1:\d+, with the"),
         ("expired", "client", "grpc+tls", "certificate has expired.: expected one that is valid"),
+        ("early", "client", "grpc+tls", "certificate is not yet valid.*: expected one that is"),
         ("for_clients", "client", "grpc+tls", "purpose.: expected one with serverAuth in"),
         (
             "proxy",
             "expired",
             "grpc+tls",
             r"nobody in with cert=.*: our .* \(certificate has expired\): expected one that is",
+        ),
+        (
+            "proxy",
+            "early",
+            "grpc+tls",
+            r"nobody in with cert=.*: our .* \(certificate is not yet valid.*\): expected one that",
         ),
         (
             "proxy",
@@ -179,6 +197,54 @@ def test_what_is_wrong_is_told_at_once(
             await staging.write_batch("clicks", pa.record_batch({"value": [b"x"]}))
             with pytest.raises(ConfigurationError, match=text):
                 await staging.stage()
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_proxy_refuses_an_older_tls(files: Files) -> None:
+    """It is gRPC's own library that refuses it."""
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(**serving(files.proxy))
+        address = served.servers[0].address
+        assert await version_of(address, files.client, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
+        with pytest.raises(OSError, match=r"^$|SSL"):
+            await version_of(address, files.client, old_version())
+
+    with_proxies("clicks")(scenario)
+
+
+def test_files_that_change_are_for_new_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the proxy and of its client at once; an open stream goes on over the old connection."""
+    monkeypatch.setattr(tls_in_use, "LOOK_S", 0.0)
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    at_proxy, at_client = old.issue("proxy"), old.issue("client")
+
+    async def scenario(served: Proxies) -> None:
+        await served.start(**serving(at_proxy))
+        (server,) = served.servers
+        async with opened(server.location, at_client) as namespace:
+            log = await namespace.open_log("clicks")
+            channels = namespace._calls._channels
+            async with await log.open_writer() as writer:
+                await writer.write_batch(pa.record_batch({"value": [b"before"]}))
+                first = channels.known[server.location].channel
+                for name, files in (("proxy", at_proxy), ("client", at_client)):
+                    renewed = new.issue(name)
+                    shutil.copyfile(renewed.key, files.key)
+                    shutil.copyfile(renewed.cert, files.cert)
+                shutil.copyfile(new.ca, old.ca)
+                assert await namespace.get_logs() == ["clicks"]
+                assert channels.known[server.location].channel is not first
+                await writer.write_batch(pa.record_batch({"value": [b"after"]}))
+            await until(lambda: first.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
+        async with opened(server.location, new.issue("other")) as namespace:
+            assert await namespace.get_logs() == ["clicks"]
+            told = await act(namespace._calls, actions.HEALTH, NoRequest())
+        assert told.expires_at_ms == TlsInUse(at_proxy).expires_at_ms
+        assert [each.payload for each in await records(served)] == [b"before", b"after"]
 
     with_proxies("clicks")(scenario)
 

@@ -88,6 +88,7 @@ def test_a_direct_writer_has_no_producer() -> None:
     [
         ("grpc://127.0.0.1:1", {"create": True}),
         ("grpc://127.0.0.1:1", {"client_id": "me"}),
+        ("grpc://127.0.0.1:1", {"capabilities": True}),
         ("grpc+tls://127.0.0.1:1", {"client_config": LedgerClientConfig()}),
         ("distributedlog://127.0.0.1:1/dlog", {"patience_s": 1.0}),
     ],

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from dlcore.base.background import (
     forget_frames,
     outcome_of,
     side_tasks,
+    together,
     told_to_callers,
 )
 from dlcore.log import tidying
@@ -231,6 +233,25 @@ def test_closed_tasks_let_go_of_the_frames_that_they_were_cancelled_in() -> None
     run(uncollected(ended))
 
 
+def test_who_waits_for_a_failure_is_in_no_cycle_with_it() -> None:
+    """The error refers to the frame that waited, so that this may not hold the future."""
+
+    class Planted(Exception):
+        pass
+
+    async def ended() -> weakref.ref[Planted]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        error = Planted()
+        future.set_exception(error)
+        reference, waiting = weakref.ref(error), outcome_of(future)
+        del error, future
+        with suppress(Planted):
+            await waiting
+        return reference
+
+    run(uncollected(ended))
+
+
 def test_side_tasks_end_with_their_block() -> None:
     """None is left, also if the block fails, or is cancelled while it waits for their ends."""
 
@@ -311,8 +332,43 @@ def test_all_end_before_the_first_error_is_raised(caplog: pytest.LogCaptureFixtu
         with pytest.raises(ValueError, match="the first"):
             await all_of(work(4), work(5, ValueError("the first")), work(6, KeyError("late")))
         assert done == [3, 2, 1, 6, 5, 4]
-        assert [each.getMessage() for each in caplog.records] == [
-            "beside the error that is raised: KeyError: 'late'"
-        ]
+        (told,) = caplog.messages
+        assert told.startswith("beside the error that is raised: KeyError: 'late'; ")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_together_leaves_nothing_running(is_cancelled: bool) -> None:
+    """If one fails, or the caller is cancelled, the others have ended when this is told."""
+
+    async def scenario() -> None:
+        started: list[int] = []
+        ended: list[int] = []
+        last = [] if is_cancelled else [_fail()]
+        others = [_forever(started, ended) for _ in range(2)]
+        caller = asyncio.create_task(together(*others, *last))
+        if is_cancelled:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            caller.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else ZeroDivisionError):
+            await caller
+        assert (len(started), len(ended)) == (2, 2)
+
+    run(scenario())
+
+
+def test_together_returns_all_results() -> None:
+    """In the order of the works."""
+
+    async def work(number: int) -> int:
+        for _ in range(3 - number):
+            await asyncio.sleep(0)
+        return number
+
+    async def scenario() -> None:
+        assert await together(work(1), work(2), work(3)) == (1, 2, 3)
+        assert await together() == ()
 
     run(scenario())

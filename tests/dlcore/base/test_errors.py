@@ -71,6 +71,7 @@ def test_only_errors_that_may_pass_by_themselves_are_retriable() -> None:
         "MetadataConnectionError",
         "MetadataSessionExpiredError",
         "NotEnoughBookiesError",
+        "ObjectStoreError",
         "OverCapacityError",
         "ProxyUnavailableError",
         "ReaderIdleError",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie.serving import connection
-from dlcore.base import tls_refusals
+from dlcore.access import tls_refusals
 from dlcore.base.seldom import PERIOD_S, Seldom, SeldomHandler
 from tests.fixtures.bookie_process import REPOSITORY
 
@@ -87,7 +87,7 @@ def test_what_was_left_out_is_told_at_the_end(
 def test_every_server_logs_so(path: str) -> None:
     """One that sets up its log by itself could be filled."""
     text = (REPOSITORY / path).read_text()
-    assert "log_to_stderr()" in text
+    assert "log_to_stderr(" in text
     assert "basicConfig" not in text
     assert connection.logger.isEnabledFor(logging.WARNING)
 

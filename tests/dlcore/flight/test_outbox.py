@@ -13,6 +13,7 @@ from dlcore.base.errors import OverCapacityError, UnexpectedError
 from dlcore.base.ids import DLSN
 from dlcore.flight.producer_client import MESSAGE_BYTES, Outbox
 from dlcore.flight.replies import End
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES, RECORD_TICKET_BYTES
 
 
 def rows(count: int, size: int = 1) -> pa.RecordBatch:
@@ -138,7 +139,7 @@ def test_what_is_too_large_is_sent_in_parts() -> None:
     box.look()
     assert box.split()
     assert sizes(box) == [(0, 2), (2, 3), (5, 1)]
-    assert box.sent_bytes == 5 * 256 + rows(1).nbytes
+    assert box.sent_bytes == 5 * RECORD_OVERHEAD_BYTES + rows(1).nbytes
     assert box.acknowledged(1, [(1, End(2, "1:0:1", 2))]) == [
         ("0", DLSN(1, 0, 0)),
         ("1", DLSN(1, 0, 1)),
@@ -149,21 +150,25 @@ def test_what_is_too_large_is_sent_in_parts() -> None:
     box.begin_again()
     assert not box.split()
     assert box.durable_before(5) == [("b", None)]
-    assert (box.is_in_doubt, box.has_room, box.sent_bytes) == (False, True, 0)
+    assert (box.is_in_doubt, box.pending_bytes, box.sent_bytes) == (False, 0, 0)
 
 
-def test_so_much_may_be_pending() -> None:
-    """Then nothing is taken, until a quarter is left."""
+def test_what_is_pending_is_counted_until_it_is_acknowledged() -> None:
+    """A record by its price, a batch by its size; bounds are for the caller to require."""
     box = outbox(bytes_max=4000)
-    box.add_batch(rows(1, 5000))
-    with pytest.raises(OverCapacityError, match="await wait_for_capacity"):
-        box.add_record(0, b"", "")
-    with pytest.raises(OverCapacityError, match="bytes in 1 records are not"):
-        box.add_batch(rows(1))
+    box.add_record(0, b"xyz", "")
+    one = 3 + RECORD_OVERHEAD_BYTES + RECORD_TICKET_BYTES
+    assert (box.pending_bytes, box.pending_records) == (one, 1)
+    box.add_batch(rows(2, 5000))
+    assert (box.pending_bytes, box.pending_records) == (one + rows(2, 5000).nbytes, 3)
+    with pytest.raises(OverCapacityError, match="in 3 records are pending, the limits are 4000 b"):
+        box.require_room("clicks")
     assert not box.has_room
     sizes(box)
     box.acknowledged(0)
-    assert box.has_room
+    assert box.pending_bytes == rows(2, 5000).nbytes
+    box.acknowledged(2)
+    assert (box.pending_bytes, box.pending_records, box.has_room) == (0, 0, True)
 
 
 @given(seed=st.integers(0, 2**32))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dlcore.base.errors import (
+    AlreadyClosedError,
     ConditionFailedError,
     LogElsewhereError,
     LogRecordTooLongError,
@@ -17,6 +18,7 @@ from dlcore.base.errors import (
     ProxyUnavailableError,
     UnexpectedError,
     WriteCancelledError,
+    WriteError,
 )
 from dlcore.base.ids import DLSN
 from dlcore.flight.producer_client import (
@@ -377,10 +379,32 @@ def test_a_record_without_room_changes_nothing() -> None:
     client.tell(WriteBatch(batch_of([0], [bytes(2000)]), "a"))
     with pytest.raises(OverCapacityError):
         client.tell(Write(0, b"", "b"))
-    assert (client.machine.has_room, client.machine.next_sequence) == (False, 1)
+    machine = client.machine
+    assert (machine.has_room, machine.next_sequence, machine.last_txid) == (False, 1, -1)
     client.tell(SendDue, Sent)
     client.hear(acked=1)
     assert client.machine.has_room
+
+
+def test_what_is_over_takes_no_record() -> None:
+    """At once, although many records were admitted before; a failure counts as told then."""
+    client = Harness().begun()
+    client.tell(Write(0, b"", "a"), SendDue, Write(0, b"", "b"))
+    assert client.tell(Close) == []
+    with pytest.raises(AlreadyClosedError, match="the writer of log 'clicks' is closed"):
+        client.tell(Write(0, b"", "b"))
+    with pytest.raises(AlreadyClosedError):
+        client.tell(WriteBatch(ROWS, "b"))
+    client = Harness().begun()
+    client.write("a")
+    client.tell(Fail(UnexpectedError("broke")))
+    known = [client.machine.was_told]
+    with pytest.raises(WriteError, match="takes no more records: UnexpectedError: broke"):
+        client.tell(Write(0, b"", "b"))
+    known.append(client.machine.was_told)
+    assert known == [False, True]
+    with pytest.raises(WriteError):
+        client.tell(WriteBatch(ROWS, "b"))
 
 
 def test_a_close_ends_the_stream_in_order() -> None:

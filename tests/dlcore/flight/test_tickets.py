@@ -12,8 +12,7 @@ from dlcore.base.errors import ConfigurationError, InvalidLogNameError
 from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import NotLessThan, RecordField
-from dlcore.flight.tickets import TICKET_BYTES_MAX, Latest, Place, Ticket, Wanted
-from dlcore.proxy.reading.serving import _ticket_of
+from dlcore.flight.tickets import TICKET_BYTES_MAX, Latest, Place, Ticket, Wanted, ticket_of
 
 
 @pytest.mark.parametrize(
@@ -110,4 +109,4 @@ def test_a_ticket_is_checked_when_it_is_made() -> None:
 def test_a_descriptor_without_a_type() -> None:
     """It is neither the path of a log nor a ticket."""
     with pytest.raises(ConfigurationError, match="without a type: expected a path"):
-        _ticket_of(pb.FlightDescriptor())
+        ticket_of(pb.FlightDescriptor())

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from dlcore.base.errors import (
     BadRequestError,
+    BookieAccessDeniedError,
     BookieReadOnlyError,
     CorruptMetadataError,
     DLError,
@@ -410,7 +411,10 @@ def test_a_listing_that_nobody_needs_any_more_does_nothing() -> None:
     assert bench.listed("D") == []
 
 
-@pytest.mark.parametrize("error", [EntryTooLargeError("big"), BadRequestError("what?")])
+@pytest.mark.parametrize(
+    "error",
+    [EntryTooLargeError("big"), BadRequestError("what?"), BookieAccessDeniedError("no right")],
+)
 def test_what_every_bookie_would_refuse_ends_the_writer(error: DLError) -> None:
     """Replacing bookies would go on for ever."""
     bench = Bench()

@@ -12,8 +12,8 @@ from dlcore.ledger.metadata.values import Ensemble
 from dlcore.ledger.reading.range_read import (
     CloseStream,
     Deliver,
-    Effect,
     FailRead,
+    LaneEffect,
     OpenStream,
     ReadLane,
     plan_lanes,
@@ -43,9 +43,9 @@ def entries(first: int, last: int, stride: int = 1) -> list[EntryFrame]:
     return [entry_of(entry_id) for entry_id in range(first, last + 1, stride)]
 
 
-def open_at(name: str, entry_id: int) -> OpenStream:
+def open_at(name: str, entry_id: int, lane: int = 0) -> OpenStream:
     """Return the effect that opens a stream."""
-    return OpenStream(bookie=bookie(name), first_entry_id=entry_id)
+    return OpenStream(bookie=bookie(name), first_entry_id=entry_id, lane=lane)
 
 
 def test_one_stream_delivers_all() -> None:
@@ -158,7 +158,7 @@ def test_lanes_of_a_striped_ledger() -> None:
         last_entry_id=100,
     )
     assert [lane.start() for lane in lanes] == [
-        [open_at(name, entry)] for name, entry in zip("CDEAB", range(7, 12), strict=True)
+        [open_at(name, 7 + lane, lane)] for lane, name in enumerate("CDEAB")
     ]
     assert {lane.stride for lane in lanes} == {5}
     few = plan_lanes(
@@ -186,7 +186,7 @@ class RandomRead:
         self.delivered: list[int] = []
         self.has_failed = False
 
-    def perform(self, effects: list[Effect]) -> None:
+    def perform(self, effects: list[LaneEffect]) -> None:
         """Keep the streams that a driver would have."""
         for effect in effects:
             match effect:
@@ -200,7 +200,7 @@ class RandomRead:
                 case FailRead():
                     self.has_failed = True
 
-    def step(self) -> list[Effect]:
+    def step(self) -> list[LaneEffect]:
         """Let one stream go on, or all be silent."""
         if self.rng.random() < 0.2:
             return self.lane.silent()

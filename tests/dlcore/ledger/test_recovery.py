@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.base.errors import BookieUnavailableError, LedgerRecoveryError
+from dlcore.base.errors import (
+    BookieUnavailableError,
+    DLError,
+    LedgerRecoveryError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
@@ -19,11 +25,13 @@ from dlcore.ledger.recovering.recovery import (
     ReadEntry,
     StartWriteBack,
     WriteBack,
+    closed_over,
 )
-from tests.fixtures.ledgers import bookie, entry_of, metadata_of, quorum_of
+from tests.fixtures.ledgers import bookie, entry_of, frame_of, metadata_of, quorum_of
 
 if TYPE_CHECKING:
     from dlcore.base.config import QuorumConfig
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 UNKNOWN = BookieUnavailableError("silent")
 
@@ -389,3 +397,55 @@ def test_where_the_entry_before_cannot_be_read_any_copy_will_do() -> None:
     for position in (0, 1):
         assert machine.unknown(entry_id=5, position=position, error=UNKNOWN) == []
     assert machine.missing(entry_id=5, position=2) == [WriteBack(entry=own)]
+
+
+@pytest.mark.parametrize("error", [NoSuchEntryError("not here"), NoSuchLedgerError("never seen")])
+def test_an_answer_is_a_copy_a_proven_no_or_unknown(error: DLError) -> None:
+    """Damage is no copy and no proof, as an error is that tells of something else."""
+    damaged = bytearray(frame_of(0))
+    damaged[-1] ^= 1
+    asked = reads(0, (0, "A"), (1, "B"), (2, "C"))
+    machine = reading()
+    assert machine.answered(asked[0], error) == []
+    assert machine.answered(asked[1], bytes(damaged)) == []
+    (abort,) = machine.answered(asked[2], UNKNOWN)
+    assert isinstance(abort, AbortRecovery)
+    assert "B/00000000: DigestMismatchError" in str(abort.error)
+    machine = reading()
+    assert machine.answered(asked[1], bytes(damaged)) == []
+    assert [type(each) for each in machine.answered(asked[0], frame_of(0))] == [WriteBack]
+    machine = reading()
+    machine.answered(asked[0], error)
+    assert machine.answered(asked[1], error) == [EndLedger(last_entry_id=-1)]
+
+
+PINNED = metadata_of((0, "ABC"), (5, "ABD"), state=LedgerState.IN_RECOVERY)
+RECOVERED = metadata_of((0, "ABC"), (5, "ABD"), (8, "AED"), state=LedgerState.IN_RECOVERY)
+
+
+def closing(stored: LedgerMetadata) -> LedgerMetadata | None:
+    """Return what a recovery that wrote to one more ensemble stores."""
+    return closed_over(stored, pinned=PINNED, recovered=RECOVERED, last_entry_id=9, length_bytes=99)
+
+
+def test_a_recovery_closes_with_its_own_ensembles_and_the_others_as_they_are_now() -> None:
+    """Auto-recovery may have changed an earlier one meanwhile; what others closed stays."""
+    repaired = metadata_of((0, "EBC"), (5, "ABD"), state=LedgerState.IN_RECOVERY)
+    closed = closing(repaired)
+    assert closed is not None
+    assert (closed.state, closed.last_entry_id, closed.length_bytes) == (LedgerState.CLOSED, 9, 99)
+    assert closed.ensembles == (*repaired.ensembles[:1], *RECOVERED.ensembles[1:])
+    assert closing(closed) is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        metadata_of((0, "ABC"), (5, "ABD"), state=LedgerState.OPEN),
+        metadata_of((0, "ABC"), (5, "ABE"), state=LedgerState.IN_RECOVERY),
+    ],
+)
+def test_a_recovery_closes_nothing_that_somebody_writes_again(changed: LedgerMetadata) -> None:
+    """Only a writer changes the last ensemble."""
+    with pytest.raises(LedgerRecoveryError, match="ledger 7 changed while it was recovered: it is"):
+        closing(changed)

@@ -21,32 +21,40 @@ from dlcore.base.errors import (
     WriteError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.log.entries.batcher import RECORD_TICKET_BYTES
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.body import decode_entry_header, stamp_of
 from dlcore.log.entries.stamp import decode_stamp
 from dlcore.log.metadata.changes import plan_complete, plan_truncate
 from dlcore.log.metadata.values import LogHead, VersionedHead
-from dlcore.log.writing.append import LogAppender
-from dlcore.log.writing.producers import Mark, Producers
-from dlcore.log.writing.steps import (
+from dlcore.log.writing.append import (
+    Abort,
     Acknowledge,
     CloseLedger,
+    Completed,
     CompleteSegment,
     Ended,
     Ending,
-    Finish,
-    GiveUp,
+    Fail,
+    HeadChanged,
+    LedgerClosed,
+    Overtaken,
+    Recovered,
     RecoverLog,
     Refuse,
+    Resumed,
+    SegmentStarted,
     StartSegment,
+    Suspended,
     WriterState,
 )
-from dlcore.log.writing.transmit import RECORD_TICKET_BYTES
+from dlcore.log.writing.producers import Mark, Producers
 from tests.fixtures.appenders import (
     EMPTY,
     FENCED,
     PATHS,
     SMALL,
+    Stepped,
     appender,
     closed,
     completed_by_another,
@@ -58,7 +66,7 @@ from tests.fixtures.appenders import (
 )
 
 if TYPE_CHECKING:
-    from dlcore.log.writing.steps import Step
+    from dlcore.log.writing.append import Step
 
 
 def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
@@ -76,11 +84,11 @@ def test_the_first_record_starts_a_segment_and_leaves_alone() -> None:
     machine.add_record(5, b"d", "d")
     assert machine.next_step(now_ms=0) is None
     assert (machine.end, machine.last_txid) == (None, 5)
-    assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
+    assert machine.durable() == [Acknowledge(1, 0, [0], ["a"])]
     assert machine.end == DLSN(1, 1, 0)
     assert sent(machine) == 3
     assert machine._transmitter.pending_bytes > 0
-    assert machine.entry_durable() == [Acknowledge(1, 1, [1, 2], ["c", "d"])]
+    assert machine.durable() == [Acknowledge(1, 1, [1, 2], ["c", "d"])]
     assert machine.last_dlsn == DLSN(1, 1, 2)
     assert (machine.last_txid, machine._transmitter.pending_bytes, machine.unwritten) == (
         5,
@@ -102,7 +110,7 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert machine.next_step(now_ms=now_ms) is None
     assert state_of(machine) is WriterState.ROLLING
     assert machine.next_entry(now_ms=now_ms) is None
-    assert machine.entry_durable() == [Acknowledge(1, 1, [0], ["b"])]
+    assert machine.durable() == [Acknowledge(1, 1, [0], ["b"])]
     step = closed(machine, 1, now_ms=now_ms)
     assert isinstance(step, StartSegment)
     assert step.closing is not None
@@ -111,7 +119,7 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert machine.next_step(now_ms=now_ms) == step  # until it is answered
     started(machine, 2, now_ms=now_ms)
     assert sent(machine, now_ms=now_ms) == 1
-    assert machine.entry_durable() == [Acknowledge(2, 0, [0, 0], ["c", "flush"])]
+    assert machine.durable() == [Acknowledge(2, 0, [0, 0], ["c", "flush"])]
     assert machine.at.head.next_sequence_id == 2
     assert not machine.flush("nothing is left")
 
@@ -131,15 +139,12 @@ def test_the_seal_and_the_close() -> None:
     with pytest.raises(AlreadyClosedError):
         machine.end_with(Ending.CLOSE, "again")
     assert machine.next_step(now_ms=0) is None
-    machine.entry_durable()
+    machine.durable()
     step = closed(machine, 1)
     assert isinstance(step, CompleteSegment)
     assert step.seal
     after = plan_complete(PATHS, step.at, now_ms=0, closing=step.closing, seal=True).after
-    assert machine.completed(after) == [Ended("seal")]
-    assert state_of(machine) is WriterState.SEALED
-    assert machine.next_step(now_ms=0) == Finish()
-    assert machine.finished() == [Ended("close")]
+    assert machine.feed(Completed(after, 0)) == [Ended("seal"), Ended("close")]
     assert state_of(machine) is WriterState.CLOSED
     assert machine.next_step(now_ms=0) is None
     assert machine.is_over
@@ -151,11 +156,12 @@ def test_an_idle_writer_closes_and_seals_without_a_segment() -> None:
     """To close it needs no change, to seal it does."""
     idle = appender()
     idle.end_with(Ending.CLOSE, "close")
-    assert idle.next_step(now_ms=0) == Finish()
+    assert idle.accept() == [Ended("close")]
     sealing = appender()
     sealing.end_with(Ending.SEAL, "seal")
     assert sealing.next_step(now_ms=0) == CompleteSegment(EMPTY, None, seal=True)
-    sealing.completed(plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after)
+    sealing.feed(Completed(plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after, 0))
+    assert state_of(sealing) is WriterState.SEALED
     with pytest.raises(EndOfStreamError):
         sealing.end_with(Ending.SEAL, "again")
     assert not sealing.flush("flush")
@@ -174,8 +180,8 @@ def test_nothing_follows_the_seal_while_suspended() -> None:
     """The lock may be lost after it."""
     machine = appender()
     machine.end_with(Ending.SEAL, "seal")
-    machine.completed(plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after)
-    machine.suspended()
+    machine.feed(Completed(plan_complete(PATHS, EMPTY, now_ms=0, closing=None, seal=True).after, 0))
+    machine.feed(Suspended())
     with pytest.raises(EndOfStreamError):
         machine.add_record(1, b"a", "a")
 
@@ -189,25 +195,25 @@ def test_nothing_is_acknowledged_while_suspended() -> None:
         machine.add_record(3, b"c" * 300, "c")
         machine.add_record(4, b"d", "d")
         sent(machine)
-        machine.suspended()
-        machine.suspended()
+        machine.feed(Suspended())
+        machine.feed(Suspended())
         assert state_of(machine) is WriterState.SUSPENDED
-        assert machine.entry_durable() == machine.entry_durable() == []
+        assert machine.durable() == machine.durable() == []
         assert machine.next_step(now_ms=0) is None
         assert machine.next_entry(now_ms=0) is None
         if is_denied:
-            refused = machine.fail(FENCED)
+            refused = machine.feed(Fail(FENCED))
             assert [each.tickets for each in refused if isinstance(each, Refuse)] == [
                 ["b", "c"],
                 ["d"],
             ]
-            assert machine.resumed() == []
+            assert machine.feed(Resumed(0)) == []
         else:
-            assert machine.resumed() == [
+            assert machine.feed(Resumed(0)) == [
                 Acknowledge(1, 1, [0], ["b"]),
                 Acknowledge(1, 2, [0], ["c"]),
             ]
-            assert machine.resumed() == []
+            assert machine.feed(Resumed(0)) == []
             assert sent(machine) == 1
 
 
@@ -216,10 +222,10 @@ def test_answers_to_steps_may_come_while_suspended() -> None:
     machine = appender()
     machine.add_record(1, b"a", "a")
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
-    machine.suspended()
-    machine.segment_started(1, opened_by_another(EMPTY, 1))
+    machine.feed(Suspended())
+    machine.feed(SegmentStarted(1, opened_by_another(EMPTY, 1), 0))
     assert state_of(machine) is WriterState.SUSPENDED
-    assert machine.resumed() == []
+    assert machine.feed(Resumed(0)) == []
     assert state_of(machine) is WriterState.OPEN
 
 
@@ -231,8 +237,8 @@ def test_a_batch_of_which_rows_were_sent_is_not_called_never_sent(is_acknowledge
     machine.add_record(3, b"e" * 150, "record")
     assert sent(machine) == 1
     if is_acknowledged:
-        assert machine.entry_durable() == [Acknowledge(1, 1, [], [])]
-    failed, cancelled = machine.fail(FENCED)
+        assert machine.durable() == [Acknowledge(1, 1, [], [])]
+    failed, cancelled = machine.feed(Fail(FENCED))
     assert failed == Refuse(["batch"], FENCED)
     assert isinstance(cancelled, Refuse)
     assert cancelled.tickets == ["record"]
@@ -246,16 +252,21 @@ def test_the_first_failure_is_the_last_word() -> None:
     sent(machine)
     machine.add_record(3, b"c", "c")
     machine.end_with(Ending.CLOSE, "close")
-    in_flight, queued, ends = machine.fail(FENCED)
+    in_flight, queued, ends = machine.feed(Fail(FENCED))
     assert (in_flight, ends) == (Refuse(["b"], FENCED), Refuse(["close"], FENCED))
     assert isinstance(queued, Refuse)
     assert queued.tickets == ["c"]
     assert isinstance(queued.error, WriteCancelledError)
     assert queued.error.__cause__ is FENCED
-    assert machine.fail(WriteError("later")) == machine.entry_durable() == machine.resumed() == []
-    assert machine.finished() == []
-    machine.suspended()
-    machine.ledger_closed(last_entry_id=9, size_bytes=0)
+    assert (
+        machine.feed(Fail(WriteError("later")))
+        == machine.durable()
+        == machine.feed(Resumed(0))
+        == []
+    )
+    machine.feed(Suspended())
+    machine.feed(LedgerClosed(9, 0, 0))
+    assert machine.feed(Completed(machine.at, 0)) == []
     assert machine.next_step(now_ms=0) is None
     assert state_of(machine) is WriterState.FAILED
     assert str(machine.unwritten) == "2 records, transaction ids 2 to 3"
@@ -265,7 +276,7 @@ def test_the_first_failure_is_the_last_word() -> None:
     with pytest.raises(WriteError, match=match):
         machine.require_usable()
     assert machine.unwritten is None  # it was told
-    assert machine.abort(FENCED) == []
+    assert machine.feed(Abort(FENCED)) == []
     assert state_of(machine) is WriterState.CLOSED
     assert machine.error is FENCED
 
@@ -275,7 +286,7 @@ def test_what_could_not_be_sent_fails_with_the_reason() -> None:
     machine = appender()
     machine.add_record(1, b"a" * 300, "a")
     machine.add_record(2, b"b" * 300, "b")
-    first, others = machine.fail(FENCED)
+    first, others = machine.feed(Fail(FENCED))
     assert first == Refuse(["a"], FENCED)
     assert isinstance(others, Refuse)
     assert others.tickets == ["b"]
@@ -287,10 +298,10 @@ def test_an_abort_closes_at_once() -> None:
     machine.add_record(1, b"a", "a")
     assert isinstance(machine.next_step(now_ms=0), StartSegment)
     aborted = WriteCancelledError("aborted")
-    assert machine.abort(aborted) == [Refuse(["a"], aborted)]
-    machine.segment_started(1, opened_by_another(EMPTY, 1))
+    assert machine.feed(Abort(aborted)) == [Refuse(["a"], aborted)]
+    machine.feed(SegmentStarted(1, opened_by_another(EMPTY, 1), 0))
     assert state_of(machine) is WriterState.CLOSED
-    assert machine.fail(FENCED) == []
+    assert machine.feed(Fail(FENCED)) == []
     with pytest.raises(AlreadyClosedError):
         machine.add_record(2, b"", "b")
 
@@ -299,7 +310,9 @@ def test_too_much_is_refused() -> None:
     """And so is a record that cannot follow; the writer stays usable."""
     machine = appender(config=replace(SMALL, pending_bytes_max=1000))
     machine.add_record(7, b"a" * 2000, "a")
-    with pytest.raises(OverCapacityError, match="1 records are pending, the limits are 1000 and"):
+    with pytest.raises(
+        OverCapacityError, match="1 records are pending, the limits are 1000 bytes and"
+    ):
         machine.add_record(7, b"", "b")
     assert [machine.has_room] == [False]
     machine.configure(replace(SMALL, pending_records_max=1))
@@ -351,7 +364,7 @@ def test_limits_are_kept_to_the_record(seed: int) -> None:
                 in_flight[-1].append(waiting.pop(0))
             assert left == 0
         if rng.random() < 0.2 and in_flight:
-            machine.entry_durable()
+            machine.durable()
             in_flight.pop(0)
 
 
@@ -360,10 +373,10 @@ def test_a_start_that_was_overtaken_is_planned_again() -> None:
     machine = appender()
     machine.add_record(1, b"a", "a")
     theirs = opened_by_another(EMPTY)
-    assert machine.overtaken(theirs) == []
+    assert machine.feed(Overtaken(theirs, 0)) == []
     assert machine.next_step(now_ms=0) == RecoverLog(theirs)
     done = plan_complete(PATHS, theirs, now_ms=6, closing=None, empty_ledger_id=77).after
-    machine.recovered(done)
+    machine.feed(Recovered(done, 0))
     assert machine.next_step(now_ms=0) == StartSegment(done, None)
 
 
@@ -372,18 +385,18 @@ def test_a_start_gives_up_when_its_first_record_cannot_follow_any_more() -> None
     machine = appender()
     machine.add_record(1, b"a", "a")
     head = LogHead(max_lssn=1, end=(1, 1), max_txid=2)
-    machine.overtaken(VersionedHead(log=EMPTY.log, head=head, version=9))
-    step = machine.next_step(now_ms=0)
-    assert isinstance(step, GiveUp)
-    assert isinstance(step.error, TransactionIdOutOfOrderError)
+    machine.accept()
+    (refused,) = machine.feed(Overtaken(VersionedHead(log=EMPTY.log, head=head, version=9), 0))
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, TransactionIdOutOfOrderError)
     unlucky = appender()
     unlucky.add_record(1, b"a", "a")
-    for _ in range(20):
+    for _ in range(19):
         assert isinstance(unlucky.next_step(now_ms=0), StartSegment)
-        unlucky.overtaken(EMPTY)
-    step = unlucky.next_step(now_ms=0)
-    assert isinstance(step, GiveUp)
-    assert "20 attempts to start a segment were overtaken" in str(step.error)
+        assert unlucky.feed(Overtaken(EMPTY, 0)) == []
+    (refused,) = unlucky.feed(Overtaken(EMPTY, 0))
+    assert isinstance(refused, Refuse)
+    assert "20 attempts to start a segment were overtaken" in str(refused.error)
 
 
 @pytest.mark.parametrize("ending", [None, Ending.SEAL, Ending.CLOSE])
@@ -397,12 +410,15 @@ def test_another_may_complete_our_segment_at_the_same_end(ending: Ending | None)
         machine.end_with(ending, "end")
         assert isinstance(closed(machine, 0), CompleteSegment)
     after = completed_by_another(machine)
-    assert machine.overtaken(after) == []
-    assert state_of(machine) is WriterState.OPENING
-    wanted: dict[Any, Step] = {
+    answers = machine.feed(Overtaken(after, 0))
+    assert answers == ([Ended("end")] if ending is Ending.CLOSE else [])
+    assert state_of(machine) is (
+        WriterState.CLOSED if ending is Ending.CLOSE else WriterState.OPENING
+    )
+    wanted: dict[Any, Step | None] = {
         None: StartSegment(after, None),
         Ending.SEAL: CompleteSegment(after, None, seal=True),
-        Ending.CLOSE: Finish(),
+        Ending.CLOSE: None,
     }
     assert machine.next_step(now_ms=1000) == wanted[ending]
 
@@ -412,7 +428,7 @@ def test_another_that_completed_our_segment_elsewhere_has_taken_over() -> None:
     machine = writing()
     machine.end_with(Ending.CLOSE, "close")
     closed(machine, 0)
-    (refused,) = machine.overtaken(completed_by_another(machine, entries=2))
+    (refused,) = machine.feed(Overtaken(completed_by_another(machine, entries=2), 0))
     assert isinstance(refused, Refuse)
     assert refused.tickets == ["close"]
     assert isinstance(refused.error, OwnershipAcquireFailedError)
@@ -426,7 +442,7 @@ def test_a_change_beside_ours_is_no_harm() -> None:
     assert isinstance(first, CompleteSegment)
     change = plan_truncate(PATHS, machine.at, DLSN(1, 1, 0))
     assert change is not None
-    assert machine.overtaken(change.after) == []
+    assert machine.feed(Overtaken(change.after, 0)) == []
     assert machine.next_step(now_ms=0) == CompleteSegment(change.after, first.closing, seal=False)
 
 
@@ -435,16 +451,16 @@ def test_truncation_beside_the_machine() -> None:
     machine = writing()
     change = plan_truncate(PATHS, machine.at, DLSN(1, 1, 0))
     assert change is not None
-    assert machine.head_changed(change.after) == []
+    assert machine.feed(HeadChanged(change.after, 0)) == []
     assert machine.at == change.after
-    assert machine.head_changed(completed_by_another(machine)) == []
+    assert machine.feed(HeadChanged(completed_by_another(machine), 0)) == []
     assert isinstance(machine.error, OwnershipAcquireFailedError)
     idle = appender()
     theirs = opened_by_another(EMPTY)
-    assert idle.head_changed(theirs) == []
+    assert idle.feed(HeadChanged(theirs, 0)) == []
     assert idle.at == EMPTY
     done = plan_complete(PATHS, theirs, now_ms=6, closing=None, empty_ledger_id=77).after
-    idle.head_changed(done)
+    idle.feed(HeadChanged(done, 0))
     assert idle.at == done
 
 
@@ -452,16 +468,16 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
     """Its marks are of before; a writer that keeps none goes on."""
     head = msgspec.structs.replace(EMPTY.head, producers_lssn=3)
     theirs = VersionedHead(log=EMPTY.log, head=head, version=1)
-    bare = LogAppender[str](EMPTY, SMALL)
-    assert bare.head_changed(theirs) == []
+    bare = Stepped[str](EMPTY, SMALL)
+    assert bare.feed(HeadChanged(theirs, 0)) == []
     assert bare.at == theirs
-    idle = LogAppender[str](EMPTY, SMALL, producers=Producers())
-    assert idle.head_changed(EMPTY) == []
-    idle.head_changed(theirs)
+    idle = Stepped[str](EMPTY, SMALL, producers=Producers())
+    assert idle.feed(HeadChanged(EMPTY, 0)) == []
+    idle.feed(HeadChanged(theirs, 0))
     assert isinstance(idle.error, OwnershipAcquireFailedError)
     assert idle.at == EMPTY
-    overtaken = LogAppender[str](EMPTY, SMALL, producers=Producers())
-    overtaken.head_changed(opened_by_another(EMPTY))
+    overtaken = Stepped[str](EMPTY, SMALL, producers=Producers())
+    overtaken.feed(HeadChanged(opened_by_another(EMPTY), 0))
     assert isinstance(overtaken.error, OwnershipAcquireFailedError)
 
 
@@ -469,7 +485,7 @@ def test_producers_that_others_changed_end_an_idle_writer_of_theirs() -> None:
 def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> None:
     """Another owner is to read it; a writer that only steps aside knows them."""
     producers: Producers[str] = Producers()
-    machine = LogAppender[str](EMPTY, SMALL, producers=producers)
+    machine = Stepped[str](EMPTY, SMALL, producers=producers)
     claim = producers.grant("meter", bytes(8), now_ms=0)
 
     def add(sequence: int) -> None:
@@ -478,6 +494,7 @@ def test_the_last_entry_before_a_close_lists_the_producers(ending: Ending) -> No
         producers.accepted(mark, 1, "a", now_ms=0)
 
     def listed() -> list[int] | None:
+        machine.accept()
         body = b"".join(machine.next_entry(now_ms=0) or [])
         rows = decode_stamp(stamp_of(body, decode_entry_header(body))).rows
         return None if rows is None else [row.last for row in rows]
@@ -515,7 +532,7 @@ def test_an_idle_segment_is_completed_when_it_is_old() -> None:
     assert step == CompleteSegment(machine.at, machine._segment.closing, seal=False, ends=False)  # type: ignore[union-attr]
     assert machine.old_in_s(now_ms=2000) is None
     after = plan_complete(PATHS, machine.at, now_ms=1000, closing=step.closing).after
-    assert machine.completed(after, ends=False) == []
+    assert machine.feed(Completed(after, 0, ends=False)) == []
     assert state_of(machine) is WriterState.OPENING
     assert machine.next_step(now_ms=5000) is None
     machine.add_record(2, b"b", "b")
@@ -523,9 +540,10 @@ def test_an_idle_segment_is_completed_when_it_is_old() -> None:
     assert machine.old_in_s(now_ms=5000) is None  # it holds no entry yet
 
     hurried = writing()
-    assert isinstance(closed(hurried, 0, now_ms=1000), CompleteSegment)
+    assert hurried.next_step(now_ms=1000) == CloseLedger()
+    hurried.feed(LedgerClosed(0, 100, 1000))
     hurried.add_record(2, b"b", "b")
-    assert isinstance(hurried.next_step(now_ms=1000), StartSegment)
+    assert isinstance(hurried.next_step(now_ms=1000), StartSegment)  # decided in its turn
 
 
 def test_a_close_while_an_idle_segment_is_completed() -> None:
@@ -535,9 +553,7 @@ def test_a_close_while_an_idle_segment_is_completed() -> None:
     assert isinstance(step, CompleteSegment)
     machine.end_with(Ending.CLOSE, "close")
     after = plan_complete(PATHS, machine.at, now_ms=1000, closing=step.closing).after
-    assert machine.completed(after, ends=False) == []
-    assert machine.next_step(now_ms=1000) == Finish()
-    assert machine.finished() == [Ended("close")]
+    assert machine.feed(Completed(after, 0, ends=False)) == [Ended("close")]
 
 
 def test_a_change_of_settings_holds_from_the_next_entry_on() -> None:
@@ -548,7 +564,7 @@ def test_a_change_of_settings_holds_from_the_next_entry_on() -> None:
     for txid in (2, 3):
         machine.add_record(txid, b"0123456789", str(txid))
     assert sent(machine) == 1
-    machine.entry_durable()
+    machine.durable()
     assert sent(machine) == 1
 
 
@@ -559,11 +575,12 @@ def test_a_writer_may_refuse_records_while_it_rolls() -> None:
     started(machine)
     sent(machine)
     machine.add_record(2, b"b", "b")
-    machine.suspended()
+    machine.feed(Suspended())
     with pytest.raises(LogNotReadyError, match="log 'clicks' is suspended and takes no record"):
         machine.add_record(3, b"c", "c")
-    machine.resumed()
-    machine.entry_durable()
+    machine.feed(Resumed(0))
+    machine.durable()
+    assert machine.next_entry(now_ms=2000) is None  # the ledger had no capacity for too long
     assert machine.next_step(now_ms=2000) == CloseLedger()
     with pytest.raises(LogNotReadyError, match="is rolling"):
         machine.add_record(3, b"c", "c")

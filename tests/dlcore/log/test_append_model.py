@@ -28,23 +28,33 @@ from dlcore.log.metadata.changes import (
 )
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, VersionedHead
-from dlcore.log.writing.append import LogAppender
-from dlcore.log.writing.producers import Producers
-from dlcore.log.writing.steps import (
+from dlcore.log.writing.append import (
+    Abort,
     Acknowledge,
-    AppendEntry,
+    AwaitCapacity,
     CloseLedger,
+    Completed,
     CompleteSegment,
     Ended,
     Ending,
-    Finish,
-    GiveUp,
+    EntryDurable,
+    Fail,
+    HeadChanged,
+    LedgerClosed,
+    Overtaken,
+    Recovered,
     RecoverLog,
     Refuse,
+    Resumed,
+    SegmentStarted,
     StartSegment,
+    SteppedBack,
+    Suspended,
     WriterState,
 )
+from dlcore.log.writing.producers import Producers
 from dlcore.metadata.paths import NamespacePaths
+from tests.fixtures.appenders import Stepped
 from tests.fixtures.lengths import amount
 from tests.fixtures.log_states import staged
 
@@ -98,7 +108,7 @@ class Writing(RuleBasedStateMachine):
         head = LogHead(max_txid=first_txid)
         at = VersionedHead(log=LogKey(name="clicks", log_id="log-1"), head=head, version=0)
         self.stored = at
-        self.machine: LogAppender[int] = LogAppender(
+        self.machine: Stepped[int] = Stepped(
             at,
             LogConfig(entry_bytes=60, segment_bytes_max=1500, segment_age_max_s=0.05),
             Producers() if gives_turns else None,
@@ -172,7 +182,7 @@ class Writing(RuleBasedStateMachine):
             for _ in range(appended):
                 self.append_staged()
         self.asides.clear()
-        self.perform(self.machine.step_back(self.stored))
+        self.perform(self.machine.feed(SteppedBack(self.stored, self.now_ms)))
         assert self.machine.is_over or self.machine.last_txid >= self.stored.head.max_txid
 
     def append_staged(self) -> None:
@@ -190,7 +200,7 @@ class Writing(RuleBasedStateMachine):
     @rule()
     def abort(self) -> None:
         """Give up at once."""
-        self.perform(self.machine.abort(WriteError("aborted")))
+        self.perform(self.machine.feed(Abort(WriteError("aborted"))))
 
     # The driver
 
@@ -230,35 +240,32 @@ class Writing(RuleBasedStateMachine):
         """Perform what the machine asks for; a change is refused if the log has changed."""
         self.now_ms += passed_ms
         machine = self.machine
-        step = machine.next_step(now_ms=self.now_ms)
+        self.perform(machine.accept(now_ms=self.now_ms))
+        step = None if machine.is_over else machine.step
         match step:
-            case AppendEntry():
+            case AwaitCapacity():
                 self.append_entry()
             case CloseLedger():
                 self.close_ledger()
             case StartSegment() | CompleteSegment():
                 assert not machine.is_over
                 if step.at.version != self.stored.version:
-                    self.perform(machine.overtaken(self.stored))
+                    self.perform(machine.feed(Overtaken(self.stored, self.now_ms)))
                 elif isinstance(step, StartSegment):
                     self.start(step)
                 elif step.stays:
                     assert step.closing is not None
                     self.stored = plan_pause(PATHS, step.at, closing=step.closing).after
-                    self.perform(machine.completed(self.stored))
+                    self.perform(machine.feed(Completed(self.stored, self.now_ms)))
                 else:
                     self.stored = plan_complete(
                         PATHS, step.at, now_ms=self.now_ms, closing=step.closing, seal=step.seal
                     ).after
-                    self.perform(machine.completed(self.stored, ends=step.ends))
+                    self.perform(machine.feed(Completed(self.stored, self.now_ms, ends=step.ends)))
             case RecoverLog():
                 assert step.at.head.open_extent is not None
                 self.recover(0)
-                machine.recovered(self.stored)
-            case Finish():
-                self.perform(machine.finished())
-            case GiveUp():
-                self.perform(machine.fail(step.error))
+                self.perform(machine.feed(Recovered(self.stored, self.now_ms)))
 
     @property
     def own_ledger(self) -> Ledger:
@@ -270,7 +277,9 @@ class Writing(RuleBasedStateMachine):
     def append_entry(self) -> None:
         """The ledger takes the entry, as long as nobody fenced it."""
         body = self.machine.next_entry(now_ms=self.now_ms)
-        assert body is not None
+        if body is None:
+            assert self.machine.state in (WriterState.SUSPENDED, WriterState.ROLLING)
+            return
         ledger = self.own_ledger
         header = decode_entry_header(b"".join(body))
         assert header.records_before == sum(each.record_count for each in ledger.entries)
@@ -284,9 +293,9 @@ class Writing(RuleBasedStateMachine):
         ledger = self.own_ledger
         assert ledger.told == len(ledger.entries) > 0
         if ledger.is_fenced:
-            self.perform(self.machine.fail(LedgerFencedError("fenced")))
+            self.perform(self.machine.feed(Fail(LedgerFencedError("fenced"))))
         else:
-            self.machine.ledger_closed(last_entry_id=ledger.told - 1, size_bytes=1)
+            self.perform(self.machine.feed(LedgerClosed(ledger.told - 1, 1, self.now_ms)))
 
     def start(self, step: StartSegment) -> None:
         """A new ledger, and the change that names it."""
@@ -300,7 +309,7 @@ class Writing(RuleBasedStateMachine):
             closing=step.closing,
             limits=step.limits,
         ).after
-        self.machine.segment_started(ledger_id, self.stored)
+        self.perform(self.machine.feed(SegmentStarted(ledger_id, self.stored, self.now_ms)))
 
     @precondition(lambda self: any(each.told < len(each.entries) for each in self.ledgers.values()))
     @rule()
@@ -308,15 +317,15 @@ class Writing(RuleBasedStateMachine):
         """An entry is acknowledged by its bookies, or they were told to refuse it."""
         ledger = next(each for each in self.ledgers.values() if each.told < len(each.entries))
         if ledger.is_fenced:
-            self.perform(self.machine.fail(LedgerFencedError("fenced")))
+            self.perform(self.machine.feed(Fail(LedgerFencedError("fenced"))))
         else:
-            self.perform(self.machine.entry_durable())
+            self.perform(self.machine.feed(EntryDurable()))
         ledger.told += 1
 
     @rule()
     def suspend(self) -> None:
         """The session is gone."""
-        self.machine.suspended()
+        self.machine.feed(Suspended())
 
     @rule()
     def resume(self) -> None:
@@ -324,9 +333,9 @@ class Writing(RuleBasedStateMachine):
         if self.machine.state is not WriterState.SUSPENDED:
             return
         if self.machine.is_untouched(self.stored):
-            self.perform(self.machine.resumed())
+            self.perform(self.machine.feed(Resumed(self.now_ms)))
         else:
-            self.perform(self.machine.fail(WriteError("denied")))
+            self.perform(self.machine.feed(Fail(WriteError("denied"))))
 
     # Others
 
@@ -374,7 +383,7 @@ class Writing(RuleBasedStateMachine):
         change = plan_truncate(PATHS, self.stored, dlsn)
         if change is not None:
             self.stored = change.after
-            self.perform(self.machine.head_changed(self.stored))
+            self.perform(self.machine.feed(HeadChanged(self.stored, self.now_ms)))
 
     # What holds at any time
 

@@ -18,8 +18,8 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.records import EntryPlace
+from dlcore.log.entries.batcher import RECORD_OVERHEAD_BYTES
 from dlcore.log.entries.batches import (
-    RECORD_OVERHEAD_BYTES,
     batch_of,
     byte_log_batch,
     check_txids,

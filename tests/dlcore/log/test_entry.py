@@ -101,8 +101,8 @@ def test_what_an_extent_said_of_its_entries_they_say_themselves() -> None:
 def test_flags_that_are_not_known_are_refused() -> None:
     """A later version may mean by them what this one cannot read."""
     body = bytearray(entry())
-    body[1] = 4
-    with pytest.raises(InvalidEntryError, match="flags 0x4"):
+    body[1] = 8
+    with pytest.raises(InvalidEntryError, match="flags 0x8"):
         decode_entry_header(bytes(body))
 
 

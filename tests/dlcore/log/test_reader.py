@@ -22,7 +22,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN, TXID_MAX
 from dlcore.base.records import NotLessThan, RecordField, RecordPlace
 from dlcore.log.entries.batches import read_schema
-from dlcore.log.reading.scan_driver import scan_range
+from dlcore.log.reading.scan_driver import by_entry, scan_range
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def scan_all(
     found = []
     for part in snapshot.scans(start, end):
         for piece in part.split(entries):
-            async for batch in scan_range(piece, cluster.namespaces[0].ledgers):
+            async for batch in by_entry(scan_range(piece, cluster.namespaces[0].ledgers)):
                 for row, (txid, payload) in enumerate(
                     zip(batch.batch[0].to_pylist(), batch.batch[1].to_pylist(), strict=True)
                 ):

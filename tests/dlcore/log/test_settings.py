@@ -169,7 +169,7 @@ def test_settings_that_cannot_be_read_leave_a_writer_as_it_is(
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with await log.open_writer() as writer:
             await cluster.stores["a"].create(cluster.paths.log_of(log.log_id).settings, b"{}")
-            await until(lambda: "settings of log=clicks are not known" in caplog.text)
+            await until(lambda: "settings of log=clicks: a change is not known yet" in caplog.text)
             await writer.write(record(1))
         with pytest.raises(CorruptMetadataError, match="settings"):
             await log.open_writer()
@@ -209,5 +209,68 @@ def test_ledgers_carry_what_their_writer_says() -> None:
         (segment,) = await log.get_log_segments()
         ledger = await cluster.namespaces[0].get_ledger(segment.extents[0].ledger_id)
         assert ledger.custom == {"team": "a", "log": "clicks", "log_id": log.log_id}
+
+    on_log(body)
+
+
+@pytest.mark.parametrize(
+    "tier", ["s3://bucket/folder", "s3://b-1.x/a/b_c/d=1", "file:///var/lib/dlog", "file:///x.y"]
+)
+def test_a_tier(tier: str) -> None:
+    """A bucket or a folder, and a path below it."""
+    settings = LogSettings(tier=tier)
+    assert settings.needs_visits
+    assert not settings.changed({"tier": None}).needs_visits
+    assert settings.cold_after_s == 3600
+    assert settings.changed({"tier_after_s": 0}).cold_after_s == 0
+
+
+@pytest.mark.parametrize(
+    "tier",
+    [
+        "",
+        "s3://bucket",
+        "s3://bucket/",
+        "s3://bucket/a/",
+        "s3://bucket/a//b",
+        "s3://bucket/../a",
+        "file://host/a",
+        "/folder",
+        "https://a/b",
+        "s3://bucket/a b",
+        "s3://bucket/a?b",
+        "file:///.",
+    ],
+)
+def test_no_tier(tier: str) -> None:
+    """Every other URL is refused, for its objects' names are made of it."""
+    with pytest.raises(ConfigurationError, match=r"tier=.*: expected s3://"):
+        LogSettings(tier=tier)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tier": "s3://bucket/a", "encrypted": True}, {"tier_after_s": -1}, {"tier_after_s": 1e12}],
+)
+def test_tiers_that_cannot_be(wrong: dict[str, object]) -> None:
+    """An encrypted log has none, and an age is a time that a calendar has."""
+    with pytest.raises(ConfigurationError, match="tier"):
+        LogSettings.of(wrong)
+
+
+def test_a_log_with_a_tier_is_listed() -> None:
+    """Workers find it without a look at other logs, until it has neither tier nor retention."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        listed = cluster.paths.retained_log(log.log_id)
+        steps: tuple[tuple[dict[str, object], bool], ...] = (
+            ({"tier": "s3://bucket/a"}, True),
+            ({"retention_s": 5}, True),
+            ({"tier": None}, True),
+            ({"retention_s": None}, False),
+        )
+        for changes, is_listed in steps:
+            await log.update_settings(**changes)
+            assert (listed in cluster.tree.dump()) is is_listed
 
     on_log(body)

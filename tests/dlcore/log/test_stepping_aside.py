@@ -18,22 +18,25 @@ from dlcore.log.metadata.changes import (
     plan_pause,
     plan_start,
 )
-from dlcore.log.writing.append import LogAppender
-from dlcore.log.writing.producers import Producers
-from dlcore.log.writing.steps import (
+from dlcore.log.writing.append import (
     Acknowledge,
+    Completed,
     CompleteSegment,
     Ended,
     Ending,
-    Finish,
+    Fail,
+    SegmentStarted,
     StartSegment,
+    SteppedBack,
     WriterState,
 )
+from dlcore.log.writing.producers import Producers
 from tests.fixtures.appenders import (
     EMPTY,
     FENCED,
     PATHS,
     SMALL,
+    Stepped,
     appender,
     closed,
     sent,
@@ -53,17 +56,17 @@ def test_stepping_aside_and_back() -> None:
     with pytest.raises(LogNotReadyError, match="atomic append"):
         machine.add_record(3, b"c", "c")
     assert sent(machine) == 1
-    assert machine.entry_durable() == [Acknowledge(1, 1, [0], ["b"])]
+    assert machine.durable() == [Acknowledge(1, 1, [0], ["b"])]
     step = closed(machine, 1)
     assert isinstance(step, CompleteSegment)
     assert step.ends
     assert step.closing is not None
     after = plan_complete(PATHS, step.at, now_ms=0, closing=step.closing).after
-    assert machine.completed(after) == [Ended("aside")]
+    assert machine.feed(Completed(after, 0)) == [Ended("aside")]
     assert state_of(machine) is WriterState.OPENING
     assert machine.next_step(now_ms=0) is None
     appended = after.with_head(replace_head(after.head, max_txid=70))
-    assert machine.step_back(appended) == []
+    assert machine.feed(SteppedBack(appended, 0)) == []
     assert (machine.has_room, machine.last_txid, machine.at) == (True, 70, appended)
     with pytest.raises(TransactionIdOutOfOrderError):
         machine.add_record(3, b"c", "c")
@@ -73,32 +76,34 @@ def test_stepping_aside_and_back() -> None:
 
 def test_who_gives_turns_goes_on_in_the_segment_that_it_left() -> None:
     """Behind the extents of an append, whose entries and bytes count for positions and limits."""
-    machine = LogAppender[str](EMPTY, SMALL, Producers())
+    machine = Stepped[str](EMPTY, SMALL, Producers())
     machine.add_record(1, b"a", "a")
     started(machine)
     sent(machine)
-    assert machine.entry_durable() == [Acknowledge(1, 0, [0], ["a"])]
+    assert machine.durable() == [Acknowledge(1, 0, [0], ["a"])]
     machine.end_with(Ending.ASIDE, "aside")
     step = closed(machine, 0)
     assert isinstance(step, CompleteSegment)
     assert step.stays
     assert step.closing is not None
     paused = plan_pause(PATHS, step.at, closing=step.closing).after
-    assert machine.completed(paused) == [Ended("aside")]
+    assert machine.feed(Completed(paused, 0)) == [Ended("aside")]
     assert machine.is_untouched(paused)
     limits = SegmentLimits.of(SMALL)
     change, _, _ = plan_append(PATHS, paused, [staged(8, size=4_700)], now_ms=0, limits=limits)
     assert not machine.is_untouched(change.after)
-    assert machine.step_back(change.after) == []
+    assert machine.feed(SteppedBack(change.after, 0)) == []
     machine.add_record(5, b"b", "b")
     start = machine.next_step(now_ms=0)
     assert start == StartSegment(change.after, None, limits)
-    machine.segment_started(
-        9, plan_start(PATHS, change.after, ledger_id=9, now_ms=0, limits=limits).after
+    machine.feed(
+        SegmentStarted(
+            9, plan_start(PATHS, change.after, ledger_id=9, now_ms=0, limits=limits).after, 0
+        )
     )
     ends = [machine.end]
     sent(machine)
-    assert machine.entry_durable() == [Acknowledge(1, 3, [0], ["b"])]
+    assert machine.durable() == [Acknowledge(1, 3, [0], ["b"])]
     assert [*ends, machine.end] == [None, DLSN(1, 4, 0)]
     assert machine.is_nearly_full(now_ms=0)
     machine.add_record(6, bytes(150), "c")
@@ -112,12 +117,11 @@ def test_nothing_steps_back_that_is_over_and_nothing_aside_that_is_sealed() -> N
     """A writer that failed aside lets nobody wait; one that was sealed there says so."""
     machine = appender()
     machine.end_with(Ending.ASIDE, "aside")
-    assert machine.next_step(now_ms=0) == Finish()
-    assert machine.finished() == [Ended("aside")]
+    assert machine.accept() == [Ended("aside")]
     machine.end_with(Ending.SEAL, "seal")
     with pytest.raises(EndOfStreamError):
         machine.end_with(Ending.ASIDE, "again")
-    machine.fail(FENCED)
+    machine.feed(Fail(FENCED))
     assert machine.has_room
-    assert machine.step_back(EMPTY) == []
+    assert machine.feed(SteppedBack(EMPTY, 0)) == []
     assert state_of(machine) is WriterState.FAILED

@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dlcore.base.config import RECORD_SIZE_BYTES_MAX
-from dlcore.base.errors import (
-    ConfigurationError,
-    LogRecordTooLongError,
-    TransactionIdOutOfOrderError,
-)
-from dlcore.base.ids import TXID_MAX
+from dlcore.base.errors import TransactionIdOutOfOrderError
 from dlcore.base.records import LogRecord
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.entries.stamp import Claim
 from dlcore.log.writing.producers import Mark, MarkedRows
-from dlcore.log.writing.transmit import Group, Transmitter, Unwritten, checked_payload
+from dlcore.log.writing.transmit import Group, Transmitter, Unwritten
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,7 +126,7 @@ class _Twin:
 
     def __init__(self, rng: random.Random) -> None:
         self.transmitter: Transmitter[int] = Transmitter(
-            entry_bytes=rng.randrange(1, 300), grant=lambda: rng.randrange(200)
+            entry_bytes=rng.randrange(1, 300), admit=lambda: rng.random() < 0.9
         )
         self.added: list[int] = []
         self.sent: list[int] = []
@@ -191,34 +185,6 @@ def test_random_use_keeps_every_record_once_in_order(seed: int) -> None:
     assert (transmitter.pending_bytes, transmitter.pending_records) == (0, 0)
 
 
-def test_records_are_checked() -> None:
-    """Each refusal names the value and the rule."""
-    checked_payload(5, b"", last_txid=5)
-    checked_payload(TXID_MAX, b"x" * RECORD_SIZE_BYTES_MAX, last_txid=-1)
-    with pytest.raises(TransactionIdOutOfOrderError, match="4 is lower than 5"):
-        checked_payload(4, b"", last_txid=5)
-    for txid in (-1, TXID_MAX + 1):
-        with pytest.raises(ConfigurationError, match="out of range"):
-            checked_payload(txid, b"", last_txid=-1)
-    with pytest.raises(LogRecordTooLongError, match=str(RECORD_SIZE_BYTES_MAX + 1)):
-        checked_payload(1, b"x" * (RECORD_SIZE_BYTES_MAX + 1), last_txid=0)
-    with pytest.raises(ConfigurationError, match="expected bytes"):
-        checked_payload(1, "text", last_txid=0)  # type: ignore[arg-type]
-
-
-def test_payloads_cannot_change_after_they_were_accepted() -> None:
-    """What is immutable is not copied."""
-    payload = b"x" * 1000
-    assert checked_payload(1, payload, last_txid=0) is payload
-    for view in (bytearray(b"abcd"), memoryview(b"abcd"), memoryview(b"a-b-c-d-")[::2]):
-        stored = checked_payload(1, view, last_txid=0)  # type: ignore[arg-type]
-        assert type(stored) is bytes
-        assert stored == b"abcd"
-    wide = memoryview(bytes(RECORD_SIZE_BYTES_MAX + 8)).cast("Q")
-    with pytest.raises(LogRecordTooLongError):  # bytes count, not items
-        checked_payload(1, wide, last_txid=0)  # type: ignore[arg-type]
-
-
 def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     """A group of one batch hands it on as it is."""
     transmitter: Transmitter[None] = Transmitter(entry_bytes=1000)
@@ -227,13 +193,6 @@ def test_batches_and_records_concatenate_without_copying_small_parts() -> None:
     assert transmitter.queued_bytes == 13
     assert transmitter.next_group().batch().column(1).buffers()[2] == batch.column(1).buffers()[2]
     assert transmitter.queued_bytes == 0
-
-
-def test_transaction_ids_are_integers() -> None:
-    """A text or a float is no id; it would be refused by Arrow much later."""
-    for txid in ("5", 5.0, None):
-        with pytest.raises(ConfigurationError, match=f"txid={txid!r}: expected an integer"):
-            checked_payload(txid, b"", last_txid=0)  # type: ignore[arg-type]
 
 
 def test_what_was_not_written_is_told_in_words() -> None:

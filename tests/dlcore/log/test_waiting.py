@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dlcore.base import backoff
-from dlcore.base.errors import OwnershipAcquireFailedError
+from dlcore.base.errors import MetadataConnectionError, OwnershipAcquireFailedError
+from dlcore.log.metadata.store import LogStore
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.staging import commit
 from tests.fixtures.aio import until
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.log.metadata.values import LogKey
 
 SINCE = "a since 2023-11-14T22:13:20Z"
 
@@ -78,7 +80,8 @@ def test_who_waits_is_told_for_whom(
             monkeypatch.setattr(backoff, "TOLD_AFTER_S", 0.05)
             waiting = asyncio.create_task(wait(patient))
             await until(lambda: bool(caplog.messages))
-            assert caplog.messages == [f"{told}; waiting for 60 s more"]
+            (message,) = caplog.messages
+            assert message.startswith(f"{told}; waiting for 60 s more; to do: ")
             assert not waiting.done()
             await held.aclose()
             await opened.enter_async_context(await waiting)
@@ -100,3 +103,34 @@ def test_a_second_writer_of_one_client_is_told_that_it_is_this_one() -> None:
 def test_a_holder_of_an_earlier_release_says_no_time() -> None:
     """It stored none."""
     assert LockHolder(owner="host:1", token="t").described("me") == "host:1"
+
+
+def test_an_append_that_fails_waits_for_no_other_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two logs are held; the look at one lock fails, and nobody goes on watching the other."""
+    monkeypatch.setattr(commit, "LOOKS_EVERY_S", 60.0)
+    read_lock = LogStore.read_lock
+
+    async def read(self: LogStore, log: LogKey) -> LockHolder | None:
+        if log.name == "views":
+            raise MetadataConnectionError("planted")
+        return await read_lock(self, log)
+
+    def watching() -> int:
+        return sum("_await_lock" in str(each.get_coro()) for each in asyncio.all_tasks())
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        owner = cluster.namespaces[0]
+        other = await cluster.open("b", config=replace(CONFIG, lock_timeout_s=60))
+        await owner.create_log("views")
+        extents = [await stage(other, "appended", log=name) for name in ("clicks", "views")]
+        async with AsyncExitStack() as opened:
+            for name in ("clicks", "views"):
+                held = await owner.open_log(name)
+                await opened.enter_async_context(await held.open_writer())
+            monkeypatch.setattr(LogStore, "read_lock", read)
+            staged = await other.begin_append("job", 1)
+            with pytest.raises(MetadataConnectionError, match="planted"):
+                await staged.commit(extents)
+            assert watching() == 0
+
+    on_log(body)

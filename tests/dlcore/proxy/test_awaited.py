@@ -96,7 +96,7 @@ class Reader:
         ticket = Ticket(log="clicks", start=place, follow=True, columns=["dlsn", "value"])
         self.values: list[bytes] = []
         reads = served.servers[0].reads
-        self.task = asyncio.create_task(reads.do_get(ticket.encode(), self._send))
+        self.task = asyncio.create_task(reads.do_get(ticket, self._send))
 
     async def _send(self, message: bytes) -> None:
         if pb.FlightData.FromString(message).app_metadata:  # else it is the schema

@@ -46,3 +46,12 @@ def test_locations() -> None:
     assert ProxyConfig(host="[::1]", port=7).address == "[::1]:7"
     everywhere = ProxyConfig(host="::", advertised_host="fd00::1", advertised_port=8)
     assert everywhere.location(5) == "grpc://[fd00::1]:8"
+
+
+def test_only_the_level_of_the_log_changes_while_a_proxy_runs() -> None:
+    """The other new settings wait for a restart, and are named with their values."""
+    old = ProxyConfig(log_level="info", port=1)
+    assert old.changed_to(old) == (old, {})
+    changed, left = old.changed_to(ProxyConfig(log_level="debug", port=2))
+    assert changed == ProxyConfig(log_level="debug", port=1)
+    assert left == {"port": 2}

@@ -18,6 +18,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.base.proto import flight_pb2 as pb
+from dlcore.flight.tickets import Ticket, ticket_of
 from dlcore.log.metadata.values import LogHead
 from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, encode
@@ -48,7 +49,7 @@ async def got(reads: ReadPath, **ticket: object) -> list[bytes]:
     async def send(message: bytes) -> None:
         sent.append(message)
 
-    await reads.do_get(json.dumps({"columns": VALUES, **ticket}).encode(), send)
+    await reads.do_get(Ticket.decode(json.dumps({"columns": VALUES, **ticket}).encode()), send)
     parts = [pb.FlightData.FromString(message) for message in sent]
     assert sent[0]
     schema = pa.schema([("value", pa.binary())])
@@ -149,7 +150,7 @@ def test_a_planned_part_is_of_the_log_that_it_was_planned_for() -> None:
         await write(log, 1)
         reads = path_of(await cluster.open("proxy"))
         descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=["clicks"])
-        info = await reads.get_flight_info(descriptor)
+        info = await reads.get_flight_info(descriptor, ticket_of(descriptor))
         (ticket,) = [json.loads(each.ticket.ticket) for each in info.endpoint]
         assert await got(reads, **ticket) == [b"1"]
         owner = cluster.namespaces[0]

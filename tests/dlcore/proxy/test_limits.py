@@ -1,6 +1,6 @@
 """Limits of one log and of one principal: whom they concern, and whom they do not.
 
-Method: who somebody is, is what he says beside his call, in place of a certificate.
+Method: what somebody says beside his call is taken for the principal in his certificate.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from dlcore.access.principals import ANONYMOUS, Principal, Proof
 from dlcore.base.errors import LogElsewhereError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.writing.writer import DirectWriter
+from dlcore.proxy.callers import Callers
 from dlcore.proxy.service import FLIGHT
-from dlcore.proxy.writing import forwarding
 from dlcore.proxy.writing.owner import LogOwner
 from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 
@@ -23,10 +24,11 @@ from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take what is said for who somebody is."""
 
-    def said(context: Any) -> str:
-        return f"principal {dict(context.invocation_metadata()).get('who')!r}"
+    def said(_: Callers, context: Any) -> Principal:
+        name = dict(context.invocation_metadata()).get("who")
+        return ANONYMOUS if name is None else Principal(Proof.CERTIFICATE, name)
 
-    monkeypatch.setattr(forwarding, "client_of", said)
+    monkeypatch.setattr(Callers, "_principal_of", said)
 
 
 async def opened(client: Client, log: str, who: str | None) -> Stream:
@@ -52,7 +54,7 @@ async def ready(client: Client, log: str, who: str | None) -> Stream:
     ("limit", "refused", "let_in", "whose"),
     [
         ("log_streams_max", ("a", "other"), ("b", "me"), "log 'a'"),
-        ("principal_streams_max", ("b", "me"), ("a", "other"), "principal 'me'"),
+        ("principal_streams_max", ("b", "me"), ("a", "other"), "certificate:me"),
     ],
 )
 def test_streams_above_the_limit_are_refused(

@@ -15,7 +15,7 @@ from dlcore.backends.direct.log import DirectLog
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.base.errors import DLError, LogRenamedError, WriteError
 from dlcore.base.proto import flight_pb2 as pb
-from dlcore.flight.tickets import Ticket
+from dlcore.flight.tickets import Ticket, ticket_of
 from dlcore.proxy.config import ProxyConfig
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.rendezvous import preferred_owner
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 async def told(served: Proxies, index: int, log: str) -> tuple[str | None, list[str]]:
     """Return which owner a proxy tells of, and where the log's tail is to be read."""
     descriptor = pb.FlightDescriptor(type=pb.FlightDescriptor.PATH, path=[log])
-    info = await served.servers[index].reads.get_flight_info(descriptor)
+    info = await served.servers[index].reads.get_flight_info(descriptor, ticket_of(descriptor))
     return json.loads(info.app_metadata)["owner"], [x.uri for x in info.endpoint[-1].location]
 
 
@@ -223,7 +223,7 @@ def test_a_tail_is_read_where_it_is_followed() -> None:
                 pass
 
             server: Any = served.servers[other]
-            ticket = Ticket(log="a", follow=True).encode()
+            ticket = Ticket(log="a", follow=True)
             reading = asyncio.create_task(server.reads.do_get(ticket, send))
             await until(lambda: len(server.reads.followed) == 1)
             assert await told(served, other, "a") == (owner, [server.location])

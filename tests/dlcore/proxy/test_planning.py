@@ -86,6 +86,20 @@ def test_places_by_any_position() -> None:
     with_proxies("a")(scenario)
 
 
+def test_places_in_a_part_that_is_truncated() -> None:
+    """A planner finds out by them whether records were truncated that it is asked for."""
+
+    async def scenario(served: Proxies) -> None:
+        log_id, client = await fill(served)
+        await (await served.cluster.namespaces[0].open_log("a")).truncate(DLSN(1, 2, 0))
+        for first, place in (("1:0:0", "1:1:0"), (None, "1:2:0"), ("1:3:0", "1:3:0")):
+            search = {"log": "a", "log_id": log_id, "end": "1:3:0", "at": {"txid": 15}}
+            found = await client.act("places", searches=[{**search, "first": first}])
+            assert [each["dlsn"] for each in found["places"]] == [place]
+
+    with_proxies("a")(scenario)
+
+
 def test_a_planner_is_told_what_it_does_not_know() -> None:
     """Of another log of that name everything is news."""
 
@@ -117,6 +131,7 @@ def test_what_is_gone_and_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> 
             ({"log": "none"}, grpc.StatusCode.NOT_FOUND, "is gone, or has another name"),
             ({"end": "5:0:0"}, grpc.StatusCode.UNAVAILABLE, "try again"),
             ({"end": "x"}, grpc.StatusCode.INVALID_ARGUMENT, "x"),
+            ({"first": "x"}, grpc.StatusCode.INVALID_ARGUMENT, "x"),
         ):
             search = {"log": "a", "log_id": log_id, "end": "1:3:0", "at": {"txid": 1}} | wrong
             with pytest.raises(grpc.aio.AioRpcError, match=told) as caught:

@@ -110,3 +110,24 @@ def test_what_passes_keeps_to_the_rate(batches: list[tuple[int, float, int]]) ->
         for end, (end_s, last) in enumerate(passed[index:], index):
             total = sum(records for _, records in passed[index : end + 1])
             assert total <= 10 * (end_s - begin_s) + 10 * BURST_S + last + 1e-6
+
+
+def test_other_rates_hold_for_the_streams_that_there_are() -> None:
+    """A limit comes, another follows, and none is left."""
+    rates = Rates(wait_max_s=100)
+    stream = rates.join("a", "me")
+    other = stream.to("b")
+    assert stream.take(10**9, 0, now_s=0) == 0
+    rates.configure(stream=Rate(records_per_s=100), log=Rate(records_per_s=10), wait_max_s=100)
+    assert stream.is_limited
+    assert [each.take(20, 0, now_s=0) for each in (stream, other, stream)] == [0, 0, 1]
+    assert other.take(100, 0, now_s=0) == pytest.approx(1)
+    rates.configure(log=Rate(records_per_s=1000), wait_max_s=100)
+    assert stream.take(1, 0, now_s=0) == 0  # earlier debts are forgiven
+    rates.configure(proxy=Rate(bytes_per_s=1), wait_max_s=2)
+    assert stream.take(1, 4, now_s=0) == 0
+    with pytest.raises(OverCapacityError, match="this proxy"):
+        other.take(1, 1, now_s=0)
+    rates.configure(wait_max_s=0)
+    assert not other.is_limited
+    assert stream.take(10**9, 10**9, now_s=0) == 0

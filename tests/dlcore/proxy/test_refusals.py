@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import grpc
 import pytest
 
+from dlcore.base.errors import DLError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.proxy.rendezvous import preferred_owner
 from dlcore.proxy.service import FLIGHT
+from tests.fixtures.aio import until
 from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
+from tests.fixtures.uncollected import uncollected
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 def test_an_action_that_nobody_knows_is_unimplemented() -> None:
@@ -91,5 +99,41 @@ def test_a_token_that_nobody_checks_is_refused(key: str, value: str | bytes) -> 
             assert "a certificate" in details
             assert "secret" not in details
         assert (await client.act("health"))["serves"]
+
+    with_proxies("clicks")(scenario)
+
+
+REFUSED: dict[str, tuple[str, dict[str, object]]] = {
+    "an action that nobody knows": ("fly", {}),
+    "a field that nobody knows": ("truncate", {"logg": "clicks"}),
+    "a log that does not exist": ("positions", {"log": "none"}),
+    "a change of such a log": ("truncate", {"log": "none", "txid": 3}),
+}
+
+
+async def act(client: Client, name: str) -> None:
+    """Perform an action that is refused."""
+    action, request = REFUSED[name]
+    with pytest.raises(grpc.aio.AioRpcError):
+        await client.act(action, **request)
+
+
+async def put(client: Client, log: str) -> None:
+    """Write to a log that does not exist."""
+    await status_of_put(client, log)
+
+
+@pytest.mark.parametrize(("call", "what"), [*((act, name) for name in REFUSED), (put, "none")])
+def test_a_refused_call_leaves_nothing_to_the_collector(
+    call: Callable[[Client, str], Awaitable[None]], what: str
+) -> None:
+    """Else calls that are refused all the time would take memory until it comes."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        await call(client, what)  # what is made once stays
+        with uncollected(lambda each: isinstance(each, DLError)) as left:
+            await call(client, what)
+            await until(lambda: not left())
 
     with_proxies("clicks")(scenario)

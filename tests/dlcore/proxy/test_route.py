@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from dlcore.access.principals import ANONYMOUS, Caller, Principal, Proof
 from dlcore.base.errors import ConfigurationError
 from dlcore.flight.forwards import Forwarder, Wish, wish_of
 from dlcore.flight.put import UNREACHABLE_MAX
@@ -78,9 +79,13 @@ def test_a_call_says_how_it_wants_to_be_served() -> None:
     """Nothing, that it may be forwarded, or that it was: then it is not forwarded again."""
     assert wish_of([]) == wish_of([("dlog-forward", "false"), ("other", b"\xff")]) == Wish()
     assert wish_of([("dlog-forward", "True")]) == Wish(forward=True)
-    forwarder = Forwarder("grpc://a:1", "session", "principal 'Zoë'")
+    zoe = Caller(Principal(Proof.TOKEN, "Zoë"), "10.0.0.1")
+    forwarder = Forwarder("grpc://a:1", "session", zoe)
     told = [*forwarder.metadata(), ("dlog-forward", "true")]
     assert wish_of(told) == Wish(forward=False, forwarder=forwarder)
-    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", "x")
+    nobody = Caller(ANONYMOUS, "x")
+    assert wish_of([("dlog-forwarded-by", "x")]).forwarder == Forwarder("x", "", nobody)
+    with pytest.raises(ConfigurationError, match="'Zoë': expected user:NAME"):
+        wish_of([("dlog-forwarded-by", "x"), ("dlog-forwarded-for-bin", "Zoë".encode())])
     with pytest.raises(ConfigurationError, match=r"dlog-forward='yes': expected true or false"):
         wish_of([("dlog-forward", "yes")])

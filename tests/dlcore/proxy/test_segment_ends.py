@@ -37,7 +37,7 @@ def test_a_stalled_reader_has_all_though_it_is_truncated_meanwhile(
                 await log.truncate(DLSN(2, 3, 0))
 
         ticket = Ticket(log="a", end=Place(dlsn="2:0:0"))
-        await server.reads.do_get(ticket.encode(), send)
+        await server.reads.do_get(ticket, send)
         assert len(sent) == 2
 
     with_proxies("a")(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -11,11 +12,14 @@ import pytest
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import calls
 from dlcore.proxy import server
+from dlcore.proxy.callers import Stay
 from dlcore.proxy.service import FlightService
+from tests.dlcore.proxy.test_callers import Call
+from tests.fixtures.passes import FreePass
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
 
 class Reads:
@@ -28,7 +32,20 @@ class Reads:
         await send(b"message")
 
 
-class EndedCall:
+class Gate:
+    """Lets everybody in."""
+
+    @asynccontextmanager
+    async def enter(self, _: object, __: str) -> AsyncGenerator[Any, None]:
+        """Let a call in that may do everything."""
+
+        class Entry(FreePass):
+            stay = Stay(FreePass.caller, "peer")
+
+        yield Entry()
+
+
+class EndedCall(Call):
     """A call that ended, which nobody was told yet."""
 
     async def write(self, _: bytes) -> None:
@@ -38,8 +55,9 @@ class EndedCall:
 
 def test_a_call_that_ended_is_no_defect() -> None:
     """Its handler ends as by the cancellation that is on its way, so that no defect is logged."""
-    service = FlightService(*[cast("Any", each) for each in (None, None, Reads(), None)])
-    ticket = pb.Ticket(ticket=b"{}").SerializeToString()
+    parts = (None, None, Reads(), None, None, Gate())
+    service = FlightService(*[cast("Any", each) for each in parts])
+    ticket = pb.Ticket(ticket=b'{"log":"a"}').SerializeToString()
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(service._do_get(ticket, cast("Any", EndedCall())))
 

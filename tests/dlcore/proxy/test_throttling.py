@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from dlcore.metadata.cluster_settings import ClusterSettingsStore
+from dlcore.ops.live_settings import require_allowed
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
 
@@ -102,3 +104,32 @@ def test_a_client_has_one_rate_however_many_streams_it_opens() -> None:
         assert len(await read_all(await served.cluster.namespaces[0].open_log("a"))) == 100
 
     with_proxies("a", "b")(scenario)
+
+
+def test_a_running_proxy_takes_over_the_rates_of_its_cluster() -> None:
+    """Also for a stream that is open; those of the cluster gone, its own hold again."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start(throttle_max_s=3.0)
+        stream = await client.opened("a")
+        await stream.send(b"x")
+        await stream.acked(1)
+        store, paths = served.namespaces[0].ports.store, served.namespaces[0].ports.paths
+        settings = ClusterSettingsStore(store, paths)
+        await settings.change({("proxy", "bytes_per_s"): 1.0}, require_allowed)
+        code = ""
+        while code != "RESOURCE_EXHAUSTED":  # once it is known there
+            stream = await client.opened("a")
+            await stream.send(*[b"y"] * 10)
+            await stream.send(b"z")
+            assert await stream.told_all() is not None
+            code, message, _ = await stream.status()
+        assert "the rate of this proxy is used up" in message
+        await settings.change({("proxy", "bytes_per_s"): None}, require_allowed)
+        while code != "OK":
+            stream = await client.opened("a")
+            await stream.send(*[b"y"] * 100)
+            await stream.told_all()
+            code, _, _ = await stream.status()
+
+    with_proxies("a")(scenario)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,37 +37,17 @@ from dlcore.wire.messages import (
     Update,
     WriteLac,
 )
-from tests.fixtures.aio import cancel_after
 from tests.fixtures.freezer import Freezer
 from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
-from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, run, serve
+from tests.fixtures.served_bookie import BOOKIE, CLIENT, client_of, frame_of, run, serve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 
 IMPATIENT = LedgerClientConfig(add_timeout_s=2.0, read_timeout_s=2.0)
 """For bookies that never answer."""
-
-
-@asynccontextmanager
-async def client_of(
-    address: str | Callable[[BookieId], Awaitable[str]], config: LedgerClientConfig = CLIENT
-) -> AsyncIterator[WireBookieClient]:
-    """Open a client whose bookies are all at `address`."""
-
-    async def resolve(_bookie: BookieId) -> str:
-        assert isinstance(address, str)
-        return address
-
-    client = WireBookieClient(
-        resolve if isinstance(address, str) else address, cluster_id=CLUSTER_ID, config=config
-    )
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -122,45 +102,6 @@ def test_losing_the_connection_fails_every_pending_request() -> None:
             outcomes = await asyncio.gather(*adds, read, update, return_exceptions=True)
             assert {type(outcome) for outcome in outcomes} == {BookieUnavailableError}
             assert len({id(outcome) for outcome in outcomes}) == len(outcomes)
-
-    run(scenario)
-
-
-def test_closing_fails_every_pending_add() -> None:
-    """Close a client whose adds nobody answers, some of them not yet sent."""
-
-    async def scenario() -> None:
-        script = Script(answer=lambda _id: False)
-        async with raw_bookie(script.serve) as address, client_of(address) as client:
-            adds = [client.add_entry(BOOKIE, frame_of(1, i)) for i in range(5)]
-            await script.has_received.wait()
-            adds += [client.add_entry(BOOKIE, frame_of(1, i)) for i in range(5, 9)]
-            await client.aclose()
-            outcomes = await asyncio.gather(*adds, return_exceptions=True)
-            assert {type(outcome) for outcome in outcomes} == {BookieUnavailableError}
-
-    run(scenario)
-
-
-def test_who_is_cancelled_while_he_closes_closes_every_connection() -> None:
-    """Also those whose turn had not come."""
-
-    async def scenario() -> None:
-        others = [BookieId(f"bookie-{number}", f"{number}" * 32) for number in (2, 3)]
-
-        async def resolve(bookie: BookieId) -> str:
-            if bookie != BOOKIE:
-                await asyncio.Event().wait()
-            return address
-
-        script = Script(answer=lambda _id: False)
-        async with raw_bookie(script.serve) as address, client_of(resolve) as client:
-            adds = [client.add_entry(each, frame_of(1, 0)) for each in (BOOKIE, *others)]
-            await script.has_received.wait()
-            await cancel_after(asyncio.create_task(client.aclose()), 1)
-            assert all(add.done() for add in adds)
-            outcomes = await asyncio.gather(*adds, return_exceptions=True)
-            assert {type(outcome) for outcome in outcomes} == {BookieUnavailableError}
 
     run(scenario)
 
@@ -262,7 +203,7 @@ def test_whoever_breaks_the_protocol_is_no_bookie(lie: list[Message | bytes]) ->
         (WELCOME._replace(incarnation="f" * 32), WrongIncarnationError),
         (WELCOME._replace(bookie_name="bookie-2"), WrongIncarnationError),
         (WELCOME._replace(version=2), BookieUnavailableError),
-        (WELCOME._replace(features=2), BookieUnavailableError),
+        (WELCOME._replace(features=4), BookieUnavailableError),
         (Lac(1, 5), BookieUnavailableError),
         (Durable([1]), BookieUnavailableError),
         (Failed(0, 2, "no such ledger"), BookieUnavailableError),

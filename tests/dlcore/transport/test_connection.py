@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlcore.base.errors import BookieUnavailableError, NoSuchEntryError
-from dlcore.transport.client import WireBookieClient
-from dlcore.transport.connection import Incoming
+from dlcore.transport.incoming import Incoming
 from dlcore.wire.messages import Add, Failed, Lac, Ping, Pong, ReadEntry, ReadLac
 from dlcore.wire.statuses import Status
 from tests.fixtures.aio import until
 from tests.fixtures.raw_wire import WELCOME, RawEnd, Script, raw_bookie
-from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, run
+from tests.fixtures.served_bookie import BOOKIE, client_of, frame_of, run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from dlcore.base.ids import BookieId
+    from dlcore.transport.client import WireBookieClient
     from dlcore.transport.connection import Connection
     from dlcore.wire.messages import Message
-
-
-@asynccontextmanager
-async def client_of(address: str) -> AsyncIterator[WireBookieClient]:
-    """Open a client whose bookies are all at `address`."""
-
-    async def resolve(_bookie: BookieId) -> str:
-        return address
-
-    client = WireBookieClient(resolve, cluster_id=CLUSTER_ID, config=CLIENT)
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 async def connection_of(client: WireBookieClient) -> Connection:
@@ -51,6 +33,9 @@ class LateTransport(asyncio.Transport):
     """One that was made when nobody waited for it any more."""
 
     is_aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is written to it."""
 
     def abort(self) -> None:
         """Note it."""
@@ -122,7 +107,7 @@ def test_a_connection_that_broke_takes_nothing_more_and_says_why() -> None:
             with pytest.raises(BookieUnavailableError, match="is broken"):
                 await incoming.get()
             connection.cancel(incoming)
-            await connection.closed
+            await connection.closed.wait()
             connection.connection_lost(None)
             late = LateTransport()
             connection.connection_made(late)

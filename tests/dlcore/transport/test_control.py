@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,17 +60,19 @@ def test_ranges_that_are_out_of_order_are_unknown(
     run(scenario)
 
 
-def test_the_ledgers_of_a_bookie_are_counted(tmp_path: Path) -> None:
-    """Of the one that is meant, and no other that has its address now."""
+def test_a_bookie_tells_its_figures(tmp_path: Path) -> None:
+    """The one that is meant, and no other that has its address now."""
 
     async def scenario() -> None:
         async with serve(tmp_path) as served:
             client = ControlClient(timeout_s=20.0)
             try:
-                assert await client.count_ledgers(BOOKIE, served.control_address) == 0
+                told = await client.ask(BOOKIE, served.control_address)
+                assert (told.ledgers, told.read_only, told.expires_at_ms) == (0, False, None)
+                assert abs((told.clock_ms or 0) - time.time() * 1000) < 60_000
                 other = BookieId(BOOKIE.name, "f" * 32)
                 with pytest.raises(BookieUnavailableError, match=BOOKIE.incarnation):
-                    await client.count_ledgers(other, served.control_address)
+                    await client.ask(other, served.control_address)
             finally:
                 await client.aclose()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dlcore.wire.messages import Chunk, Failed, Hello, Lac, Message, ReadEntry, ReadLac
-from tests.dlcore.transport.test_client import client_of
 from tests.fixtures.raw_wire import WELCOME, RawEnd, raw_bookie
-from tests.fixtures.served_bookie import BOOKIE, frame_of, run
+from tests.fixtures.served_bookie import BOOKIE, client_of, frame_of, run
 
 
 @pytest.mark.parametrize(("held", "told_to"), [(0, 0), (3, 3), (99, 15)])

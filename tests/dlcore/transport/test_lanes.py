@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 
-from dlcore.transport.client import WireBookieClient
 from dlcore.wire.messages import Chunk, Follow, Lac, ReadEntries, ReadEntry, ReadLac, Update, encode
 from tests.fixtures.raw_wire import RawEnd, Script, raw_bookie
-from tests.fixtures.served_bookie import BOOKIE, CLIENT, CLUSTER_ID, frame_of, run, serve
+from tests.fixtures.served_bookie import BOOKIE, client_of, frame_of, run, serve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dlcore.base.ids import BookieId
     from dlcore.wire.messages import Message
     from tests.fixtures.served_bookie import ServedBookie
 
@@ -23,20 +20,6 @@ _STANDING = 8
 _ENTRY_BYTES = 256 * 1024
 _ENTRIES = 64
 """More bytes than a range read's window."""
-
-
-@asynccontextmanager
-async def client_of(address: str) -> AsyncIterator[WireBookieClient]:
-    """Open a client whose bookies are all at `address`."""
-
-    async def resolve(_bookie: BookieId) -> str:
-        return address
-
-    client = WireBookieClient(resolve, cluster_id=CLUSTER_ID, config=CLIENT)
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 class HalfChunk:

@@ -6,18 +6,20 @@ Method: real certificates, each wrong in one way, between a served bookie and a 
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.access import tls_refusals
+from dlcore.access.tls import TlsFiles
+from dlcore.access.tls_refusals import own_refusal
 from dlcore.base.errors import BookieUnavailableError
-from dlcore.base.tls import TlsFiles
-from dlcore.base.tls_refusals import own_refusal
+from dlcore.ops.secure.certificates import CLIENT, SERVER
 from tests.dlcore.transport.test_tls import client_of
-from tests.fixtures.certificates import CLIENT, SERVER, Authority
+from tests.fixtures.certificates import Authority
 from tests.fixtures.served_bookie import BOOKIE, frame_of, run, serve
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ HOST = "expected one with the host that is connected to in subjectAltName"
 OF_SERVERS = {
     "the authority has no key usage": rf"\(CA cert does not include key usage.*\): {FORM}",
     "expired": r"\(certificate has expired\): expected one that is valid now",
+    "not yet valid": r"\(certificate is not yet valid.*\): expected one that is valid now",
     "another host": rf"\(IP address mismatch.* '127.0.0.1'\): {HOST}",
     "no host": rf"\(IP address mismatch.* '127.0.0.1'\): {HOST}",
     "for clients only": r"\(uns.* purpose\): expected one with serverAuth in extendedKeyUsage",
@@ -36,6 +39,7 @@ OF_SERVERS = {
 OF_CLIENTS = {
     "the authority has no key usage": OF_SERVERS["the authority has no key usage"],
     "expired": OF_SERVERS["expired"],
+    "not yet valid": OF_SERVERS["not yet valid"],
     "for servers only": r"\(uns.* purpose\): expected one with clientAuth in extendedKeyUsage",
     "its signer is not named": OF_SERVERS["its signer is not named"],
 }
@@ -50,6 +54,7 @@ class Files:
         self.wrong = {
             "the authority has no key usage": unfit.issue("unfit"),
             "expired": ours.issue("expired", days=-1),
+            "not yet valid": ours.issue("early", since=timedelta(days=1)),
             "another host": ours.issue("elsewhere", host="DNS:elsewhere"),
             "no host": ours.issue("nowhere", host=None),
             "for clients only": ours.issue("a-client", purposes=[CLIENT]),
@@ -107,7 +112,7 @@ def test_the_bookies_log_tells_what_is_wrong_with_a_clients_certificate(
                 await client.aclose()
 
     run(scenario)
-    (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    (warning,) = [each for each in caplog.records if each.name == tls_refusals.__name__]
     text = f"a client's certificate is not accepted {OF_CLIENTS[wrong]}"
     assert re.match(text, warning.getMessage())
     refusal = own_refusal(theirs, host=None)
@@ -143,12 +148,12 @@ def test_both_ends_tell_of_who_is_not_known(
             await client.aclose()
 
     run(scenario)
-    (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    (warning,) = [each for each in caplog.records if each.name == tls_refusals.__name__]
     assert re.match(logged, warning.getMessage())
     assert own_refusal(files.stranger, host=None) is None  # its signer may be known to others
 
 
-@pytest.mark.parametrize("wrong", ["expired", "another host", "for clients only"])
+@pytest.mark.parametrize("wrong", ["expired", "not yet valid", "another host", "for clients only"])
 def test_the_client_of_the_control_service_tells_what_a_certificate_needs(
     wrong: str, files: Files, tmp_path: Path
 ) -> None:

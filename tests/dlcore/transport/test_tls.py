@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
+from dlcore.access import tls_in_use
+from dlcore.access.client_names import ClientNames
+from dlcore.access.tls import TlsFiles
+from dlcore.access.tls_in_use import TlsInUse
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import BookieUnavailableError, ConfigurationError
-from dlcore.base.tls import TlsFiles
+from dlcore.base.proto import bookie_pb2 as pb
+from dlcore.base.proto.bookie_pb2_grpc import BookieControlStub
 from dlcore.transport.client import WireBookieClient
 from tests.fixtures.certificates import Authority, lock, make_tls
 from tests.fixtures.raw_wire import raw_connection
@@ -30,7 +37,7 @@ def client_of(served: ServedBookie, tls: TlsFiles | None) -> WireBookieClient:
         cluster_id=CLUSTER_ID,
         config=PATIENT,
         resolve_control=served.resolve_control,
-        tls=tls,
+        tls=TlsInUse.of(tls),
     )
 
 
@@ -55,27 +62,94 @@ def test_the_bookie_knows_the_name_in_the_clients_certificate(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("who", ["nobody", "without TLS", "a stranger"])
-def test_who_is_not_trusted_gets_no_answer(tmp_path: Path, who: str) -> None:
+def test_who_is_not_trusted_gets_no_answer(
+    tmp_path: Path, who: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """No certificate, no TLS, somebody else's certificate: unavailable, and nothing is stored."""
 
     async def scenario() -> None:
         tls = make_tls(tmp_path / "tls")
         stranger = replace(make_tls(tmp_path / "other").client, ca=tls.client.ca)
         nobody = TlsFiles(ca=tls.client.ca)
-        files = {"nobody": nobody, "without TLS": None, "a stranger": stranger}[who]
+        files, told = {
+            "nobody": (nobody, "asks for a certificate closes so"),
+            "without TLS": (None, "if a port is of TLS, it closes so: then expected tls_ca"),
+            "a stranger": (stranger, "does not accept cert="),
+        }[who]
         async with serve(tmp_path / "data", tls=tls.bookie) as served:
-            client = client_of(served, files)
-            with pytest.raises(BookieUnavailableError):
-                await client.add_entry(BOOKIE, frame_of(1, 0))
-            with pytest.raises(BookieUnavailableError):
-                await client.list_entries(BOOKIE, ledger_id=1)
-            await client.aclose()
-            assert served.storage.core.live_ledgers() == []
+            await gives_nothing(served, files, match=told)
             good = client_of(served, tls.client)
             await good.add_entry(BOOKIE, frame_of(1, 0))
             await good.aclose()
 
     run(scenario)
+    told = {"nobody": "without a certificate", "without TLS": "without TLS"}.get(who, "a client's")
+    assert told in caplog.text
+
+
+def test_the_control_service_and_its_client_use_files_that_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next call, without a restart of either."""
+    monkeypatch.setattr(tls_in_use, "LOOK_S", 0.0)
+
+    async def scenario() -> None:
+        tls, other = make_tls(tmp_path / "tls"), make_tls(tmp_path / "other")
+        async with serve(tmp_path / "data", tls=tls.bookie) as served:
+            client = client_of(served, tls.client)
+            await client.add_entry(BOOKIE, frame_of(1, 0))
+            assert len(await client.list_entries(BOOKIE, ledger_id=1)) == 1
+            control = client._control
+            assert control is not None
+            before = dict(control._channels)
+            for old, new in ((tls.bookie, other.bookie), (tls.client, other.client)):
+                for name in ("key", "cert", "ca"):
+                    shutil.copyfile(getattr(new, name), getattr(old, name))
+            assert len(await client.list_entries(BOOKIE, ledger_id=1)) == 1
+            assert control._channels.keys() == before.keys()
+            assert control._channels != before
+            await client.aclose()
+            newcomer = client_of(served, other.client)
+            assert len(await newcomer.list_entries(BOOKIE, ledger_id=1)) == 1
+            credentials = (in_use := TlsInUse(other.client)).channel_credentials()
+            async with grpc.aio.secure_channel(served.control_address, credentials) as channel:
+                info: pb.InfoResponse = await BookieControlStub(channel).GetInfo(pb.InfoRequest())
+            assert info.expires_at_ms == in_use.expires_at_ms
+            await newcomer.aclose()
+
+    run(scenario)
+
+
+def test_a_certificate_without_a_name_that_is_let_in_is_refused_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the HELLO and in each call of the control service; both ends tell why."""
+
+    async def scenario() -> None:
+        authority = Authority(tmp_path / "tls")
+        names = ClientNames.parse("*.inside.example")
+        bookie = authority.issue("bookie")
+        inside = authority.issue("inside", host="DNS:a.inside.example")
+        outside = authority.issue("outside", host="DNS:a.outside.example")
+        async with serve(tmp_path / "data", tls=bookie, client_names=names) as served:
+            reason = r"names a.outside.example in .* not let in: expected one of .*'\*.inside.ex"
+            client = client_of(served, outside)
+            with pytest.raises(BookieUnavailableError, match=reason):
+                await client.add_entry(BOOKIE, frame_of(1, 0))
+            with pytest.raises(BookieUnavailableError, match=reason):
+                await client.read_lac(BOOKIE, ledger_id=1, fence=True)
+            with pytest.raises(BookieUnavailableError, match=reason):
+                await client.list_entries(BOOKIE, ledger_id=1)
+            await client.aclose()
+            assert served.storage.core.live_ledgers() == []
+            good = client_of(served, inside)
+            await good.add_entry(BOOKIE, frame_of(1, 0))
+            assert len(await good.list_entries(BOOKIE, ledger_id=1)) == 1
+            await good.aclose()
+
+    run(scenario)
+    assert "connection refused peer=outside: a client whose certificate" in caplog.text
+    assert "call refused" in caplog.text
 
 
 def test_who_says_nothing_to_a_bookie_with_tls_is_cut_off(tmp_path: Path) -> None:
@@ -93,13 +167,17 @@ def test_who_says_nothing_to_a_bookie_with_tls_is_cut_off(tmp_path: Path) -> Non
     run(scenario)
 
 
-async def gives_nothing(served: ServedBookie, files: TlsFiles, *, match: str | None = None) -> None:
-    """See that a client with these files sends the bookie nothing, on both ports."""
+async def gives_nothing(served: ServedBookie, files: TlsFiles | None, *, match: str) -> None:
+    """See that a client with these files sends the bookie nothing, on both ports, and is told soon.
+
+    It would wait three times as long for a connection.
+    """
     client = client_of(served, files)
-    with pytest.raises(BookieUnavailableError, match=match):
-        await client.add_entry(BOOKIE, frame_of(1, 0))
-    with pytest.raises(BookieUnavailableError):
-        await client.list_entries(BOOKIE, ledger_id=1)
+    async with asyncio.timeout(PATIENT.add_timeout_s / 3):
+        with pytest.raises(BookieUnavailableError, match=match):
+            await client.add_entry(BOOKIE, frame_of(1, 0))
+        with pytest.raises(BookieUnavailableError, match=match):
+            await client.list_entries(BOOKIE, ledger_id=1)
     await client.aclose()
     assert served.storage.core.live_ledgers() == []
 
@@ -110,9 +188,12 @@ def test_a_bookie_that_is_not_trusted_gets_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         tls = make_tls(tmp_path / "tls")
         other = make_tls(tmp_path / "other")
-        for at_bookie in (other.bookie, None):
+        for at_bookie, told in (
+            (other.bookie, "certificate is not accepted"),
+            (None, "it does not speak TLS: expected tls_cert and tls_key there"),
+        ):
             async with serve(tmp_path / "data", tls=at_bookie) as served:
-                await gives_nothing(served, tls.client)
+                await gives_nothing(served, tls.client, match=told)
 
     run(scenario)
 

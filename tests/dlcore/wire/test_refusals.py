@@ -113,7 +113,7 @@ def test_only_what_a_read_is_sent_takes_of_its_window() -> None:
     ("welcome", "error", "message"),
     [
         (WELCOME._replace(version=3), WireError, "protocol version 3 with features 0x0"),
-        (WELCOME._replace(features=2), WireError, "features 0x2: expected 1 and 0x1"),
+        (WELCOME._replace(features=4), WireError, "features 0x4: expected 1 and 0x3"),
         (WELCOME._replace(bookie_name="b2"), WrongIncarnationError, "b2, incarnation 1"),
         (WELCOME._replace(incarnation="3" * 32), WrongIncarnationError, "incarnation 33"),
         (Failed(0, Status.WRONG_INCARNATION, "no"), WrongIncarnationError, "no"),
@@ -230,7 +230,7 @@ def test_a_connection_ends_before_its_ids_do() -> None:
 
 def header_of(kind: Kind, fields: bytes, payload: bytes) -> Header:
     """Return a sound header."""
-    return Header(kind, 0, 1, len(fields), len(payload))
+    return Header(kind, 0, 1, len(fields), len(payload), 0)
 
 
 HELLO_FIELDS = b"".join(encode(HELLO))[24:]

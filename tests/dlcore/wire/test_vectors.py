@@ -15,6 +15,7 @@ from dlcore.wire.memory import ReceiveMemory
 from dlcore.wire.messages import (
     ANYTHING,
     Add,
+    Authorize,
     Cancel,
     Chunk,
     Credit,
@@ -70,6 +71,7 @@ MESSAGES: list[Message] = [
     ReadHeld(10, 7),
     Held(10, -1, 2**63 - 1, []),
     Held(10, 4, 90, [(5, 5), (7, 12)]),
+    Authorize(bytes(range(116))),
 ]
 
 

@@ -293,7 +293,7 @@ def test_following_ends_with_an_error_when_the_cluster_is_gone(
                     # At once: it tells what it has heard nothing of when the first is due.
                     ends = [bookie.pid for bookie in sandbox.bookies]
                     if dies == "everything":
-                        ends.append(sandbox.zookeeper.pid)
+                        ends.append(sandbox.metadata_server.pid)
                     for pid in ends:
                         os.kill(pid, signal.SIGKILL)
                     assert reader.wait(WAIT_S) == EXIT_FAILED

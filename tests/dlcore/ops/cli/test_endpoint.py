@@ -12,14 +12,18 @@ import pyarrow as pa
 import pytest
 
 from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
 from dlcore.ops.cli.app import run
+from dlcore.ops.diagnosis import asking
 from dlcore.sync import open_namespace, open_namespace as open_remote
 from tests.fixtures.certificates import Authority
 from tests.fixtures.proxies import log_name_for, proxy_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
@@ -258,3 +262,41 @@ def test_a_log_is_released_by_the_proxy_that_owns_it(
     assert (code, told) == (0, f"log {log} is owned by no proxy\n")
     code, told = dlog("proxy", "release", log)
     assert (code, "give --endpoint grpc://host:port" in told) == (2, True)
+
+
+def test_proxies_are_listed(
+    dlog: Dlog, fresh_sandbox: Callable[..., Sandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with what it owns, over bookies and over proxies; one that hangs is told."""
+    monkeypatch.setattr(asking, "PATIENCE_S", 1.0)
+    cluster = fresh_sandbox(3, proxies=2)
+    with open_namespace(cluster.uri) as namespace:
+        for number in range(4):
+            namespace.create_log(f"listed-{number}")
+    first, second = (each.location for each in cluster.proxies)
+    with open_remote(first) as namespace:
+        for number in range(4):
+            with namespace.open_log(f"listed-{number}") as log, log.open_writer() as writer:
+                writer.write(LogRecord(txid=1, payload=b"x"))
+                writer.commit()
+
+    def listed(*options: str) -> dict[str, dict[str, object]]:
+        code, shown = dlog("proxy", "list", "--json", *options)
+        assert code == 0
+        return {each["location"]: each for each in json.loads(shown)}
+
+    found = listed("--uri", cluster.uri)
+    assert sorted(found) == sorted([first, second])
+    assert [each["state"] for each in found.values()] == ["serves", "serves"]
+    assert sum(int(str(each["logs"])) for each in found.values()) == 4
+    assert all(abs(float(str(each["ahead_ms"]))) < 1000 for each in found.values())
+    assert sorted(listed("--endpoint", second)) == sorted(found)
+    assert dlog("proxy", "list", "-q", "--uri", cluster.uri) == (0, "\n".join([*sorted(found), ""]))
+
+    cluster.proxies[0].pause()
+    hanging = listed("--uri", cluster.uri)[first]
+    assert (hanging["state"], hanging["logs"]) == ("no answer", None)
+    assert hanging["problem"]
+    cluster.proxies[0].resume()
+    cluster.proxies[0].terminate()
+    assert list(listed("--uri", cluster.uri)) == [second]

@@ -223,6 +223,9 @@ def test_subscribers_and_their_lag(shell: Shell, log: str, tmp_path: Path) -> No
     """Each is shown with how far behind it is, and may be forgotten."""
     write_segments(shell, log, tmp_path, 2)
     assert shell.json("log", "subscriptions", log) == shell.json("log", "lag", log) == []
+    exit_code, _, err = shell.outcome("log", "truncate", log, "--read", "--yes")
+    assert exit_code == EXIT_USAGE
+    assert "has no subscribers" in err
 
     async def subscribe(context: LogContext, _: LogPaths) -> None:
         async with await open_namespace(shell.uri) as namespace:
@@ -237,6 +240,8 @@ def test_subscribers_and_their_lag(shell: Shell, log: str, tmp_path: Path) -> No
     ]  # fmt: skip
     lags = shell.json("log", "lag", log)
     assert [(row["subscriber"], row["records_behind"]) for row in lags] == [("ann", 2), ("bob", 2)]
+    shell.text("log", "truncate", log, "--read", "--yes")
+    assert shell.json("log", "show", log)["records"] == 2
     exit_code, _, err = shell.outcome("log", "subscriptions", log, "--delete", "ann", "--yes")
     assert exit_code == 0
     assert "ann reads log" in err

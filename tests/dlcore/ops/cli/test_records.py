@@ -232,4 +232,4 @@ def test_who_writes_to_a_log_that_another_has_is_told(
         closing.join()
     assert (exit_code, out.startswith("wrote 1 record")) == (0, True)
     owner = rf"log '{log}' is owned by \S+:{os.getpid()} since \S+Z, this client itself"
-    assert re.fullmatch(rf"{owner}; waiting for 20 s more\n", err)
+    assert re.fullmatch(rf"{owner}; waiting for 20 s more; to do: .+\n", err)

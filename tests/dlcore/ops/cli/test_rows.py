@@ -14,8 +14,9 @@ from hypothesis import example, given, settings, strategies as st
 
 from dlcore.api.schemas import schema_from_text
 from dlcore.base.errors import ConfigurationError
+from dlcore.log.typed.json_values import json_rows
 from dlcore.ops.cli.app import EXIT_USAGE
-from dlcore.ops.cli.rows import batch_of_json, json_rows
+from dlcore.ops.cli.rows import batch_of_json
 from tests.fixtures.lengths import amount
 from tests.fixtures.proxies import proxy_thread
 from tests.fixtures.shell import lines_file
@@ -108,7 +109,7 @@ def test_what_is_shown_is_read_again(column: pa.Array) -> None:
 
 
 def test_how_values_are_shown() -> None:
-    """Each type as `dlcore.ops.cli.json_values` says."""
+    """Each type as `dlcore.log.typed.json_values` says."""
     values = {
         "number": (pa.int64(), 2**60),
         "half": (pa.float16(), 1.5),

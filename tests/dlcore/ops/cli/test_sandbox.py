@@ -209,13 +209,13 @@ def test_a_process_that_ends_by_itself_is_told_once(
     assert not uri_file.exists()
 
 
-def test_without_zookeeper_the_sandbox_ends_with_an_error(
+def test_without_metadata_the_sandbox_ends_with_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing works any more then."""
     folder = tmp_path / "data"
 
-    def kill_zookeeper(watcher: Watcher, _announced: dict[str, object]) -> None:
+    def kill_metadata_server(watcher: Watcher, _announced: dict[str, object]) -> None:
         lines = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
@@ -223,16 +223,15 @@ def test_without_zookeeper_the_sandbox_ends_with_an_error(
         (found,) = [
             int(path.parent.name)
             for path, line in lines
-            if line.startswith((b"java", b"/")) and b"QuorumPeerMain" in line
-            if str(folder).encode() in line
+            if b"\0metadata\0serve\0" in line and str(folder).encode() in line
         ]
         os.kill(found, signal.SIGKILL)
         watcher.wait_for(partial(watcher.has_told, '"error": '))
 
     options = ("--no-autorecovery", "--data-dir", str(folder))
-    exit_code, watcher = watched(capfd, kill_zookeeper, *options)
+    exit_code, watcher = watched(capfd, kill_metadata_server, *options)
     assert exit_code == EXIT_FAILED
-    assert '"error": "ZooKeeper ended by itself; stopped the sandbox"' in watcher.err
+    assert '"error": "the metadata server ended by itself; stopped the sandbox"' in watcher.err
 
 
 def test_a_uri_file_that_cannot_be_is_refused_before_anything_starts(

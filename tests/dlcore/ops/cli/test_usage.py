@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -17,10 +18,13 @@ import pytest
 from dlcore.backends.direct import namespace
 from dlcore.base.config import SESSION_TIMEOUT_S
 from dlcore.base.errors import DLError
-from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, dlog, run
+from dlcore.ops.cli.app import EXIT_FAILED, EXIT_USAGE, SECTIONS, dlog, run
 from dlcore.ops.cli.output import payload_json, payload_text, printable, time_text
 from dlcore.ops.cli.times import EpochMs
 from tests.fixtures.shell import leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NOWHERE = "distributedlog://127.0.0.1:1/dlog"
 
@@ -43,6 +47,31 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
     assert f"dlog {command}" in text.lower().split("example:")[1]
 
 
+def groups(command: click.Command = dlog) -> Iterator[list[str]]:
+    """Yield the names of each group of commands, that of the root first."""
+    if isinstance(command, click.Group):
+        yield []
+        for name, each in command.commands.items():
+            yield from ([name, *names] for names in groups(each))
+
+
+@pytest.mark.parametrize("names", list(groups()), ids=" ".join)
+def test_the_help_of_a_command_fits_its_line(
+    names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of 80 columns nothing of it is cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*names, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines[1:] if line.endswith("...")] == []
+    assert max(map(len, lines)) <= 80
+
+
+def test_each_command_is_in_one_section_of_the_help() -> None:
+    """One without would not be shown."""
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(dlog.commands)
+
+
 def options_of(path: str) -> list[click.Option]:
     """Return the options of a command."""
     command: click.Command = dlog
@@ -62,6 +91,14 @@ def options_of(path: str) -> list[click.Option]:
         (["log", "show", "--uri", NOWHERE], "error: Missing argument 'LOG'"),
         (["log", "list", "--uri", "http://example.com"], "error: "),
         (["log", "truncate", "clicks", "3-17", "--uri", NOWHERE], "error: expected a DLSN like"),
+        (["log", "truncate", "clicks", "--uri", NOWHERE], "error: expected a DLSN or --read"),
+        (["console", "--address", "4180", "--uri", NOWHERE], "error: address='4180'"),
+        (["console", "--address", "h:99999", "--uri", NOWHERE], "error: address='h:99999'"),
+        (
+            ["console", "--address", "[::]:1", "--uri", NOWHERE],
+            "error: host='::': expected the one",
+        ),
+        (["console", "--address", "h.example:1", "--uri", NOWHERE], "error: host='h.example'"),
         (
             ["log", "tail", "c", "--from-dlsn", "1:0:0", "--from-txid", "1"],
             "error: give one of --from",

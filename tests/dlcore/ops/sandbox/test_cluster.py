@@ -22,8 +22,7 @@ from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.sandbox import Sandbox
-from dlcore.ops.sandbox.cluster import _python_path
-from dlcore.ops.sandbox.process import HOST
+from dlcore.ops.sandbox.process import HOST, python_path
 from tests.fixtures.aio import run
 from tests.fixtures.lengths import sample
 from tests.fixtures.ports import free_ports
@@ -48,7 +47,7 @@ def is_alive(pid: int) -> bool:
 
 def pids_of(sandbox: Sandbox) -> list[int]:
     """Return the processes of a running sandbox."""
-    pids = [sandbox.zookeeper.pid, *(bookie.pid for bookie in sandbox.bookies)]
+    pids = [sandbox.metadata_server.pid, *(bookie.pid for bookie in sandbox.bookies)]
     return pids if sandbox.autorecovery is None else [*pids, sandbox.autorecovery.pid]
 
 
@@ -87,9 +86,24 @@ def test_a_sandbox_is_whole_and_leaves_nothing() -> None:
         assert pids_of(sandbox) == pids
     assert not any(is_alive(pid) for pid in pids)
     assert not folder.exists()
-    assert progress[0] == "starting ZooKeeper"
+    assert progress[0] == "starting the metadata server"
     assert any("bookie-2 serves on 127.0.0.1:" in line for line in progress)
     sandbox.stop()
+
+
+def test_a_sandbox_needs_neither_java_nor_pyspark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ZooKeeper it says what is missing; on the folder of one it stays with ZooKeeper."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with Sandbox(1, autorecovery=False) as sandbox:
+        assert registered(sandbox) == described(sandbox)
+    with pytest.raises(ConfigurationError, match="java was not found"):
+        Sandbox(1, data_dir=tmp_path / "data", zookeeper=True).start()
+    (tmp_path / "data" / "zookeeper").mkdir(exist_ok=True)
+    with pytest.raises(ConfigurationError, match="java was not found"):
+        Sandbox(1, data_dir=tmp_path / "data").start()
 
 
 def test_what_is_not_started_says_so() -> None:
@@ -97,7 +111,7 @@ def test_what_is_not_started_says_so() -> None:
     sandbox = Sandbox(2)
     assert repr(sandbox) == "<Sandbox stopped bookies=0>"
     assert repr(sandbox.autorecovery) == "<AutoRecoveryProcess stopped>"
-    for ask in (lambda: sandbox.data_dir, lambda: sandbox.zookeeper, lambda: sandbox.uri):
+    for ask in (lambda: sandbox.data_dir, lambda: sandbox.metadata_server, lambda: sandbox.uri):
         with pytest.raises(ConfigurationError, match="the sandbox is not started"):
             ask()
     assert sandbox.autorecovery is not None
@@ -111,7 +125,7 @@ def test_a_missing_bookie_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the name by which it can be installed."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install distributed-dlog"):
-        _python_path()
+        python_path()
 
 
 @pytest.mark.prove  # the command's test restarts one, and finds all data
@@ -178,7 +192,7 @@ def test_a_bookie_that_does_not_come_up_is_explained(tmp_path: Path) -> None:
     with pytest.raises(BookieUnavailableError, match=r"(?s)bookie-1 ended: exit.*no-such-option"):
         sandbox.start()
     with pytest.raises(ConfigurationError, match="not started"):
-        _ = sandbox.zookeeper
+        _ = sandbox.metadata_server
     with Sandbox(1, data_dir=tmp_path, autorecovery=False):
         pass  # the folder is free again
 
@@ -200,7 +214,7 @@ def test_ports_follow_the_base_port_and_taken_ones_are_named(tmp_path: Path) -> 
     """Before anything is started."""
     base = free_ports(3)
     with Sandbox(2, base, tmp_path / "data", autorecovery=False) as sandbox:
-        assert sandbox.zookeeper.servers == f"{HOST}:{base}"
+        assert sandbox.metadata_server.servers == f"{HOST}:{base}"
         assert [bookie.address for bookie in sandbox.bookies] == [
             f"{HOST}:{base + 1}",
             f"{HOST}:{base + 2}",
@@ -227,7 +241,7 @@ from dlcore.ops.sandbox import Sandbox
 sandbox = Sandbox(2, data_dir=sys.argv[1], autorecovery=False)
 sandbox.start()
 sandbox.bookies[1].pause()
-children = sandbox.zookeeper.pid, *(bookie.pid for bookie in sandbox.bookies)
+children = sandbox.metadata_server.pid, *(bookie.pid for bookie in sandbox.bookies)
 print(*children, sandbox._warden._process.pid, flush=True)
 if sys.argv[2] == "wait":
     time.sleep(1000)

@@ -204,7 +204,7 @@ def test_a_server_that_was_never_started_says_so(tmp_path: Path) -> None:
     assert not server.is_running
     assert "stopped" in repr(server)
     for action in (server.kill, server.pause, server.resume):
-        with pytest.raises(ConfigurationError, match="the embedded ZooKeeper is not started"):
+        with pytest.raises(ConfigurationError, match="ZooKeeper is not started"):
             action()
     server.stop()
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
     from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.context import LogContext
+    from dlcore.log.metadata.values import LogKey
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.metadata.memory import MemoryStore
@@ -95,6 +96,18 @@ class Scene:
 
         self.merging = await self.cluster.open(name, config=CONFIG, wrap=wrap)
         self.merger = merger_of(self.merging)
+
+    async def rewrite(self, log: LogKey) -> None:
+        """Merge what may be merged."""
+        await self.merger.merge(log)
+
+    async def tidy(self) -> None:
+        """Do what sweeps do once dead processes are known to be dead and graces are over."""
+        await tidy(self)
+
+    def check(self) -> None:
+        """Check what the metadata counts."""
+        check_ledgers(self.cluster)
 
     async def append(self) -> None:
         """Append two extents of a few records, each staged by a process of its own."""
@@ -158,7 +171,11 @@ def referred(cluster: MemoryCluster) -> Counter[int]:
     counts: Counter[int] = Counter()
     for path, node in cluster.tree.dump().items():
         parts = path.removeprefix("/dlog/heads/").split("/")
-        if not path.startswith("/dlog/heads/") or not node.value or parts[-1] == "lock":
+        if (
+            not path.startswith("/dlog/heads/")
+            or not node.value
+            or parts[-1] in ("lock", "settings")
+        ):
             continue
         if len(parts) == 2:
             head = decode(LogHead, node.value, source=path)
@@ -469,11 +486,22 @@ def test_anything_may_happen_at_any_step(change: Callable[[Scene], Awaitable[Non
     Each change comes before every `STRIDE`th request; between them all requests are met.
     """
 
+    interrupt_at_each(Scene, change, appends=8)
+
+
+def interrupt_at_each(
+    scene: Callable[[MemoryCluster], Scene],
+    change: Callable[[Scene], Awaitable[None]],
+    *,
+    appends: int,
+) -> None:
+    """Rewrite fresh scenes, each with `change` before another request, until there is none more."""
+
     async def body(at: int) -> bool:
         async with memory_cluster() as cluster:
-            scene = Scene(cluster)
-            await scene.start(appends=8)
-            return await interrupt(scene, change, at)
+            fresh = scene(cluster)
+            await fresh.start(appends=appends)
+            return await interrupt(fresh, change, at)
 
     at = 1 + CHANGES.index(change) % STRIDE
     while run_in_own_time(asyncio.wait_for(body(at), TIME_LIMIT_S)):
@@ -482,13 +510,13 @@ def test_anything_may_happen_at_any_step(change: Callable[[Scene], Awaitable[Non
 
 
 async def interrupt(scene: Scene, change: Callable[[Scene], Awaitable[None]], at: int) -> bool:
-    """Merge, with `change` before the request number `at`; return whether there was such one."""
+    """Rewrite, with `change` before the request number `at`; return whether there was such one."""
     before = await read_all(scene.log)
     key = scene.log._log
     store = scene.store
     store.arm(at, lambda: change(scene))
     try:
-        await scene.merger.merge(key)
+        await scene.rewrite(key)
     except CrashError:
         await scene.merging.aclose()
         await scene.open_merging()
@@ -497,7 +525,7 @@ async def interrupt(scene: Scene, change: Callable[[Scene], Awaitable[None]], at
             raise
     was_reached = store.made >= at
     store.disarm()
-    for _ in range(2):  # as it is, and once everything is merged and swept
+    for _ in range(2):  # as it is, and once everything is rewritten and swept
         try:
             found = await read_all(await scene.namespace.open_log("clicks"))
         except LogNotFoundError:
@@ -507,7 +535,7 @@ async def interrupt(scene: Scene, change: Callable[[Scene], Awaitable[None]], at
             assert found[: len(expected)] == expected
             has_more = was_reached and change in (commit, write, remove)
             assert len(found) > len(expected) if has_more else found == expected
-        await scene.merger.merge(key)
-        await tidy(scene)
-    check_ledgers(scene.cluster)
+        await scene.rewrite(key)
+        await scene.tidy()
+    scene.check()
     return was_reached

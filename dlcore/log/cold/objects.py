@@ -1,0 +1,82 @@
+"""The port to object stores, and a store in memory.
+
+An object is written once, under a URL that nobody used before, and never changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dlcore.base.errors import ObjectStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from dlcore.wire.digest import BytesLike
+
+
+class ListedObject(NamedTuple):
+    """An object that a list names; `modified_ms` is the store's own time."""
+
+    url: str
+    size_bytes: int
+    modified_ms: int
+
+
+class Objects(Protocol):
+    """Objects in any stores, by their URLs.  Every method may raise `ObjectStoreError`."""
+
+    async def put_new(self, url: str, data: BytesLike) -> None:
+        """Store an object.
+
+        Raises:
+            ObjectStoreError: there is one of that URL, or it is unknown whether it was stored.
+        """
+        ...
+
+    async def read(self, url: str, start: int, end: int) -> BytesLike:
+        """Return the bytes [start, end) of an object."""
+        ...
+
+    def list_below(self, url: str) -> AsyncGenerator[Sequence[ListedObject], None]:
+        """Yield all objects below a URL, many at a time, in no order."""
+        ...
+
+    async def delete(self, url: str) -> None:
+        """Delete an object; no error if it is gone."""
+        ...
+
+
+class MemoryObjects(Objects):
+    """Objects in this process."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.now_ms = 0
+        self._modified: dict[str, int] = {}
+
+    async def put_new(self, url: str, data: BytesLike) -> None:
+        """Store an object."""
+        if url in self.stored:
+            raise ObjectStoreError(f"{url} exists")
+        self.stored[url] = bytes(data)
+        self._modified[url] = self.now_ms
+
+    async def read(self, url: str, start: int, end: int) -> BytesLike:
+        """Return a part of an object."""
+        data = self.stored.get(url)
+        if data is None or len(data) < end:
+            raise ObjectStoreError(f"{url} does not exist, or has fewer than {end} bytes")
+        return data[start:end]
+
+    async def list_below(self, url: str) -> AsyncGenerator[Sequence[ListedObject], None]:
+        """Yield all objects below a URL."""
+        yield [
+            ListedObject(each, len(data), self._modified[each])
+            for each, data in self.stored.items()
+            if each.startswith(f"{url}/")
+        ]
+
+    async def delete(self, url: str) -> None:
+        """Delete an object."""
+        self.stored.pop(url, None)

@@ -1,0 +1,124 @@
+"""The settings of a cluster: one node, changed by compare-and-set and followed by processes.
+
+They count before the settings that a process was started with, and take effect within moments.  A
+value that one process refuses, for example one of another release, changes nothing there: it says
+so in its log, and goes on as before.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from dlcore.base.errors import (
+    ConfigurationError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+)
+from dlcore.metadata.following import NodeFollower
+from dlcore.metadata.stored import LAYOUT, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS_MAX = 10
+"""Most lost races and lost replies of one change."""
+Value: TypeAlias = bool | int | float | str
+Tables: TypeAlias = dict[str, dict[str, Value]]
+"""Settings by the table of their program, and their key."""
+
+
+class StoredClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of the node."""
+
+    layout: int = LAYOUT
+    tables: Tables = {}
+
+
+def changed_tables(tables: Tables, changes: Mapping[tuple[str, str], Value | None]) -> Tables:
+    """Return the settings after changes, by table and key; None removes one."""
+    found = {table: dict(values) for table, values in tables.items()}
+    for (table, key), value in changes.items():
+        if value is None:
+            found.get(table, {}).pop(key, None)
+        else:
+            found.setdefault(table, {})[key] = value
+    return {table: values for table, values in found.items() if values}
+
+
+class ClusterSettingsStore:
+    """The settings of one namespace's cluster."""
+
+    def __init__(self, store: MetadataStore, paths: NamespacePaths) -> None:
+        self._store = store
+        self._path = paths.cluster_settings
+
+    async def read(self) -> Tables:
+        """Return the settings.  Raises: CorruptMetadataError, MetadataError."""
+        return (await self._read())[0]
+
+    async def _read(self) -> tuple[Tables, int | None]:
+        node = await self._store.get(self._path, fresh=True)
+        if node is None:
+            return {}, None
+        return decode(StoredClusterSettings, node.value, source=self._path).tables, node.version
+
+    async def change(
+        self,
+        changes: Mapping[tuple[str, str], Value | None],
+        check: Callable[[Tables], object],
+    ) -> Tables:
+        """Change settings by table and key; return all.
+
+        Args:
+            changes: the new values; None removes a setting.
+            check: raises `ConfigurationError` for settings that must not be stored.
+
+        Raises:
+            ConfigurationError: of `check`; nothing was changed.
+            CorruptMetadataError, MetadataError.
+        """
+        for _ in range(_ATTEMPTS_MAX):
+            before, version = await self._read()
+            after = changed_tables(before, changes)
+            check(after)
+            if after == before:
+                return after
+            value = encode(StoredClusterSettings(tables=after))
+            try:
+                if version is None:
+                    await self._store.create(self._path, value)
+                else:
+                    await self._store.put(self._path, value, version=version)
+            except (MetadataVersionError, NodeExistsError, MetadataConnectionError) as error:
+                logger.debug("read again: %s", error)  # another was first, or the reply was lost
+            else:
+                return after
+        raise MetadataVersionError(f"{self._path} changed {_ATTEMPTS_MAX} times in a row")
+
+    def follow(self, table: str, apply: Callable[[Mapping[str, Value]], object]) -> NodeFollower:
+        """Call `apply` with the settings of a program's table, once soon and after each change.
+
+        An error of `apply` is logged.
+        """
+
+        async def look() -> None:
+            values = (await self.read()).get(table, {})
+            try:
+                apply(values)
+            except ConfigurationError as error:
+                logger.error(  # noqa: TRY400  not ours
+                    "the settings of the cluster are not used here, and the earlier ones count: "
+                    "%s; to do: correct them with dlog cluster settings",
+                    error,
+                )
+
+        return NodeFollower(self._store, self._path, look, what="settings of the cluster")

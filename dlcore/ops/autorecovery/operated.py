@@ -1,0 +1,43 @@
+"""An auto-recovery process as its operators see it."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlcore.backends.direct.metrics import METRICS as CLIENT_METRICS
+from dlcore.backends.direct.trial import trial_log, try_log
+from dlcore.base.http_options import http_address_of, require_http
+from dlcore.ops.autorecovery.metrics import METRICS
+from dlcore.transport.operator_port import Operated, session_check
+
+if TYPE_CHECKING:
+    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+    from dlcore.ops.autorecovery.metrics import RecoveryFigures
+
+
+def operated_recovery(
+    namespace: DirectNamespace,
+    config: AutoRecoveryConfig,
+    figures: RecoveryFigures,
+    tls: TlsInUse | None,
+) -> Operated:
+    """Return what the port of an auto-recovery process shows.
+
+    Raises:
+        ConfigurationError: its options are wrong, or need a certificate that is not there.
+    """
+    require_http(config, has_certificate=tls is not None and bool(tls.files.cert))
+    context, address = namespace.log_context, http_address_of(config)
+    name = trial_log("autorecovery", socket.gethostname(), address.port if address else 0)
+    return Operated(
+        role="autorecovery",
+        metrics=(*METRICS, *CLIENT_METRICS),
+        sources=[figures.samples, namespace.samples],
+        checks={"metadata_store": session_check(context.store)},
+        trial=partial(try_log, namespace, name),
+        store=context.store,
+    )

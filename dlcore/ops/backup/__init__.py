@@ -1,0 +1,1 @@
+"""A copy of a namespace's metadata in a file, and back."""

@@ -1,0 +1,380 @@
+"""A consistent copy of a namespace's metadata, out of readings made while it is in use; pure.
+
+A walk of the tree takes a while, and transactions go on meanwhile: a commit changes the heads of
+many logs and its record at once, and a walk may see some of them before it and others after it.
+Therefore the copy is a cut: all logs and commits as they were right after one transaction.
+
+Four readings are given.  `before` has all nodes, `early` the heads and the records of commits.  The
+cut is right after the last transaction that either of them saw.  Then come `late`, which is again
+the heads and records, and `after`, which is again all nodes.  The number of the transaction that
+changed a node last says what it was at the cut:
+
+- it was not changed since: it is what the second reading saw;
+- it was changed once since, as its version says: it is what the first reading saw;
+- it was created since: it was not there;
+- otherwise this is not known, and `NotKnownError` asks for other readings.
+
+Heads and records, which change all the time, are read in a moment, right before and after the cut.
+Nodes that are deleted leave no trace of when.  For these and for the rest the heads decide:
+
+- Segments and chunks are those that a log's head names; they must follow each other without a gap.
+- Ledgers are copied as they were read last.  A later state is one that a writer's death right after
+  the cut would have left.  One that was deleted since is copied if a log of the cut names it.
+- Staged records that were not committed at the cut are left out.  How many extents refer to a
+  staged ledger is counted in the logs of the cut, so that it is never removed too early.
+- A subscription is at most as far as it was at the cut.
+- Deleted logs are left out, and all that lives no longer than a session.
+- Everything else stands for itself, and is copied as it was read last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from dlcore.base.errors import CorruptMetadataError
+from dlcore.log.metadata.values import (
+    Chunk,
+    LogHead,
+    LogMetadata,
+    RetainedLog,
+    SegmentEnd,
+    StagedLedger,
+    StoredSettings,
+)
+from dlcore.metadata.paths import LogPaths
+from dlcore.metadata.stored import decode, encode
+from dlcore.metadata.tree import parent_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    import msgspec
+
+    from dlcore.log.metadata.segment import Extent
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import Versioned
+
+_S = TypeVar("_S", bound="msgspec.Struct")
+Reading: TypeAlias = "Mapping[str, Versioned]"
+"""Permanent nodes by path; each was read some time during the reading."""
+
+
+class NotKnownError(Exception):
+    """Something changed too often, or at an unknown time: `paths` are some of it.
+
+    This error never leaves the rooms of the backup.
+    """
+
+    def __init__(self, paths: Collection[str]) -> None:
+        super().__init__(f"{len(paths)} nodes changed meanwhile, such as {min(paths)}")
+        self.paths = tuple(sorted(paths))
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The nodes of a namespace by path, and what they are about."""
+
+    nodes: Mapping[str, bytes]
+    moment: int
+    """The number of the last transaction that it has of logs and commits."""
+    logs: int
+    ledgers: int
+    missing: tuple[int, ...]
+    """Ledgers that a log names and that do not exist: their records are lost already."""
+
+
+def anchors_at(
+    paths: NamespacePaths, early: Reading, late: Reading, moment: int
+) -> dict[str, Versioned]:
+    """Return the heads and records of commits right after the transaction `moment`.
+
+    Heads of logs that were deleted before, and old records, may be removed meanwhile.
+
+    Raises:
+        NotKnownError: one of them changed twice between the readings.
+    """
+    found: dict[str, Versioned] = {}
+    unknown = set()
+    for path in early.keys() | late.keys():
+        if path not in late and _is_removable(paths, path, early[path]):
+            continue
+        try:
+            node = _at(path, early, late, moment)
+        except NotKnownError:
+            unknown.add(path)
+        else:
+            if node is not None:
+                found[path] = node
+    if unknown:
+        raise NotKnownError(unknown)
+    return found
+
+
+def _is_removable(paths: NamespacePaths, path: str, node: Versioned) -> bool:
+    if not path.startswith(f"{paths.heads}/"):
+        return True
+    return decode(LogHead, node.value, source=path).deleted
+
+
+def _at(path: str, first: Reading, second: Reading, moment: int) -> Versioned | None:
+    """Return the node right after the transaction `moment`, which is between the readings.
+
+    Raises:
+        NotKnownError: the readings do not tell.
+    """
+    old, new = first.get(path), second.get(path)
+    if new is not None and new.changed <= moment:
+        return new
+    if new is not None and old is None and new.created > moment:
+        return None
+    if (
+        new is not None
+        and old is not None
+        and new.created == old.created
+        and new.version == old.version + 1
+    ):
+        return old
+    raise NotKnownError([path])
+
+
+def moment_of(*readings: Reading) -> int:
+    """Return the number of the last transaction that the readings saw."""
+    return max(node.changed for reading in readings for node in reading.values())
+
+
+def copy_of(
+    paths: NamespacePaths, before: Reading, anchors: Reading, after: Reading, moment: int
+) -> Copy:
+    """Return the copy.
+
+    Args:
+        paths: the namespace's paths.
+        before: the first reading of all nodes.
+        anchors: the heads and records of commits at the cut, of `anchors_at`.
+        after: the second reading of all nodes.
+        moment: the number of the cut's transaction.
+
+    Raises:
+        NotKnownError: other readings are needed.
+        CorruptMetadataError: a node of a log is damaged.
+    """
+    return _Cut(paths, before, anchors, after, moment).copy()
+
+
+@dataclass(slots=True)
+class _Cut:
+    paths: NamespacePaths
+    before: Reading
+    anchors: Reading
+    after: Reading
+    moment: int
+    nodes: dict[str, bytes] = field(default_factory=dict)
+    references: Counter[int] = field(default_factory=Counter)
+
+    def copy(self) -> Copy:
+        root = self.paths.root
+        if self.before[root].created != self.after[root].created:
+            raise NotKnownError([root])  # the server numbers its transactions anew
+        self._take_rest()
+        logs = self._take_logs()
+        missing = self._take_ledgers()
+        for path in [*self.nodes]:
+            self._take_parents(path)
+        ledgers = sum(1 for _ in _ledgers_in(self.paths, self.nodes))
+        return Copy(self.nodes, self.moment, logs, ledgers, missing)
+
+    def _at(self, path: str) -> Versioned | None:
+        """Return a node at the cut; the earlier value of one that is gone."""
+        if path in self.before and path not in self.after:
+            return self.before[path]
+        return _at(path, self.before, self.after, self.moment)
+
+    def _take_parents(self, path: str) -> None:
+        while path != self.paths.root:
+            path = parent_of(path)
+            if path in self.nodes:
+                return
+            self.nodes[path] = b""
+
+    def _take_rest(self) -> None:
+        """Take what stands for itself, and the lists that are always there."""
+        paths = self.paths
+        left_out = (
+            *(paths.logs, paths.heads, paths.commits, paths.ledgers, paths.staging, paths.merged),
+            *(paths.retained_logs, paths.deleted_logs, paths.upkeep_requests),
+            paths.garbage_releases,
+        )
+        for path, node in self.after.items():
+            if not any(path.startswith(f"{above}/") for above in left_out):
+                self.nodes[path] = node.value
+        self.nodes.update(dict.fromkeys(paths.buckets, b""))
+        for path, node in self.anchors.items():
+            if path.startswith(f"{paths.commits}/"):
+                self.nodes[path] = node.value
+        self.nodes[paths.ledger_idgen] = self.after[paths.ledger_idgen].value
+
+    # Logs
+
+    def _take_logs(self) -> int:
+        """Take the live logs with all that belongs to them; return how many."""
+        names = self._names()
+        prefix, count = f"{self.paths.heads}/", 0
+        below = _below_heads(prefix, [*self.before, *self.after])
+        for path, node in self.anchors.items():
+            if not path.startswith(prefix):
+                continue
+            head = decode(LogHead, node.value, source=path)
+            if head.deleted:
+                continue
+            name = names.get(path)
+            if name is None:
+                raise NotKnownError([path])
+            self.nodes[path] = node.value
+            self.nodes[name[0]] = name[1].value
+            self._take_log(LogPaths(path), head)
+            self._take_beside(path, decode(LogMetadata, name[1].value, source=name[0]), below)
+            count += 1
+        return count
+
+    def _names(self) -> dict[str, tuple[str, Versioned]]:
+        """Return the path and value of the name of each log, by the path of its head."""
+        prefix = f"{self.paths.logs}/"
+        found: dict[str, tuple[str, Versioned]] = {}
+        gone: dict[str, tuple[str, Versioned]] = {}
+        for path in self.before.keys() | self.after.keys():
+            if path.startswith(prefix) and path.count("/", len(prefix)) == 1:
+                node = self._at(path)
+                if node is not None:
+                    log = decode(LogMetadata, node.value, source=path)
+                    into = found if path in self.after else gone
+                    into[self.paths.log_of(log.log_id).head] = path, node
+        return gone | found  # a name that is gone counts only where no other one was there
+
+    def _take_beside(self, path: str, name: LogMetadata, below: Mapping[str, set[str]]) -> None:
+        """Take what a log has beside its segments."""
+        log = LogPaths(path)
+        known = below.get(path, set())
+        for each in known & {log.settings, log.schema}:
+            if (node := self._at(each)) is not None:
+                self.nodes[each] = node.value
+        for each in known:
+            if each == log.subscribers or each.startswith(f"{log.subscribers}/"):
+                self._take_early(each)
+        if log.settings in self.nodes:
+            value = self.nodes[log.settings]
+            settings = decode(StoredSettings, value, source=log.settings).settings
+            if settings.needs_visits:
+                listed = encode(RetainedLog(name=name.name, log_id=name.log_id))
+                self.nodes[self.paths.retained_log(name.log_id)] = listed
+        self._take_early(self.paths.upkeep_request(name.log_id))
+
+    def _take_log(self, log: LogPaths, head: LogHead) -> None:
+        """Take the segments of a log."""
+        last = head.max_lssn
+        if head.segment is not None:
+            self._count(head.segment.tail)
+            chunks = range(head.segment.chunk_count)
+            if chunks:
+                self.nodes[log.segment(last)] = b""
+            self._take_chunks(log, head, last, chunks, head.segment.chunked.entries)
+            last -= 1
+        for lssn in range(head.first_lssn, last + 1):
+            end = self._decoded(SegmentEnd, log.segment(lssn))
+            self._count(end.tail)
+            self._take_chunks(log, head, lssn, range(end.chunk_count), end.chunked.entries)
+
+    def _take_chunks(
+        self, log: LogPaths, head: LogHead, lssn: int, numbers: range, entries: int
+    ) -> None:
+        """Take the chunks of a segment, which must end with so many entries."""
+        number = head.first_chunk if lssn == head.first_lssn else 0
+        expected: int | None = None if number else 0
+        while number < numbers.stop:
+            path = log.chunk(lssn, number)
+            chunk = self._decoded(Chunk, path)
+            if expected not in (None, chunk.first_entry_id):
+                raise NotKnownError([path])
+            self._count(chunk.extents)
+            expected = chunk.first_entry_id + sum(each.entry_count for each in chunk.extents)
+            number += chunk.covers
+        if numbers and expected not in (None, entries):
+            raise NotKnownError([log.segment(lssn)])
+
+    def _decoded(self, kind: type[_S], path: str) -> _S:
+        node = self._at(path) if path in self.before or path in self.after else None
+        if node is None:
+            raise NotKnownError([path])
+        try:
+            value = decode(kind, node.value, source=path)
+        except CorruptMetadataError:
+            if not node.value:  # a segment that is not completed yet
+                raise NotKnownError([path]) from None
+            raise
+        self.nodes[path] = node.value
+        return value
+
+    def _take_early(self, path: str) -> None:
+        """Take a node as it was at the cut or before it, if it is still there."""
+        node = self.after.get(path)
+        if node is not None and node.changed > self.moment:
+            node = self.before.get(path)
+        if node is not None:
+            self.nodes[path] = node.value
+
+    def _count(self, extents: Collection[Extent]) -> None:
+        self.references.update(extent.ledger_id for extent in extents)
+
+    # Ledgers
+
+    def _take_ledgers(self) -> tuple[int, ...]:
+        """Take the ledgers; return those that a log names and that do not exist."""
+        left = set(self.references)
+        for ledger_id, path in _ledgers_in(self.paths, self.before.keys() | self.after.keys()):
+            staged_path = self.paths.staged_ledger(ledger_id)
+            staged = self.after.get(staged_path) or self.before.get(staged_path)
+            count = self.references[ledger_id]
+            node = self.after.get(path)
+            is_younger = node is None or node.created > self.moment
+            if count == 0 and (staged is not None or is_younger):
+                continue
+            left.discard(ledger_id)
+            self.nodes[path] = (node or self.before[path]).value
+            if staged is not None:
+                self._take_staged(staged_path, staged, count)
+        return tuple(sorted(left))
+
+    def _take_staged(self, path: str, node: Versioned, extents: int) -> None:
+        staged = decode(StagedLedger, node.value, source=path)
+        self.nodes[path] = encode(replace(staged, extents=extents))
+        if not staged.settled:
+            self.nodes[self.paths.staging_entry(staged.identity, staged.ledger_id)] = b""
+
+
+def _below_heads(prefix: str, paths: Collection[str]) -> dict[str, set[str]]:
+    """Return the paths below each head."""
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        if path.startswith(prefix) and path.count("/", len(prefix)) > 1:
+            bucket, log, _ = path[len(prefix) :].split("/", 2)
+            found.setdefault(f"{prefix}{bucket}/{log}", set()).add(path)
+    return found
+
+
+def _ledgers_in(paths: NamespacePaths, among: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield the ledgers among the paths of nodes, each with its path."""
+    prefix = f"{paths.ledgers}/"
+    for path in among:
+        if path.startswith(prefix) and path.count("/", len(prefix)) == 2:
+            yield paths.ledger_id_of(*path[len(prefix) :].split("/")), path
+
+
+def is_anchor(paths: NamespacePaths, path: str) -> bool:
+    """Return whether a path is that of a head, or of a record of commits."""
+    return any(
+        path.startswith(f"{above}/") and path.count("/", len(above) + 1) == 1
+        for above in (paths.heads, paths.commits)
+    )

@@ -1,0 +1,146 @@
+"""`dlog cluster`: what is done to all processes of a cluster, and holds for all."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlcore.base.errors import DLError
+from dlcore.ops.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    namespace_tls,
+    note,
+    proxy_token,
+    require_consent,
+    run_direct,
+)
+from dlcore.ops.cli.keeping import setting_of
+from dlcore.ops.cli.output import show_done, show_rows
+
+if TYPE_CHECKING:
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.metadata.cluster_settings import Tables
+    from dlcore.ops.rolling.restart import Member
+
+
+@click.group("cluster")
+@common_options
+def cluster_group() -> None:
+    """Restart a cluster in turn; set what holds for it."""
+
+
+@cluster_group.command(
+    "settings", epilog="Example: dlog cluster settings --set proxy.log_bytes_per_s=1e6"
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Change a setting; may be repeated.  TABLE: proxy or autorecovery.",
+)
+@click.option("--unset", multiple=True, metavar="TABLE.KEY", help="Leave it to each process.")
+@common_options
+def show_settings(changes: tuple[str, ...], unset: tuple[str, ...]) -> None:
+    """Show and change what holds for all processes.
+
+    A program takes these settings over within moments, without a restart, and before what it was
+    started with.  docs/configuration.md marks them as live.  A wrong value is refused, and
+    nothing is stored.
+    """
+    wanted: dict[tuple[str, str], Any] = {_key_of(name): None for name in unset}
+    for change in changes:
+        key, value = setting_of(change)
+        wanted[_key_of(key)] = value
+
+    async def change_and_read(namespace: DirectNamespace) -> Tables:
+        from dlcore.metadata.cluster_settings import ClusterSettingsStore
+        from dlcore.ops.live_settings import require_allowed
+
+        store = ClusterSettingsStore(namespace.ports.store, namespace.ports.paths)
+        return await (store.change(wanted, require_allowed) if wanted else store.read())
+
+    tables = run_direct(change_and_read)
+    rows = [
+        {"setting": f"{table}.{key}", "value": value}
+        for table, values in sorted(tables.items())
+        for key, value in sorted(values.items())
+    ]
+    show_rows(rows, columns=("setting", "value"), empty="no settings: each process has its own")
+
+
+def _key_of(name: str) -> tuple[str, str]:
+    table, separator, key = name.partition(".")
+    if not separator:
+        raise click.UsageError(f"{name!r}: expected TABLE.KEY, like proxy.bytes_per_s")
+    return table, key
+
+
+@cluster_group.command(
+    "restart",
+    epilog="Example: dlog cluster restart --bookies 'ssh {host} systemctl restart dlog-bookie'",
+)
+@click.option("--bookies", metavar="COMMAND", help="How to restart a bookie.")
+@click.option("--proxies", metavar="COMMAND", help="How to restart a proxy.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each step may take.",
+)
+@confirmed
+@common_options
+def restart_cluster(bookies: str | None, proxies: str | None, wait_s: float, *, yes: bool) -> None:
+    """Restart bookies, then proxies, one after the other.
+
+    The cluster may be in use.
+    COMMAND is run for each of them, here and without a shell, with {name}, {host} and {port} filled
+    in.  None is restarted before all are ready and no ledger lacks a replica; a proxy hands its
+    logs over first.  The command stops at the first failure, and when something takes longer than
+    --wait.
+    """
+    commands = {False: bookies, True: proxies}
+    for command in filter(None, commands.values()):
+        try:
+            shlex.split(command)
+        except ValueError as error:
+            raise click.UsageError(f"{command!r} is no command: {error}") from error
+    if not any(commands.values()):
+        raise click.UsageError("nothing to restart: give --bookies or --proxies")
+    require_consent(yes=yes)
+    tls, token = namespace_tls(), proxy_token()
+
+    async def restart(namespace: DirectNamespace) -> tuple[str, ...]:
+        from dlcore.ops.rolling.restarting import (
+            Restarter,
+            command_of,
+            find_members,
+            run_command,
+        )
+
+        members = await find_members(namespace)
+        chosen = [each for each in members if commands[each.is_proxy]]
+        names = ", ".join(each.name for each in chosen)
+        ask(f"Restart {len(chosen)} processes: {names}", yes=yes)
+
+        async def run(member: Member) -> None:
+            template = commands[member.is_proxy]
+            assert template is not None
+            await run_command(command_of(template, member), patience_s=wait_s)
+
+        restarter = Restarter(namespace, run=run, report=note, tls=tls, token=token)
+        ended = await restarter.restart(members, chosen, patience_s=wait_s)
+        if ended.reason:
+            done = ", ".join(ended.restarted) or "none"
+            raise DLError(f"stopped: {ended.reason}; restarted before: {done}")
+        return ended.restarted
+
+    restarted = run_direct(restart, is_long=True)
+    show_done(f"{len(restarted)} processes were restarted", {"restarted": list(restarted)})

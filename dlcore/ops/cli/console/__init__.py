@@ -1,0 +1,104 @@
+"""`dlog console`: the cluster in the browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.base.errors import ConfigurationError
+from dlcore.ops.cli.context import (
+    common_options,
+    namespace_endpoint,
+    namespace_tls,
+    proxy_token,
+    run_async,
+    wants_json,
+)
+from dlcore.ops.cli.output import show_json
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from dlcore.api.namespace import Namespace
+
+_ADDRESS = "127.0.0.1:4180"
+
+
+@click.command("console", epilog="Example: dlog console --endpoint grpc://127.0.0.1:4190")
+@click.option(
+    "--address", metavar="HOST:PORT", default=_ADDRESS, show_default=True, help="Where to serve."
+)
+@click.option("--serve-tls-cert", default="", metavar="FILE", help="Serve HTTPS with this (PEM).")
+@click.option("--serve-tls-key", default="", metavar="FILE", help="Private key of it (PEM).")
+@common_options
+def console_command(address: str, serve_tls_cert: str, serve_tls_key: str) -> None:
+    """Show the cluster and its logs in the browser.
+
+    A page with bookies, proxies, logs, lags and tails is served until the command is interrupted.
+    Open the address that it prints, which holds a secret: who has it can do what you can do.  With
+    --endpoint that is what the token or certificate may do; directly it is everything.  Other
+    machines are served only by HTTPS.
+    """
+    host, port = _parsed(address)
+    tls, endpoint, token = namespace_tls(), namespace_endpoint(), proxy_token()
+    context = _server_context(host, serve_tls_cert, serve_tls_key)
+
+    async def serve(namespace: Namespace) -> None:
+        from dlcore.ops.cli.console.server import Console
+
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        console = Console(namespace, endpoint=endpoint, tls=tls, token=token)
+        async with await console.serve(host=host, port=port, tls=context) as server:
+            scheme = "http" if context is None else "https"
+            shown = f"[{host}]" if ":" in host else host
+            url = f"{scheme}://{shown}:{server.port}/#secret={console.secret}"
+            if wants_json():
+                show_json({"url": url})
+            else:
+                click.echo(f"console serving on {url}")
+            await stop.wait()
+
+    run_async(serve, is_long=True)
+
+
+def _parsed(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {_ADDRESS}")
+    return host, int(port)
+
+
+def _is_any(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_unspecified
+    return False
+
+
+def _server_context(host: str, cert: str, key: str) -> Callable[[], ssl.SSLContext] | None:
+    if _is_any(host):
+        raise ConfigurationError(
+            f"host={host!r}: expected the one name or address by which browsers open the console"
+        )
+    if not cert and not key:
+        from dlcore.ops.cli.console.server import is_loopback
+
+        if not is_loopback(host):
+            raise ConfigurationError(
+                f"host={host!r}: what others can reach needs --serve-tls-cert and --serve-tls-key; "
+                "or serve on 127.0.0.1, and forward the port with ssh -L"
+            )
+        return None
+    from dlcore.access.tls import TlsFiles
+    from dlcore.access.tls_in_use import TlsInUse
+
+    in_use = TlsInUse(TlsFiles(ca=cert, cert=cert, key=key))  # it asks for no certificates
+    return lambda: in_use.server_context(asks_clients=False)

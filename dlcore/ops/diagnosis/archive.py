@@ -1,0 +1,87 @@
+"""The archive of `dlog debug bundle`: its parts, and a manifest that says what is missing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dlcore.base.errors import ConfigurationError
+from dlcore.ops.diagnosis.redacting import redacted, redacted_value
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANIFEST = "manifest"
+_SUFFIX = ".json"
+_FILES_MAX = 10_000
+_BYTES_MAX = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The contents of an archive."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    """Parts that are objects, by name; one is `MANIFEST`."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Logs, stacks and metrics, by name."""
+
+
+def write_archive(path: Path, bundle: Bundle, *, now_s: float) -> None:
+    """Write an archive that only its owner can read, without anything that looks like a secret.
+
+    Raises:
+        ConfigurationError: the file exists, or cannot be created.
+    """
+    members = {
+        **{
+            name + _SUFFIX: json.dumps(redacted_value(value), indent=1)
+            for name, value in bundle.values.items()
+        },
+        **{name: redacted(text) for name, text in bundle.texts.items()},
+    }
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot create {path}: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, text in members.items():
+            data = text.encode(errors="replace")
+            member = tarfile.TarInfo(f"dlog-bundle/{name}")
+            member.size, member.mtime, member.mode = len(data), int(now_s), 0o600
+            archive.addfile(member, io.BytesIO(data))
+
+
+def read_archive(path: Path) -> Bundle:
+    """Return the contents of an archive; nothing is written.
+
+    Raises:
+        ConfigurationError: it is none, or it is too large.
+    """
+    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    left = _BYTES_MAX
+    try:
+        with tarfile.open(path, "r:gz") as archive:
+            for count, member in enumerate(archive):
+                left -= member.size
+                if left < 0 or count >= _FILES_MAX:
+                    raise ConfigurationError(
+                        f"{path}: expected at most {_FILES_MAX} files of {_BYTES_MAX} bytes in all"
+                    )
+                content = archive.extractfile(member)
+                text = content.read().decode(errors="replace") if content else ""
+                name = member.name.partition("/")[2]
+                if name.endswith(_SUFFIX):
+                    values[name.removesuffix(_SUFFIX)] = json.loads(text)
+                else:
+                    texts[name] = text
+    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+        raise ConfigurationError(f"{path} is no archive of dlog debug bundle: {error}") from error
+    if not isinstance(values.get(MANIFEST), dict):
+        raise ConfigurationError(f"{path} is no archive of dlog debug bundle: it has no manifest")
+    return Bundle(values, texts)

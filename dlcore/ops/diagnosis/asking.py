@@ -1,0 +1,99 @@
+"""Questions to all servers of a cluster at once: the state of each, and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from dlcore.backends.flight import planning
+from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import DLError
+from dlcore.flight import actions
+from dlcore.flight.requests import NoRequest
+from dlcore.metadata.paths import unescape
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from dlcore.access.tls import TlsFiles
+    from dlcore.backends.direct.ports import NamespacePorts
+    from dlcore.flight.answers import ProxyHealth
+    from dlcore.ledger.metadata.bookies import BookieRegistration
+    from dlcore.transport.control import BookieInfo, ControlClient
+
+PATIENCE_S = 5.0
+"""Longest wait for one server; the others are asked meanwhile."""
+
+
+class Told(Protocol):
+    """A server's own report."""
+
+    @property
+    def clock_ms(self) -> int | None:
+        """Its clock; None if its release does not tell it."""
+
+
+_Told = TypeVar("_Told", bound=Told)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[_Told]):
+    """The answer of a server, or why there is none."""
+
+    server: str
+    told: _Told | None
+    problem: str = ""
+    ahead_ms: float | None = None
+    """How far its clock is ahead of ours, if it told it."""
+    within_ms: float = 0.0
+    """How far off `ahead_ms` may be: half of the time for the answer."""
+
+
+async def ask_bookies(
+    bookies: Iterable[BookieRegistration], control: ControlClient
+) -> list[Answer[BookieInfo]]:
+    """Return the answer of each registered bookie, by name."""
+    ordered = sorted(bookies, key=lambda each: each.bookie)
+    return await asyncio.gather(
+        *(
+            _asked(each.name, lambda each=each: control.ask(each.bookie, each.control_address))  # type: ignore[misc]
+            for each in ordered
+        )
+    )
+
+
+async def ask_proxies(
+    locations: Iterable[str], *, tls: TlsFiles | None, token: Callable[[], str] | None
+) -> list[Answer[ProxyHealth]]:
+    """Return the answer of the proxy at each location, by location."""
+
+    async def ask(location: str) -> ProxyHealth:
+        async with Endpoint(location, patience_s=PATIENCE_S / 2, tls=tls, token=token) as calls:
+            return await planning.act(calls, actions.HEALTH, NoRequest())
+
+    return await asyncio.gather(
+        *(_asked(each, lambda each=each: ask(each)) for each in sorted(locations))  # type: ignore[misc]
+    )
+
+
+async def live_proxies(ports: NamespacePorts) -> list[str]:
+    """Return the locations of the proxies whose session with the metadata store lasts."""
+    return [unescape(name) for name in await ports.store.get_children(ports.paths.proxies) or ()]
+
+
+async def _asked(server: str, ask: Callable[[], Awaitable[_Told]]) -> Answer[_Told]:
+    clock, now_s = SystemClock(), asyncio.get_running_loop().time
+    sent_ms, sent_s = clock.now_ms(), now_s()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            told = await ask()
+    except DLError as error:
+        return Answer(server, None, str(error))
+    except TimeoutError:
+        return Answer(server, None, f"no answer within {PATIENCE_S:g} s")
+    if told.clock_ms is None:
+        return Answer(server, told)
+    within_ms = (now_s() - sent_s) * 1000 / 2
+    return Answer(server, told, "", told.clock_ms - sent_ms - within_ms, within_ms)

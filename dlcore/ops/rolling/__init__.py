@@ -1,0 +1,1 @@
+"""The restart of a cluster, one process after the other."""

@@ -1,0 +1,238 @@
+"""Decides a rolling restart: which member is next, and when it may be touched; pure.
+
+One member at a time is restarted, and none before all members are ready and no ledger lacks a
+replica.  Therefore a restart never takes more than one bookie from a write set, and appends go on
+with the others.  Bookies come first, because clients may need what newer bookies offer: read-only
+ones, which take nothing, then the others rack by rack.  Proxies follow; each hands its logs over
+first.
+
+A member is back when it is ready in another life than before: a command that restarted nothing does
+not count.  Whatever fails, or takes longer than the patience, stops the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from dlcore.base.machines import Machine, State, Transitions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+LOOK_S = 0.5
+"""The pause between two looks at the cluster."""
+
+
+class Phase(State):
+    """The states."""
+
+    WAITING = "all members must be ready, and nothing may lack a replica"
+    DRAINING = "a proxy hands its logs over"
+    RESTARTING = "the command of a member runs"
+    RETURNING = "a restarted member must be ready again"
+    ENDED = "all are restarted, or something stopped it"
+
+
+TRANSITIONS = Transitions(
+    Phase.WAITING,
+    {
+        Phase.WAITING: {
+            Phase.DRAINING: "all is well, a proxy is next",
+            Phase.RESTARTING: "all is well, a bookie is next",
+            Phase.ENDED: "all is well and none is left, or it took too long",
+        },
+        Phase.DRAINING: {Phase.RESTARTING: "it owns no log", Phase.ENDED: "it failed"},
+        Phase.RESTARTING: {Phase.RETURNING: "the command ended", Phase.ENDED: "it failed"},
+        Phase.RETURNING: {
+            Phase.WAITING: "it is ready in another life",
+            Phase.ENDED: "it took too long",
+        },
+        Phase.ENDED: {},
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A bookie, by its name, or a proxy, by its location."""
+
+    name: str
+    address: str
+    """``host:port``."""
+    is_proxy: bool = False
+    rack: str = ""
+    read_only: bool = False
+
+    @property
+    def host(self) -> str:
+        """The host of its address."""
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> str:
+        """The port of its address."""
+        return self.address.rpartition(":")[2]
+
+
+def order_of(members: Sequence[Member]) -> list[Member]:
+    """Return the members in the order of their restarts."""
+    return sorted(members, key=lambda m: (m.is_proxy, not m.read_only, m.rack, m.name))
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The cluster as it is: the life of each member that is ready, and ledgers without replicas."""
+
+    lives: Mapping[str, str]
+    missing: int
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The last effect is performed."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last effect failed; `reason` is for people."""
+
+    reason: str
+
+
+Event: TypeAlias = Seen | Stepped | Failed
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look at the cluster after a pause."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Make a proxy release its logs and take no more."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the command of a member."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It is over; `reason` says why it stopped early, "" if all members were restarted."""
+
+    restarted: tuple[str, ...]
+    reason: str = ""
+
+
+Effect: TypeAlias = Look | Drain | Run | Ended
+
+
+class RollingRestart(Machine[Phase]):
+    """Restarts some members of a cluster, while all of its members are watched.
+
+    Args:
+        members: all members of the cluster.
+        chosen: those to restart.
+        patience_s: how long each wait may take.
+        now_s: the time of the start.
+    """
+
+    transitions = TRANSITIONS
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        chosen: Sequence[Member],
+        *,
+        patience_s: float,
+        now_s: float,
+    ) -> None:
+        self.state = Phase.WAITING
+        self._members = order_of(members)
+        self._left = order_of(chosen)
+        self._restarted: list[str] = []
+        self._patience_s = patience_s
+        self._since_s = now_s
+        self._life = ""  # of the member in turn, before its restart
+
+    def start(self) -> Effect:
+        """Return the first effect."""
+        return Look(0.0)
+
+    def handle(self, event: Event) -> Effect:
+        """Return the effect of an event."""
+        assert self.state is not Phase.ENDED
+        match event:
+            case Seen():
+                return self._waited(event) if self.state is Phase.WAITING else self._returned(event)
+            case Stepped(now_s):
+                return self._stepped(now_s)
+            case Failed(reason):
+                return self._end(reason)
+            case _:
+                assert_never(event)
+
+    def _waited(self, seen: Seen) -> Effect:
+        trouble = self._trouble(seen)
+        if trouble:
+            return self._look_again(seen.now_s, trouble)
+        if not self._left:
+            return self._end("")
+        member = self._left[0]
+        self._life = seen.lives[member.name]
+        if member.is_proxy:
+            self._become(Phase.DRAINING)
+            return Drain(member)
+        self._become(Phase.RESTARTING)
+        return Run(member)
+
+    def _trouble(self, seen: Seen) -> str:
+        absent = [each.name for each in self._members if each.name not in seen.lives]
+        if absent:
+            return f"{', '.join(absent)}: not ready"
+        return f"{seen.missing} ledgers lack a replica" if seen.missing else ""
+
+    def _stepped(self, now_s: float) -> Effect:
+        if self.state is Phase.DRAINING:
+            self._become(Phase.RESTARTING)
+            return Run(self._left[0])
+        self._become(Phase.RETURNING)
+        self._since_s = now_s
+        return Look(LOOK_S)
+
+    def _returned(self, seen: Seen) -> Effect:
+        member = self._left[0]
+        life = seen.lives.get(member.name)
+        if life in (None, self._life):
+            what = "not ready" if life is None else "the command ended, but it was not restarted"
+            return self._look_again(seen.now_s, f"{member.name}: {what}")
+        self._restarted.append(self._left.pop(0).name)
+        self._become(Phase.WAITING)
+        self._since_s = seen.now_s
+        return self._waited(seen)
+
+    def _look_again(self, now_s: float, trouble: str) -> Effect:
+        if now_s - self._since_s > self._patience_s:
+            return self._end(f"{trouble}, after {self._patience_s:g} s")
+        return Look(LOOK_S)
+
+    def _end(self, reason: str) -> Effect:
+        self._become(Phase.ENDED)
+        return Ended(tuple(self._restarted), reason)

@@ -1,0 +1,175 @@
+"""Performs a rolling restart: looks at the cluster, drains proxies, and runs commands."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from typing import TYPE_CHECKING, assert_never
+
+from dlcore.backends.flight.endpoint import Endpoint
+from dlcore.backends.flight.planning import act
+from dlcore.base.errors import DLError
+from dlcore.flight import actions
+from dlcore.flight.requests import NoRequest
+from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.metadata.stored import decode
+from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.diagnosis.asking import ask_proxies, live_proxies
+from dlcore.ops.rolling.restart import (
+    Drain,
+    Ended,
+    Event,
+    Failed,
+    Look,
+    Member,
+    RollingRestart,
+    Run,
+    Seen,
+    Stepped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from dlcore.access.tls import TlsFiles
+    from dlcore.backends.direct.namespace import DirectNamespace
+
+_DRAIN_PATIENCE_S = 60.0
+_OUTPUT_MAX = 500
+
+
+async def find_members(namespace: DirectNamespace) -> list[Member]:
+    """Return the registered bookies and the live proxies."""
+    bookies = [
+        Member(name=each.name, address=each.address, rack=each.rack, read_only=each.read_only)
+        for each in await namespace.get_bookies()
+    ]
+    proxies = [
+        Member(name=location, address=location.partition("://")[2], is_proxy=True)
+        for location in await live_proxies(namespace.ports)
+    ]
+    return bookies + proxies
+
+
+class Restarter:
+    """Restarts members of a namespace's cluster.
+
+    Args:
+        namespace: the namespace.
+        run: runs the command of a member.
+        report: called with each step, in words.
+        tls: the files for connections to proxies, and `token` the token, if they need one.
+    """
+
+    def __init__(
+        self,
+        namespace: DirectNamespace,
+        *,
+        run: Callable[[Member], Awaitable[None]],
+        report: Callable[[str], object],
+        tls: TlsFiles | None = None,
+        token: Callable[[], str] | None = None,
+    ) -> None:
+        self._namespace = namespace
+        self._run = run
+        self._report = report
+        self._tls = tls
+        self._token = token
+
+    async def restart(
+        self, members: Sequence[Member], chosen: Sequence[Member], *, patience_s: float
+    ) -> Ended:
+        """Restart the chosen of all members, one after the other; return how it ended."""
+        now_s = asyncio.get_running_loop().time
+        machine = RollingRestart(members, chosen, patience_s=patience_s, now_s=now_s())
+        effect = machine.start()
+        while not isinstance(effect, Ended):
+            event: Event
+            try:
+                match effect:
+                    case Look(after_s):
+                        await asyncio.sleep(after_s)
+                        event = await self._look(members)
+                    case Drain(member):
+                        self._report(f"draining {member.name}")
+                        await self._drain(member)
+                        event = Stepped(now_s())
+                    case Run(member):
+                        self._report(f"restarting {member.name}")
+                        await self._run(member)
+                        event = Stepped(now_s())
+                    case _:
+                        assert_never(effect)
+            except DLError as error:
+                event = Failed(str(error))
+            effect = machine.handle(event)
+        return effect
+
+    async def _look(self, members: Sequence[Member]) -> Seen:
+        ports = self._namespace.ports
+        registered = await self._namespace.get_bookies()
+        cookie_paths = [ports.paths.cookie(each.name) for each in registered]
+        cookies = await ports.store.get_many(cookie_paths, fresh=True)
+        lives = {
+            each.name: str(decode(BookieCookie, node.value, source=path).life)
+            for each, path, node in zip(registered, cookie_paths, cookies, strict=True)
+            if node is not None
+        }
+        proxies = [member.name for member in members if member.is_proxy]
+        nodes = await ports.store.get_many([ports.paths.proxy(name) for name in proxies])
+        there = {
+            name: node.session
+            for name, node in zip(proxies, nodes, strict=True)
+            if node is not None
+        }
+        for answer in await ask_proxies(there, tls=self._tls, token=self._token):
+            if answer.told is not None and answer.told.serves and answer.told.degraded is None:
+                lives[answer.server] = there[answer.server]
+        listed = RepairList(ports.store, ports.paths, ports.clock)
+        missing = [ledger_id async for ledger_id in listed.ledger_ids()]
+        return Seen(lives, len(missing), asyncio.get_running_loop().time())
+
+    async def _drain(self, member: Member) -> None:
+        async with Endpoint(
+            member.name, patience_s=_DRAIN_PATIENCE_S, tls=self._tls, token=self._token
+        ) as calls:
+            await act(calls, actions.DRAIN, NoRequest())
+
+
+def command_of(template: str, member: Member) -> list[str]:
+    """Return a member's command: ``{name}``, ``{host}`` and ``{port}`` are filled in, each word."""
+    values = {"{name}": member.name, "{host}": member.host, "{port}": member.port}
+    words = shlex.split(template)
+    for key, value in values.items():
+        words = [word.replace(key, value) for word in words]
+    return words
+
+
+async def run_command(words: Sequence[str], *, patience_s: float) -> None:
+    """Run a command to its end.
+
+    Raises:
+        DLError: it cannot be run, failed, or took too long; the message has the end of its output.
+    """
+    shown = shlex.join(words)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise DLError(f"{shown}: cannot be run: {error}") from error
+    try:
+        async with asyncio.timeout(patience_s):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise DLError(f"{shown}: did not end within {patience_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        told = output.decode(errors="replace").strip()[-_OUTPUT_MAX:]
+        raise DLError(f"{shown}: exit code {process.returncode}: {told}")

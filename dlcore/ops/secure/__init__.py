@@ -1,0 +1,1 @@
+"""Certificates and configuration of a secured cluster, made in one folder."""

@@ -1,0 +1,296 @@
+"""Tiers completed segments of a log: performs what a `TierRun` decides."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec.structs import replace
+
+from dlcore.base.errors import (
+    LedgerNotFoundError,
+    LedgerReadError,
+    LogNotFoundError,
+    NodeExistsError,
+    UnsupportedError,
+)
+from dlcore.log.metadata.staged import create_cold_ledger
+from dlcore.log.metadata.store import persistently
+from dlcore.log.metadata.values import SegmentEnd
+from dlcore.metadata.stored import decode
+from dlcore.ops.autorecovery.copying import Throttle
+from dlcore.ops.upkeep.objects_made import ObjectMaker, RunStart
+from dlcore.ops.upkeep.rewriting import SegmentRewriter, run_to_end
+from dlcore.ops.upkeep.swap import MERGING_IDENTITY, Ended, Swap, is_there
+from dlcore.ops.upkeep.tiering import (
+    Check,
+    Close,
+    Create,
+    Created,
+    PutInPlace,
+    ReadBack,
+    Signal,
+    Swapped,
+    TierRun,
+    Write,
+    Written,
+    is_due,
+    plan_tier,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from dlcore.ledger.metadata.store import VersionedLedger
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.segment import ColdExtent, Extent
+    from dlcore.log.metadata.values import LogKey, LogMetadata, VersionedHead
+    from dlcore.ops.upkeep.config import UpkeepConfig
+    from dlcore.ops.upkeep.merging import MergeRun, StoredSegment
+    from dlcore.ops.upkeep.tiering import Effect, Event
+
+logger = logging.getLogger(__name__)
+
+_SEGMENTS_AT_ONCE = 100
+
+
+class LogTierer(SegmentRewriter):
+    """Tiers segments of any logs, one run after the other.
+
+    Args:
+        context: the namespace's adapters.
+        owner: the owner of the ledgers that are being filled.
+        config: how much at a time, and how long old ledgers stay.
+    """
+
+    def __init__(self, context: LogContext, owner: StagingOwner, config: UpkeepConfig) -> None:
+        kept_s = max(0.0, config.tier_grace_s - config.merged_grace_s)
+        super().__init__(context, owner, kept_ms=int(kept_s * 1000))
+        self._config = config
+        self._throttle = Throttle(bytes_per_s=config.tier_bytes_per_s)
+        self._done: dict[str, int] = {}  # by log id: all segments below are cold, or gone
+        self._left: set[tuple[str, int]] = set()  # log ids and segments
+        self._noted: set[str] = set()
+
+    async def tier(self, log: LogKey) -> int:
+        """Tier the segments of a log that are old enough; return how many runs.
+
+        A segment that objects cannot hold is told once, and left.
+
+        Raises:
+            DLError: the store or bookies did not answer; nothing is lost.
+        """
+        await self._drop_unused()
+        count = 0
+        with contextlib.suppress(LogNotFoundError):
+            while True:
+                at, settings = await self._context.logs.open(log)
+                lssn = None
+                if settings.tier is not None:
+                    lssn = await self._next_due(at, settings.cold_after_s)
+                if settings.tier is None or lssn is None:
+                    break
+                stored = await self._read_segment(at, lssn)
+                run = None if stored is None else plan_tier(stored.extents, self._config.merge)
+                if stored is None or run is None:
+                    self._done[log.log_id] = lssn + 1
+                    continue
+                try:
+                    count += await self._tier_run(at, stored, run, settings.tier)
+                except UnsupportedError as error:
+                    self._left.add((log.log_id, lssn))
+                    logger.warning(
+                        "segment %d of log=%s stays on bookies: %s; to do: dlog log settings "
+                        "--unset tier, if none of its segments should go",
+                        lssn,
+                        at.name,
+                        error,
+                    )
+        return count
+
+    async def _next_due(self, at: VersionedHead, tier_after_s: float) -> int | None:
+        """Return the first segment that may have something to tier."""
+        head, paths = at.head, self._context.logs.paths_of(at.log)
+        first = max(head.first_lssn, head.first_active[0], self._done.get(at.log.log_id, 1))
+        end = head.max_lssn + (head.segment is None)
+        for start in range(first, end, _SEGMENTS_AT_ONCE):
+            wanted = [
+                paths.segment(lssn) for lssn in range(start, min(end, start + _SEGMENTS_AT_ONCE))
+            ]
+            nodes = await persistently(lambda wanted=wanted: self._context.store.get_many(wanted))  # type: ignore[misc]
+            for lssn, (path, node) in enumerate(zip(wanted, nodes, strict=True), start):
+                if node is None or not node.value or (at.log.log_id, lssn) in self._left:
+                    continue  # it is being removed, or objects cannot hold it
+                segment = decode(SegmentEnd, node.value, source=path)
+                if segment.chunk_count == 0 and all(each.is_cold for each in segment.tail):
+                    continue
+                now_ms = self._context.clock.now_ms()
+                if is_due(head, lssn, segment, tier_after_s=tier_after_s, now_ms=now_ms):
+                    return lssn
+        return None
+
+    async def _tier_run(
+        self, at: VersionedHead, stored: StoredSegment, run: MergeRun, tier: str
+    ) -> bool:
+        """Tier a run; return False if another change overtook it."""
+        context = self._context
+        log = await context.logs.find_again(at.log)
+        await self._note(tier)
+        parts = stored.extents[run.first : run.end]
+        start = _start_of(stored, run)
+        (schema,) = await context.logs.read_schemas([log])
+        entries = self._entries(parts)
+        async with aclosing(entries):
+            job = _Job(
+                context,
+                self._owner,
+                ObjectMaker(
+                    context,
+                    entries,
+                    log=log,
+                    schema=schema,
+                    start=start,
+                    bytes_max=self._config.tier_object_bytes,
+                    take=self._throttle.take,
+                ),
+                log,
+                f"{tier}/{context.cluster_id}/{log.log_id}/{stored.lssn}",
+                lambda extent: self._swap(
+                    Swap(context.paths, at.log, stored, run, extent, merges=at.head.merges)
+                ),
+            )
+            machine = TierRun(
+                lssn=start.lssn,
+                first_entry=start.entry,
+                first_sequence_id=start.sequence_id,
+                parts=parts,
+            )
+            try:
+                is_swapped = await job.run(machine)
+            except (LedgerNotFoundError, LedgerReadError):
+                # A truncation or a merge may have deleted a ledger while it was read.
+                now = await context.logs.read(at.log)
+                if is_there(now, stored, merges=at.head.merges):
+                    raise  # no change of the log explains it
+                is_swapped = False
+            finally:
+                # After an error the swap may have been made even so: `_drop_unused` finds out.
+                if job.ledger is not None:
+                    self._unused.add(job.ledger.metadata.ledger_id)
+        await self._drop_unused()
+        if is_swapped:
+            _tell(at, stored, parts, f"{tier}/{context.cluster_id}/{log.log_id}")
+        return is_swapped
+
+    async def _note(self, tier: str) -> None:
+        """Say that objects are below a URL, for whoever looks for stray ones later."""
+        if tier in self._noted:
+            return
+        with contextlib.suppress(NodeExistsError):
+            await self._context.store.create(self._context.paths.tier(tier), make_parents=True)
+        self._noted.add(tier)
+
+
+def _start_of(stored: StoredSegment, run: MergeRun) -> RunStart:
+    before = stored.extents[: run.first]
+    assert stored.end is not None
+    return RunStart(
+        stored.lssn,
+        sum(part.entry_count for part in before),
+        stored.end.start_sequence_id + sum(part.record_count for part in before),
+    )
+
+
+def _tell(at: VersionedHead, stored: StoredSegment, parts: Sequence[Extent], where: str) -> None:
+    logger.info(
+        "tiered log=%s segment=%d extents=%d records=%d bytes=%d to=%s",
+        at.name,
+        stored.lssn,
+        len(parts),
+        sum(part.record_count for part in parts),
+        sum(part.size_bytes for part in parts),
+        where,
+    )
+
+
+class _Job:
+    """The driver of one run's machine."""
+
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        maker: ObjectMaker,
+        log: LogMetadata,
+        folder: str,
+        swap: Callable[[ColdExtent], Awaitable[bool]],
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._maker = maker
+        self._log = log
+        self._folder = folder
+        self._swap = swap
+        self.ledger: VersionedLedger | None = None
+
+    async def run(self, machine: TierRun) -> bool:
+        """Return whether the cold extent is in the log."""
+        return await run_to_end(machine.handle(Signal.BEGIN), self._answer_of, machine.handle)
+
+    async def _answer_of(self, effect: Effect) -> Event:
+        match effect:
+            case Create():
+                return await self._create()
+            case Write(name, _, again):
+                made = self._maker.made if again else None
+                data, facts = made or await self._maker.make()
+                await self._context.cold.objects.put_new(f"{self._folder}/{name}", data)
+                return Written(facts, len(data))
+            case Check(name, size_bytes):
+                return await self._read_back(name, size_bytes)
+            case Close():
+                await self._close(effect)
+                return Signal.CLOSED
+            case PutInPlace(extent):
+                return Swapped(await self._swap(extent))
+            case Ended():
+                raise AssertionError("nothing follows")
+            case _:
+                assert_never(effect)
+
+    async def _create(self) -> Created:
+        self.ledger = await create_cold_ledger(
+            self._context,
+            self._owner,
+            self._log.quorum,
+            identity=MERGING_IDENTITY,
+            folder=self._folder,
+            custom={"log": self._log.name},
+        )
+        return Created(self.ledger.metadata.ledger_id, self.ledger.metadata.token)
+
+    async def _read_back(self, name: str, size_bytes: int) -> ReadBack:
+        from dlcore.log.cold.parquet import FactsCounter
+
+        cold = self._context.cold
+        url = f"{self._folder}/{name}"
+        counter = FactsCounter()
+        async for entry in cold.entries_of(url, size_bytes):
+            counter.add(entry)
+        said = (await cold.layout_of(url, size_bytes)).facts
+        return ReadBack(counter.facts((said.cluster_id, said.log_id, said.lssn), said.schema_id))
+
+    async def _close(self, close: Close) -> None:
+        """Give the ledger its objects; a repeated call whose answer was lost does nothing more."""
+        assert self.ledger is not None
+        ledger = self.ledger
+        metadata = replace(
+            ledger.metadata,
+            objects=close.objects,
+            last_entry_id=close.extent.entry_count - 1,
+            length_bytes=close.extent.size_bytes,
+        )
+        await self._context.ledger_store.write(metadata, version=ledger.version)

@@ -1,0 +1,1 @@
+"""Kafka's protocol at a proxy: each log is a topic of one partition."""

@@ -1,0 +1,442 @@
+"""The calls of Kafka's clients, performed: Metadata, ListOffsets and Fetch."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from dlcore.access.rights import Demand, Right
+from dlcore.base.clock import steady_s
+from dlcore.base.config import MIB
+from dlcore.base.errors import (
+    AccessDeniedError,
+    AlreadyTruncatedError,
+    DLError,
+    InvalidEntryError,
+    LogNotFoundError,
+    OverCapacityError,
+    ReaderStalledError,
+)
+from dlcore.base.ids import DLSN
+from dlcore.base.records import NotLessThan, RecordField
+from dlcore.flight.needs import Need
+from dlcore.proxy.kafka import entrances, messages
+from dlcore.proxy.kafka.feeds import Feed
+from dlcore.proxy.kafka.messages import Request, Response
+from dlcore.proxy.kafka.topics import log_of, node_of, topic_of
+from dlcore.proxy.kafka.view import RecordView
+from dlcore.proxy.reading.delivery import Reading
+from dlcore.proxy.rendezvous import preferred_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.base.background import BackgroundTasks
+    from dlcore.base.records import RecordPlace
+    from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.reading.scan import LogSnapshot
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.gatekeeper import Entry
+    from dlcore.proxy.membership import Membership
+    from dlcore.proxy.reading.serving import ReadPath
+
+LISTED_MAX = 10_000
+"""Most logs in an answer to a client that asks for all; of more it gets these."""
+_OWNERS_MAX = 100
+"""The owners of more logs at once are not looked up, but computed."""
+_WAIT_MAX_S = 30.0
+_GATHERED_MAX = MIB
+"""Most bytes that a client lets a proxy gather before it answers."""
+_FEED_IDLE_S = 60.0
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
+"""Times in ListOffsets that mean something else."""
+_ENDLESS = DLSN(2**63 - 1, 0, 0)
+_NEVER = timedelta(0)
+_CODES: dict[type[DLError], ErrorCode] = {
+    AccessDeniedError: ErrorCode.topic_authorization_failed,
+    AlreadyTruncatedError: ErrorCode.offset_out_of_range,
+    InvalidEntryError: ErrorCode.corrupt_message,
+    LogNotFoundError: ErrorCode.unknown_topic_or_partition,
+    OverCapacityError: ErrorCode.kafka_storage_error,
+}
+
+
+def code_of(error: DLError) -> ErrorCode:
+    """Return the code for an error; clients retry after those of errors that are retriable."""
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
+    return ErrorCode.kafka_storage_error if error.retriable else ErrorCode.unknown_server_error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The parts of a proxy that all connections use."""
+
+    namespace: DirectNamespace
+    membership: Membership
+    reads: ReadPath
+    config: ProxyConfig
+    tasks: BackgroundTasks
+    feeds: dict[Feed, None] = field(default_factory=dict)
+    """All feeds, in an ordered set."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """The answer for a partition of a Fetch."""
+
+    topic: str
+    index: int
+    bytes_max: int
+    feed: Feed | None = None
+    code: ErrorCode = ErrorCode.none
+    batches: list[memoryview] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Calls:
+    """Performs the calls of one connection.
+
+    Args:
+        shared: what it shares with others.
+        on_stall: called when the client does not take what it is sent, and others need the memory.
+    """
+
+    def __init__(self, shared: Shared, on_stall: Callable[[], None]) -> None:
+        self._shared = shared
+        self._on_stall = on_stall
+        self._feeds: dict[str, Feed] = {}  # by topic
+        self._news = asyncio.Event()
+
+    def close(self) -> None:
+        """Ask for no more records."""
+        for topic in list(self._feeds):
+            self._drop(topic)
+
+    def received(self) -> None:
+        """Note that the client has received the last answer."""
+        for feed in self._feeds.values():
+            feed.received()
+
+    async def perform(self, request: Request, entry: Entry) -> list[bytes]:
+        """Return the answer to a request, with its size, in parts."""
+        make = Response(request.call, request.version)
+        match request.call:
+            case messages.METADATA:
+                body = await self._metadata(request, make, entry)
+            case messages.LIST_OFFSETS:
+                body = await self._list_offsets(request, make, entry)
+            case _:
+                body = await self._fetch(request, make, entry)
+        return make.framed(request.number, body)
+
+    # Metadata
+
+    async def _metadata(self, request: Request, make: Response, entry: Entry) -> Any:
+        membership = self._shared.membership
+        async with membership.outages.bounded():
+            addresses = await membership.kafka_addresses()
+            wanted = request.body.topics
+            if wanted is None or (not wanted and request.version == 0):
+                logs, topics = await self._listed(entry), list[Any]()
+            else:
+                logs, topics = await self._named(make, [each.name for each in wanted], entry)
+            for log in logs:
+                leader = await self._leader(log, addresses, is_looked_up=len(logs) <= _OWNERS_MAX)
+                topics.append(_topic(make, topic_of(log.name), leader))
+        brokers = tuple(
+            make.of("MetadataResponseBroker", node_id=node_of(each), host=host, port=port)
+            for each, (host, port) in sorted(addresses.items())
+        )
+        return make.of(
+            "MetadataResponse",
+            throttle_time=_NEVER,
+            brokers=brokers,
+            cluster_id=self._shared.namespace.log_context.cluster_id,
+            controller_id=node_of(membership.location),
+            topics=tuple(topics),
+        )
+
+    async def _listed(self, entry: Entry) -> list[LogMetadata]:
+        found: list[str] = []
+        async for names in self._shared.namespace.list_logs(None):
+            found += [each for each in names if entry.may(Demand(Right.DESCRIBE, each))]
+            if len(found) >= LISTED_MAX:
+                break
+        return await self._shared.namespace.log_context.logs.find_existing(found[:LISTED_MAX])
+
+    async def _named(
+        self, make: Response, names: Sequence[str | None], entry: Entry
+    ) -> tuple[list[LogMetadata], list[Any]]:
+        """Return the logs of these topics, and the answers for topics without a log."""
+        asked, refused = [], {}
+        for name in dict.fromkeys(names):
+            try:
+                log = _log_of(name)
+                await entry.require([Need(Right.DESCRIBE, log)])
+                asked.append(log)
+            except DLError as error:
+                refused[name or ""] = code_of(error)
+        logs = await self._shared.namespace.log_context.logs.find_existing(asked)
+        missing = set(asked) - {each.name for each in logs}
+        refused |= {topic_of(each): ErrorCode.unknown_topic_or_partition for each in missing}
+        return logs, [_topic(make, name, None, code) for name, code in refused.items()]
+
+    async def _leader(
+        self, log: LogMetadata, addresses: dict[str, Any], *, is_looked_up: bool
+    ) -> int:
+        """Return the proxy where all who follow a log meet; each of them serves all logs."""
+        owner = await self._shared.membership.owner_of(log) if is_looked_up else None
+        if owner not in addresses:
+            owner = preferred_owner(log.name, addresses)
+        return node_of(owner or self._shared.membership.location)
+
+    # Offsets
+
+    async def _bounds(self, snapshot: LogSnapshot) -> tuple[int, int]:
+        """Return the offsets of the first record, and behind the last."""
+        end = (await self._place(snapshot, snapshot.end)).sequence_id
+        if not any(each.extents for each in snapshot.segments):
+            end = snapshot.next_sequence_id
+        if snapshot.is_empty:
+            return end, end
+        return (await self._place(snapshot, snapshot.first)).sequence_id, end
+
+    async def _place(self, snapshot: LogSnapshot, wanted: DLSN | NotLessThan) -> RecordPlace:
+        (found,) = await self._shared.namespace.find_places([(snapshot, wanted)])
+        return found
+
+    async def _list_offsets(self, request: Request, make: Response, entry: Entry) -> Any:
+        topics = []
+        for topic in request.body.topics:
+            parts = []
+            for part in topic.partitions:
+                code, offset, time_ms = ErrorCode.none, -1, -1
+                try:
+                    _require_first(topic.name, part.partition_index)
+                    log = _log_of(topic.name)
+                    await entry.require([Need(Right.DESCRIBE, log)])
+                    async with self._shared.membership.outages.bounded():
+                        _, snapshot = await self._shared.reads.opened(log)
+                        offset, time_ms = await self._offset_at(snapshot, part.timestamp)
+                except DLError as error:
+                    code = code_of(error)
+                parts.append(
+                    make.of(
+                        "ListOffsetsPartitionResponse",
+                        partition_index=part.partition_index,
+                        error_code=code,
+                        timestamp=time_ms,
+                        offset=offset,
+                    )
+                )
+            topics.append(
+                make.of("ListOffsetsTopicResponse", name=topic.name, partitions=tuple(parts))
+            )
+        return make.of("ListOffsetsResponse", throttle_time=_NEVER, topics=tuple(topics))
+
+    async def _offset_at(self, snapshot: LogSnapshot, time_ms: int) -> tuple[int, int]:
+        """Return the offset of the first record of a time, and its time; -1 for what is not."""
+        if time_ms in (LATEST, EARLIEST, EARLIEST_LOCAL):
+            first, end = await self._bounds(snapshot)
+            return (end if time_ms == LATEST else first), -1
+        if time_ms == MAX_TIMESTAMP and not snapshot.is_empty:
+            time_ms = (await self._place(snapshot, snapshot.end)).timestamp_ms
+        if time_ms < 0:
+            return -1, -1
+        place = await self._place(snapshot, NotLessThan(RecordField.TIMESTAMP_MS, time_ms))
+        if place.dlsn >= snapshot.end:
+            return -1, -1
+        return place.sequence_id, place.timestamp_ms
+
+    # Records
+
+    async def _fetch(self, request: Request, make: Response, entry: Entry) -> Any:
+        asked = request.body
+        wait_s = min(max(asked.max_wait.total_seconds(), 0.0), _WAIT_MAX_S)
+        wanted, bytes_max = min(asked.min_bytes, _GATHERED_MAX), asked.max_bytes
+        until_s = steady_s() + wait_s
+        parts = [
+            await self._opened(topic.topic, part, entry)
+            for topic in asked.topics
+            for part in topic.partitions
+        ]
+        self._drop_idle()
+        while True:
+            self._news.clear()
+            self._take(parts, bytes_max)
+            size_bytes = sum(each.size_bytes for each in parts)
+            left_s = until_s - steady_s()
+            if size_bytes >= wanted or left_s <= 0 or any(map(_has_failed, parts)):
+                break
+            if size_bytes:
+                self.received()  # so that more comes
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._news.wait()
+            except TimeoutError:
+                wanted = 0
+        responses = tuple(self._response(make, each) for each in parts)
+        return make.of(
+            "FetchResponse",
+            throttle_time=_NEVER,
+            error_code=ErrorCode.none,
+            session_id=0,
+            responses=responses,
+        )
+
+    async def _opened(self, topic: str, asked: Any, entry: Entry) -> _Part:
+        part = _Part(topic, asked.partition, asked.partition_max_bytes)
+        try:
+            _require_first(topic, asked.partition)
+            await entry.require([Need(Right.READ, _log_of(topic))])
+            feed = self._feeds.get(topic)
+            if feed is None or feed.offset != asked.fetch_offset or feed.error is not None:
+                feed = await self._open(topic, asked.fetch_offset)
+            feed.used_s = steady_s()
+            part.feed = feed
+        except DLError as error:
+            part.code = code_of(error)
+        return part
+
+    async def _open(self, topic: str, offset: int) -> Feed:
+        """Open a feed from an offset on, in the place of the one that the topic has."""
+        shared = self._shared
+        failed = self._drop(topic)
+        if failed is not None and not isinstance(failed, ReaderStalledError):
+            raise failed
+        if len(shared.feeds) >= shared.config.calls_max:
+            raise OverCapacityError(
+                f"{len(shared.feeds):,} logs are fetched by Kafka's clients: expected fewer than "
+                f"calls_max={shared.config.calls_max:,}"
+            )
+        async with shared.membership.outages.bounded():
+            log, snapshot = await shared.reads.opened(_log_of(topic))
+            first, end = await self._bounds(snapshot)
+            if not first <= offset <= end:
+                raise AlreadyTruncatedError(
+                    f"log {log.name!r}: offset {offset}: expected {first} to {end}"
+                )
+            start = snapshot.end
+            if offset < end:
+                wanted = NotLessThan(RecordField.SEQUENCE_ID, offset)
+                start = (await self._place(snapshot, wanted)).dlsn
+        view = RecordView(
+            log.name,
+            snapshot.schema,
+            is_arrow=shared.config.kafka_typed == "arrow",
+            has_headers=shared.config.kafka_headers,
+        )
+        reading = Reading(log=log, view=view, start=start, end=_ENDLESS, follow=True)
+        feed = Feed(
+            reading,
+            offset=offset,
+            first=first,
+            end=end,
+            on_news=self._news.set,
+            on_stall=self._on_stall,
+        )
+        self._feeds[topic] = feed
+        shared.feeds[feed] = None
+        feed.start(shared.reads.deliveries, shared.tasks)
+        return feed
+
+    def _drop(self, topic: str) -> DLError | None:
+        """Close the feed of a topic, if there is one; return its error, which was not told yet."""
+        feed = self._feeds.pop(topic, None)
+        if feed is None:
+            return None
+        del self._shared.feeds[feed]
+        feed.close()
+        return feed.error
+
+    def _drop_idle(self) -> None:
+        now_s = steady_s()
+        for topic, feed in list(self._feeds.items()):
+            if now_s - feed.used_s > _FEED_IDLE_S:
+                self._drop(topic)
+
+    def _take(self, parts: Sequence[_Part], bytes_max: int) -> None:
+        size_bytes = sum(each.size_bytes for each in parts)
+        for part in parts:
+            if part.feed is None:
+                continue
+            left = min(part.bytes_max - part.size_bytes, bytes_max - size_bytes)
+            taken = part.feed.take(left, is_first=not size_bytes)
+            if taken:
+                part.batches.append(taken)
+                part.size_bytes += len(taken)
+                size_bytes += len(taken)
+
+    def _response(self, make: Response, part: _Part) -> Any:
+        feed, code = part.feed, part.code
+        if feed is not None and feed.error is not None and not part.batches:
+            error = self._drop(part.topic)
+            if error is not None and not isinstance(error, ReaderStalledError):
+                code = code_of(error)
+        if feed is None or code is not ErrorCode.none:
+            end = first = -1
+        else:
+            end = max(feed.end, self._shared.reads.followed.records_of(feed.log_id))
+            first = feed.first
+        data = make.of(
+            "PartitionData",
+            partition_index=part.index,
+            error_code=code,
+            high_watermark=end,
+            last_stable_offset=end,
+            log_start_offset=first,
+            aborted_transactions=None,
+            records=part.batches[0] if len(part.batches) == 1 else b"".join(part.batches),
+        )
+        return make.of("FetchableTopicResponse", topic=part.topic, partitions=(data,))
+
+
+def _has_failed(part: _Part) -> bool:
+    return part.feed is None or part.feed.error is not None
+
+
+def _require_first(topic: str, partition: int) -> None:
+    if partition:
+        raise LogNotFoundError(f"topic {topic!r} has no partition {partition}: expected 0")
+
+
+def _log_of(topic: str | None) -> str:
+    """Return the log of a topic.  Raises: LogNotFoundError: no log can have it."""
+    log = log_of(topic or "")
+    if not log:
+        raise LogNotFoundError(f"topic {topic!r} is the topic of no log (docs/kafka-protocol.md)")
+    return log
+
+
+def _topic(make: Response, name: str, leader: int | None, code: ErrorCode = ErrorCode.none) -> Any:
+    parts: tuple[Any, ...] = ()
+    if leader is not None:
+        nodes = (leader,)
+        parts = (
+            make.of(
+                "MetadataResponsePartition",
+                error_code=code,
+                partition_index=0,
+                leader_id=leader,
+                replica_nodes=nodes,
+                isr_nodes=nodes,
+            ),
+        )
+    return make.of(
+        "MetadataResponseTopic", error_code=code, name=name, topic_id=None, partitions=parts
+    )
+
+
+ENTRANCE_OF = {
+    messages.METADATA: entrances.METADATA,
+    messages.LIST_OFFSETS: entrances.LIST_OFFSETS,
+    messages.FETCH: entrances.FETCH,
+}
+"""The entrance of each call that is performed."""

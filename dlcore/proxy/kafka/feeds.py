@@ -1,0 +1,126 @@
+"""The records of one log on their way to one connection: a feed of the proxy's own deliveries.
+
+A feed asks `Deliveries` for all records from an offset on, as a follower of Flight does, and shares
+their rings, their bound on readers of older records, and their memory.  It holds one message until
+the client has fetched and received all of it; only then the next one comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from dlcore.base.clock import steady_s
+from dlcore.base.errors import DLError, ReaderStalledError
+from dlcore.proxy.kafka.batches import ends_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.base.background import BackgroundTasks
+    from dlcore.proxy.reading.delivery import Deliveries, Reading
+
+logger = logging.getLogger(__name__)
+
+
+class Feed:
+    """Record batches of a log from an offset on.
+
+    Args:
+        reading: the request for its records; it follows.
+        offset: the offset of the first one.
+        first: the offset of the log's first record.
+        end: the offset behind the last one that was readable.
+        on_news: called when there is more to take, or an error.
+        on_stall: called when the client has received nothing for long, and others need the memory.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        *,
+        offset: int,
+        first: int,
+        end: int,
+        on_news: Callable[[], None],
+        on_stall: Callable[[], None],
+    ) -> None:
+        self._reading = reading
+        self.offset = offset
+        """The offset of the next record that is taken."""
+        self.first = first
+        self._end = end
+        self._on_news = on_news
+        self._on_stall = on_stall
+        self.error: DLError | None = None
+        """The reason why no more will come."""
+        self.used_s = steady_s()
+        """When it was last asked for records."""
+        self._message = memoryview(b"")
+        self._received: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def log_id(self) -> str:
+        """The identity of the log."""
+        return self._reading.log.log_id
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last record that is known."""
+        return max(self._end, self.offset)
+
+    def start(self, deliveries: Deliveries, tasks: BackgroundTasks) -> None:
+        """Begin to ask for records."""
+        name = f"feeding log {self._reading.log.name!r}"
+        self._task = tasks.start(self._run(deliveries), name=name)
+
+    async def _run(self, deliveries: Deliveries) -> None:
+        try:
+            await deliveries.deliver(self._reading, self._send)
+        except ReaderStalledError as error:
+            self.error = error
+            if self._received is not None and not self._message:
+                self._on_stall()  # the connection has the message, and does not take it
+        except DLError as error:
+            logger.info("feeding log=%s ended: %s", self._reading.log.name, error)
+            self.error = error
+        finally:
+            self.received()
+            self._on_news()
+
+    async def _send(self, message: bytes) -> None:
+        self._received = asyncio.get_running_loop().create_future()
+        self._message = memoryview(message)
+        self._on_news()
+        try:
+            await self._received
+        finally:
+            self._message = memoryview(b"")
+
+    def take(self, bytes_max: int, *, is_first: bool) -> memoryview:
+        """Take the next batches, as many as fit; one, if it is the first of an answer.
+
+        `received` must be called once the client has them.
+        """
+        cut, offset = 0, self.offset
+        for at, following in ends_of(self._message):
+            if at > bytes_max and not (is_first and not cut):
+                break
+            cut, offset = at, following
+        taken, self._message = self._message[:cut], self._message[cut:]
+        self.offset = offset
+        return taken
+
+    def received(self) -> None:
+        """Let the next message come, if all of this one was taken."""
+        if self._received is not None and not self._message and not self._received.done():
+            self._received.set_result(None)
+
+    def close(self) -> None:
+        """Ask for no more records."""
+        self._message = memoryview(b"")
+        self.received()
+        if self._task is not None:
+            self._task.cancel()

@@ -1,0 +1,170 @@
+"""Requests and responses of Kafka's protocol, by the schemas of the library `kio`.
+
+A request begins with its call, its version, and a number that its response repeats.  A version
+that a client may use is one of `CALLS`; ApiVersions is answered in any case, since a client asks
+with it for the versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from kio.index import load_payload_module
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_writer
+from kio.static.constants import EntityType
+
+from dlcore.base.errors import ConfigurationError
+from dlcore.proxy.kafka.parsing import Unread, read
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
+SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
+CALLS = {
+    PRODUCE: (3, 9),
+    FETCH: (4, 12),
+    LIST_OFFSETS: (1, 10),
+    METADATA: (0, 12),
+    SASL_HANDSHAKE: (0, 1),
+    API_VERSIONS: (0, 4),
+    SASL_AUTHENTICATE: (0, 2),
+}
+"""The lowest and the highest version of each call that is served.
+
+Produce is answered with a refusal: without it in this list librdkafka would not fetch, as it takes
+the format of batches from the versions of both.  From version 13 on, Fetch names topics by ids.  A
+log is found by its name, and a client may come to a proxy that never told it the id of a topic.
+"""
+_HEAD_BYTES = 8
+_NEVER = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request of a client; `body` is that of the library."""
+
+    call: int
+    version: int
+    number: int
+    client: str | None
+    body: Any
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownVersion:
+    """ApiVersions in a version that is not known; its answer has version 0, and the range."""
+
+    number: int
+
+
+class Collected:
+    """The bytes that the library writes, with large parts as they are."""
+
+    JOINED_BYTES = 64 * 1024
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._small = BytesIO()
+
+    def write(self, data: bytes) -> int:
+        """Take a part."""
+        if len(data) < self.JOINED_BYTES:
+            return self._small.write(data)
+        self._end_small()
+        self.parts.append(data)
+        return len(data)
+
+    def _end_small(self) -> None:
+        if self._small.tell():
+            self.parts.append(self._small.getvalue())
+            self._small = BytesIO()
+
+    def framed(self) -> list[bytes]:
+        """Return all parts, behind their size."""
+        self._end_small()
+        return [sum(map(len, self.parts)).to_bytes(4), *self.parts]
+
+
+def request_of(frame: bytes) -> Request | UnknownVersion:
+    """Parse a request without its size.
+
+    Raises:
+        ConfigurationError: it is none, or of a call or version that is not served.
+    """
+    if len(frame) < _HEAD_BYTES:
+        raise ConfigurationError(f"a request of {len(frame)} bytes: expected at least 8")
+    call, version = int.from_bytes(frame[:2]), int.from_bytes(frame[2:4])
+    lowest, highest = CALLS.get(call, (0, -1))
+    if not lowest <= version <= highest:
+        if call == API_VERSIONS:
+            return UnknownVersion(int.from_bytes(frame[4:8], signed=True))
+        served = ", ".join(f"{each} ({low} to {high})" for each, (low, high) in CALLS.items())
+        raise ConfigurationError(f"call {call} version {version}: expected one of {served}")
+    kind = _kinds(call, version, EntityType.request)
+    payload = kind.__dict__[_payload_name(kind, "Request")]
+    unread = Unread(frame)
+    try:
+        header, body = read(payload.__header_schema__, unread), read(payload, unread)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"call {call} version {version}: {error}") from error
+    # What is behind the request is ignored, as by Kafka: librdkafka ends some with zeros.
+    return Request(call, version, header.correlation_id, header.client_id, body)
+
+
+@cache
+def _kinds(call: int, version: int, kind: Any) -> ModuleType:
+    return load_payload_module(call, version, kind)
+
+
+def _payload_name(module: ModuleType, ending: str) -> str:
+    (found,) = (
+        name
+        for name, each in vars(module).items()
+        if getattr(each, "__module__", "") == module.__name__
+        and each.__type__ in (EntityType.request, EntityType.response)
+    )
+    assert found.endswith(ending)
+    return found
+
+
+class Response:
+    """Makes the parts of a response in one version of a call."""
+
+    def __init__(self, call: int, version: int) -> None:
+        self._kinds = _kinds(call, version, EntityType.response)
+
+    def of(self, kind: str, **values: Any) -> Any:
+        """Return a part; values that this version does not have are left out."""
+        found = getattr(self._kinds, kind)
+        return found(**{name: values[name] for name in _names_of(found) if name in values})
+
+    def framed(self, number: int, body: Any) -> list[bytes]:
+        """Return a response, with its size, in parts."""
+        header, collected = type(body).__header_schema__, Collected()
+        sink: Any = collected  # of a file the library only needs `write`
+        entity_writer(header)(sink, header(correlation_id=number))
+        entity_writer(type(body))(sink, body)
+        return collected.framed()
+
+
+@cache
+def _names_of(kind: type[Any]) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind))
+
+
+def versions_response(number: int, version: int, *, is_known: bool = True) -> list[bytes]:
+    """Return the answer to ApiVersions."""
+    make = Response(API_VERSIONS, version)
+    calls = tuple(
+        make.of("ApiVersion", api_key=call, min_version=lowest, max_version=highest)
+        for call, (lowest, highest) in CALLS.items()
+    )
+    code = ErrorCode.none if is_known else ErrorCode.unsupported_version
+    body = make.of("ApiVersionsResponse", error_code=code, api_keys=calls, throttle_time=_NEVER)
+    return make.framed(number, body)

@@ -1,0 +1,175 @@
+"""A bounded reader of requests, by the schemas of the library `kio`.
+
+The library's own reader takes memory for as many elements as a request says that it has, and ends
+the process if there is not so much.  It also refuses fields with tags that it does not know, which
+later clients may send.  This one takes no length that exceeds what is left of the request.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import timedelta
+from functools import cache, partial
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from uuid import UUID
+
+from dlcore.base.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NUMBERS = {"int8": ">b", "int16": ">h", "int32": ">i", "int64": ">q", "bool": ">?"}
+_VARINT_BYTES_MAX = 5
+
+
+class Unread:
+    """The part of a request that is not read yet."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, count: int) -> bytes:
+        """Take so many bytes."""
+        if not 0 <= count <= len(self):
+            raise ConfigurationError(f"{count:,} bytes of something: expected 0 to {len(self):,}")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def number(self, form: str) -> Any:
+        """Take a number of a fixed size."""
+        (found,) = struct.unpack(form, self.take(struct.calcsize(form)))
+        return found
+
+    def varint(self) -> int:
+        """Take a varint without a sign."""
+        found = 0
+        for index in range(_VARINT_BYTES_MAX):
+            (byte,) = self.take(1)
+            found |= (byte & 0x7F) << (7 * index)
+            if byte < 0x80:
+                return found
+        raise ConfigurationError(f"a varint of more than {_VARINT_BYTES_MAX} bytes")
+
+    def length(self, *, form: str | None) -> int:
+        """Take a length: a number of this form, else a varint that is higher by one; -1: null."""
+        return self.varint() - 1 if form is None else int(self.number(form))
+
+    def count(self, *, is_flexible: bool) -> int:
+        """Take the number of elements of an array, each of which has a byte at least."""
+        found = self.length(form=None if is_flexible else ">i")
+        if not -1 <= found <= len(self):
+            raise ConfigurationError(f"an array of {found:,}: expected 0 to {len(self):,}")
+        return found
+
+
+def read(kind: type[Any], unread: Unread) -> Any:
+    """Read a value of a dataclass of the library.  Raises: ConfigurationError."""
+    untagged, tagged = _readers(kind)  # type: ignore[arg-type]  # a class is hashable
+    values = {name: reader(unread) for name, reader in untagged}
+    if kind.__flexible__:
+        for _ in range(unread.varint()):
+            tag, size = unread.varint(), unread.varint()
+            part = Unread(unread.take(size))
+            if tag in tagged:
+                name, reader = tagged[tag]
+                values[name] = reader(part)
+    return kind(**values)
+
+
+@cache
+def _readers(kind: type[Any]) -> tuple[list[tuple[str, Any]], dict[int, tuple[str, Any]]]:
+    """Return what reads the fields of a dataclass, and those with a tag."""
+    untagged, tagged = [], {}
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        reader = _reader(kind, each, hints[each.name])
+        if (tag := each.metadata.get("tag")) is None:
+            untagged.append((each.name, reader))
+        else:
+            assert each.default is not MISSING
+            tagged[tag] = (each.name, reader)
+    return untagged, tagged
+
+
+def _reader(kind: type[Any], field: Field[Any], hint: Any) -> Callable[[Unread], Any]:
+    choices = [each for each in get_args(hint) if each is not NoneType]
+    is_null_allowed = NoneType in get_args(hint)
+    inner = choices[0] if is_null_allowed else hint
+    # The id of a client is always of the old form, since a server reads it in every version.
+    is_flexible = kind.__flexible__ and field.name != "client_id"
+    if getattr(inner, "__origin__", None) is tuple:
+        (part, _) = get_args(inner)
+        element = _element(field, part, is_flexible=is_flexible, is_null_allowed=False)
+        return partial(_array, element, is_flexible=is_flexible, is_null_allowed=is_null_allowed)
+    return _element(field, inner, is_flexible=is_flexible, is_null_allowed=is_null_allowed)
+
+
+def _array(
+    element: Callable[[Unread], Any], unread: Unread, *, is_flexible: bool, is_null_allowed: bool
+) -> tuple[Any, ...] | None:
+    count = unread.count(is_flexible=is_flexible)
+    if count < 0:
+        _require_null_allowed("an array", is_allowed=is_null_allowed)
+        return None
+    return tuple(element(unread) for _ in range(count))
+
+
+def _require_null_allowed(what: str, *, is_allowed: bool) -> None:
+    if not is_allowed:
+        raise ConfigurationError(f"{what} is null: expected a value")
+
+
+def _element(
+    field: Field[Any], kind: Any, *, is_flexible: bool, is_null_allowed: bool
+) -> Callable[[Unread], Any]:
+    if isinstance(kind, type) and is_dataclass(kind):
+        return partial(read, kind)
+    name = field.metadata["kafka_type"]
+    match name:
+        case "string" | "bytes" | "records":
+            form = ">h" if name == "string" else ">i"
+            return partial(
+                _text if name == "string" else _bytes,
+                form=None if is_flexible else form,
+                is_null_allowed=is_null_allowed,
+            )
+        case "uuid":
+            return _uuid
+        case "timedelta_i32":
+            return _time
+    return partial(_number, _NUMBERS[name])
+
+
+def _number(form: str, unread: Unread) -> Any:
+    return unread.number(form)
+
+
+def _bytes(unread: Unread, *, form: str | None, is_null_allowed: bool) -> bytes | None:
+    length = unread.length(form=form)
+    if length < 0:
+        _require_null_allowed("a value", is_allowed=is_null_allowed)
+        return None
+    return unread.take(length)
+
+
+def _text(unread: Unread, *, form: str | None, is_null_allowed: bool) -> str | None:
+    found = _bytes(unread, form=form, is_null_allowed=is_null_allowed)
+    try:
+        return None if found is None else found.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{found!r}: expected UTF-8") from error
+
+
+def _uuid(unread: Unread) -> UUID | None:
+    found = UUID(bytes=unread.take(16))
+    return found if found.int else None
+
+
+def _time(unread: Unread) -> timedelta:
+    return timedelta(milliseconds=unread.number(">i"))

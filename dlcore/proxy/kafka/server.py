@@ -1,0 +1,268 @@
+"""The port of a proxy for Kafka's clients: it accepts connections, and drives their machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, assert_never
+
+from dlcore.access.tls_in_use import LOOK_S
+from dlcore.base.background import BackgroundTasks
+from dlcore.base.clock import wall_s
+from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
+from dlcore.proxy.config import address_of
+from dlcore.proxy.kafka import entrances
+from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
+from dlcore.proxy.kafka.session import (
+    Close,
+    Effect,
+    Event,
+    KafkaSession,
+    Perform,
+    Performed,
+    Prove,
+    Proven,
+    Received,
+    Refused,
+    Send,
+)
+from dlcore.transport.listener import Listener
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.access.principals import Caller, Principal
+    from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.proxy.callers import Callers
+    from dlcore.proxy.config import ProxyConfig
+    from dlcore.proxy.gatekeeper import Gatekeeper
+    from dlcore.proxy.membership import Membership
+    from dlcore.proxy.reading.serving import ReadPath
+
+logger = logging.getLogger(__name__)
+
+_PROOF_S = 10.0
+"""A client that must prove who it is has so long, from its connection on."""
+_REQUEST_S = 10.0
+"""A request that has begun comes within this time."""
+_IDLE_S = 600.0
+"""A connection without a request is closed after this time, as Kafka's brokers do."""
+_SEND_S = 60.0
+"""A client that does not take an answer in this time is cut off."""
+_SIZE_BYTES = 4
+_BUFFERED_BYTES = 64 * 1024
+
+
+class KafkaServer:
+    """Serves from `open` and `serve` to `aclose`.
+
+    Args:
+        config: the proxy's configuration; its `kafka_address` is an address.
+        tls: the proxy's certificates; None: no TLS.
+    """
+
+    def __init__(self, config: ProxyConfig, tls: TlsInUse | None) -> None:
+        self._config = config
+        context = None
+        if tls is not None:
+            context = partial(tls.server_context, asks_clients=config.asks_clients)
+        self._listener = Listener(self._protocol, context, handshake_s=_PROOF_S)
+        self._connections: set[_Connection] = set()
+        self._tasks = BackgroundTasks()
+        self.address = ""
+        """The ``host:port`` that clients connect to; empty before `open`."""
+        self._serving: tuple[Shared, Callers, Gatekeeper] | None = None
+
+    @property
+    def connection_count(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    async def open(self) -> None:
+        """Take the port.
+
+        Raises:
+            ConfigurationError: the port is taken, or the host is no address of this machine.
+        """
+        config = self._config
+        at = config.kafka_listens_at
+        assert at is not None
+        try:
+            await self._listener.open(at.host, at.port)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on kafka_address={config.kafka_address!r}: the port is taken, or "
+                "the host is no address of this machine"
+            ) from error
+        port = config.kafka_advertised_port or self._listener.sockets[0].getsockname()[1]
+        self._tasks.start(self._renew(), name="looking at the certificates for Kafka's clients")
+        self.address = address_of(config.advertised_host or at.host, port)
+        logger.info("Kafka's clients are served at %s", self.address)
+
+    def serve(
+        self,
+        namespace: DirectNamespace,
+        membership: Membership,
+        reads: ReadPath,
+        callers: Callers,
+        gate: Gatekeeper,
+    ) -> None:
+        """Begin to serve; clients that came before are sent away."""
+        shared = Shared(
+            namespace=namespace,
+            membership=membership,
+            reads=reads,
+            config=self._config,
+            tasks=self._tasks,
+        )
+        self._serving = shared, callers, gate
+
+    async def aclose(self) -> None:
+        """Accept no more, and end the connections."""
+        self._listener.close()
+        await self._tasks.aclose()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self._listener.renew()
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        reader = asyncio.StreamReader(limit=_BUFFERED_BYTES)
+        return asyncio.StreamReaderProtocol(reader, self._connected)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._serving is None or len(self._connections) >= self._config.kafka_connections_max:
+            writer.transport.abort()
+            return
+        connection = _Connection(reader, writer, *self._serving)
+        self._connections.add(connection)
+        task = self._tasks.start(connection.run(), name=f"Kafka's client {connection.peer}")
+        task.add_done_callback(lambda _: self._connections.discard(connection))
+
+
+class _ClosedError(Exception):
+    """The connection is closed, for a reason."""
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        shared: Shared,
+        callers: Callers,
+        gate: Gatekeeper,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._transport = writer.transport
+        # An answer counts as received when the kernel has all of it.
+        self._transport.set_write_buffer_limits(high=0)
+        self._callers = callers
+        self._gate = gate
+        host, port, *_ = writer.get_extra_info("peername")
+        self._host = str(host).removeprefix("::ffff:")
+        self.peer = address_of(self._host, port)
+        self._calls = Calls(shared, on_stall=self._transport.abort)
+        certificate = writer.get_extra_info("peercert")
+        self._caller = callers.of_connection(certificate, self._host)
+        self._proven_as: Principal | None = None
+        self._session = KafkaSession(
+            is_known=self._caller is not None, checks_tokens=callers.checks_tokens
+        )
+
+    async def run(self) -> None:
+        """Serve until the connection ends."""
+        reason = "the client has left"
+        try:
+            async with asyncio.timeout(_PROOF_S):
+                while not self._session.is_known:
+                    await self._step()
+            while True:
+                async with asyncio.timeout(_IDLE_S):
+                    size = await self._reader.readexactly(_SIZE_BYTES)
+                await self._step(size)
+        except _ClosedError as error:
+            reason = str(error)
+            logger.info("Kafka's client %s is sent away: %s", self.peer, reason)
+        except TimeoutError:
+            reason = "it was silent for too long"
+        except (asyncio.IncompleteReadError, OSError) as error:
+            logger.debug("Kafka's client %s has left: %s", self.peer, error)
+        finally:
+            self._calls.close()
+            self._transport.abort()  # TLS waits for the client to say goodbye
+
+    async def _step(self, size: bytes = b"") -> None:
+        """Take one request, and answer it."""
+        async with asyncio.timeout(_REQUEST_S):
+            size = size or await self._reader.readexactly(_SIZE_BYTES)
+            count, count_max = int.from_bytes(size, signed=True), self._session.request_bytes_max
+            if not 0 < count <= count_max:
+                raise _ClosedError(f"a request of {count:,} bytes: expected 1 to {count_max:,}")
+            frame = await self._reader.readexactly(count)
+        await self._handle(Received(frame))
+
+    async def _handle(self, event: Event) -> None:
+        for effect in self._session.handle(event):
+            await self._do(effect)
+
+    async def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send(parts):
+                await self._send(parts)
+            case Prove(token):
+                await self._handle(await self._proven(token))
+            case Perform(request):
+                await self._handle(Performed(await self._performed(request)))
+                self._calls.received()
+            case Close(reason):
+                raise _ClosedError(reason)
+            case _:
+                assert_never(effect)
+
+    async def _send(self, parts: Sequence[Any]) -> None:
+        async with asyncio.timeout(_SEND_S):
+            self._writer.writelines(parts)
+            await self._writer.drain()
+
+    async def _proven(self, token: str) -> Event:
+        """Check a token; a client that is known already must stay the same."""
+        try:
+            caller = await self._callers.user_of(token, self._host)
+            before = self._proven_as
+            if before is not None and before != caller.principal:
+                raise UnauthenticatedError(
+                    f"a token of {caller.principal} on a connection of {before}"
+                )
+        except DLError as error:
+            if isinstance(error, UnauthenticatedError):
+                self._gate.tell_unproven(self._host, self.peer, entrances.SASL.name, error)
+            return Refused(f"{error}")
+        self._caller, self._proven_as = caller, caller.principal
+        if caller.expires_at is None:
+            return Proven(None)
+        return Proven(max(1, int((caller.expires_at - wall_s()) * 1000)))
+
+    async def _performed(self, request: Any) -> list[bytes]:
+        caller = self._known()
+        name = ENTRANCE_OF[request.call].name
+        async with self._gate.enter_as(caller, self.peer, name) as entry:
+            try:
+                return await self._calls.perform(request, entry)
+            except DLError as error:
+                # Each log has a code of its own; this is an outage, after which clients ask again.
+                raise _ClosedError(f"{name}: {error}") from error
+
+    def _known(self) -> Caller:
+        """Return the caller, whose token must be good still."""
+        caller = self._caller
+        assert caller is not None
+        if caller.expires_at is not None and caller.expires_at <= wall_s():
+            raise _ClosedError(f"the token of {caller.principal} has expired")
+        return caller

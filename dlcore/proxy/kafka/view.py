@@ -1,0 +1,104 @@
+"""A log's rows as Kafka's record batches: what a proxy makes of entries once for all its readers.
+
+A row of a log of bytes is its value.  A row of a typed log is a JSON object of its columns, or, on
+demand, a stream of Arrow's IPC format with that row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from dlcore.log.entries.batches import typed_read_batch
+from dlcore.log.reading.ranges import RangeView
+from dlcore.log.typed.arrow import schema_of
+from dlcore.log.typed.json_values import json_rows
+from dlcore.proxy.kafka.batches import batch_of, headers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.base.ids import DLSN
+    from dlcore.log.reading.rows import StoredRows
+    from dlcore.log.typed.schema import LogSchema
+
+BATCH_BYTES = 512 * 1024
+"""Entries go together in a batch up to this size, so that clients find batches of what they ask."""
+
+
+class RecordView:
+    """Makes record batches of a log's rows.
+
+    Args:
+        log: the log's name.
+        schema: schema of a typed log, None for a log of bytes.
+        is_arrow: whether rows of a typed log are Arrow streams, and not JSON.
+        has_headers: whether records have the headers `dlsn` and `txid`.
+    """
+
+    def __init__(
+        self, log: str, schema: LogSchema | None, *, is_arrow: bool, has_headers: bool
+    ) -> None:
+        own = None if schema is None else schema_of(schema.latest)
+        self._typed = None if own is None else RangeView(log, own, None)
+        self._is_arrow = is_arrow
+        self._has_headers = has_headers
+        # No view of Flight has this: readers of equal schemas share what was made.
+        made = f"{'arrow' if is_arrow else 'json'} {has_headers}".encode()
+        columns = pa.schema([]) if self._typed is None else self._typed.schema
+        self.schema = columns.with_metadata({**(columns.metadata or {}), b"kafka": made})
+        """The columns, and a mark: views with the same schema make the same messages."""
+
+    def message(self, entries: Sequence[StoredRows], _: DLSN) -> bytes:
+        """Return the batches with the rows of entries, one after the other."""
+        found: list[bytes | memoryview] = []
+        together: list[StoredRows] = []
+        size_bytes = 0
+        for each in entries:
+            together.append(each)
+            size_bytes += each.batch.nbytes
+            if size_bytes >= BATCH_BYTES:
+                found += self._batch(together)
+                together, size_bytes = [], 0
+        if together:
+            found += self._batch(together)
+        return b"".join(found)
+
+    def _batch(self, entries: Sequence[StoredRows]) -> list[bytes | memoryview]:
+        counts = [each.batch.num_rows for each in entries]
+        times = np.fromiter((each.place.timestamp_ms for each in entries), np.int64, len(entries))
+        values = pa.concat_arrays([self._values(each) for each in entries])
+        first = entries[0]
+        return batch_of(
+            values,
+            np.repeat(times, counts),
+            offset=first.place.sequence_id + first.first_slot,
+            headers=self._headers(entries, counts) if self._has_headers else None,
+        )
+
+    def _values(self, rows: StoredRows) -> pa.BinaryArray:
+        if self._typed is None:
+            return rows.batch.column(1)
+        batch = self._typed.of(typed_read_batch(rows.batch, rows.place, first_slot=rows.first_slot))
+        if not self._is_arrow:
+            return pa.array(json_rows(batch), pa.string()).cast(pa.binary())
+        return pa.array([_stream_of(batch.slice(row, 1)) for row in range(len(batch))], pa.binary())
+
+    def _headers(self, entries: Sequence[StoredRows], counts: Sequence[int]) -> pa.BinaryArray:
+        slots = [
+            np.arange(count) + rows.first_slot for rows, count in zip(entries, counts, strict=True)
+        ]
+        lssns = np.repeat([rows.place.lssn for rows in entries], counts)
+        entry_ids = np.repeat([rows.place.entry_id for rows in entries], counts)
+        places = [pa.array(each) for each in (lssns, entry_ids, np.concatenate(slots))]
+        return headers_of(places, pa.concat_arrays([rows.batch.column(0) for rows in entries]))
+
+
+def _stream_of(row: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as writer:
+        writer.write_batch(row)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found

@@ -1,0 +1,75 @@
+"""The ledger and entries that each request touches, and the rights that it needs of a capability.
+
+A client presents a capability that has them before the request, and a bookie asks for them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, assert_never
+
+from dlcore.access.capability import ID_MAX, LedgerRight, Reach
+from dlcore.wire.digest import ids_of_run
+from dlcore.wire.frames import FrameParts, FrameRun
+from dlcore.wire.messages import Follow, ReadEntries, ReadEntry, ReadHeld, ReadLac, WriteLac
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.wire.messages import Frame, Request
+
+_IDS = struct.Struct(">8xqq")
+"""Where an entry frame has the ids of its ledger and entry, see `dlcore.wire.digest`."""
+_NO_ENTRY = (ID_MAX, -1)
+# As plain numbers: a flag's own operators take ten times as long.
+_READ = int(LedgerRight.READ)
+_FENCE = int(LedgerRight.READ | LedgerRight.FENCE)
+_ADD = int(LedgerRight.ADD)
+_RECOVER = int(LedgerRight.ADD | LedgerRight.RECOVER)
+
+
+def reach_of_add(frame: Frame, *, is_recovery: bool) -> Reach:
+    """Return what an add of this frame touches; its ids are checked when it is stored."""
+    ledger_id, entry_id = _ids_of(frame)
+    return Reach(ledger_id, entry_id, entry_id, _RECOVER if is_recovery else _ADD)
+
+
+def _ids_of(frame: Frame) -> tuple[int, int]:
+    head = frame.parts[0] if isinstance(frame, FrameParts) else frame
+    ledger_id, entry_id = _IDS.unpack_from(head)
+    return ledger_id, entry_id
+
+
+def reach_of_adds(frames: Sequence[Frame], *, is_recovery: bool) -> Reach | None:
+    """Return what adds touch all together; None if they are of several ledgers."""
+    if type(frames) is FrameRun:
+        ledger_ids, entry_ids = ids_of_run(frames)
+        ledger_id = int(ledger_ids[0])
+        is_one = bool((ledger_ids == ledger_id).all())
+        ends = int(entry_ids.min()), int(entry_ids.max())
+    else:
+        ledgers, entries = zip(*map(_ids_of, frames), strict=True)
+        ledger_id = ledgers[0]
+        is_one = ledgers.count(ledger_id) == len(ledgers)
+        ends = min(entries), max(entries)
+    return Reach(ledger_id, *ends, _RECOVER if is_recovery else _ADD) if is_one else None
+
+
+def reach_of(request: Request) -> Reach:
+    """Return what a request touches."""
+    match request:
+        case ReadEntries():
+            ends = request.first_entry_id, request.last_entry_id
+            return Reach(request.ledger_id, *ends, _READ)
+        case ReadEntry(_, ledger_id, entry_id, fence):
+            return Reach(ledger_id, entry_id, entry_id, _FENCE if fence else _READ)
+        case Follow():
+            return Reach(request.ledger_id, request.first_entry_id, ID_MAX, _READ)
+        case ReadLac(_, ledger_id, fence):
+            return Reach(ledger_id, *_NO_ENTRY, _FENCE if fence else _READ)
+        case ReadHeld(_, ledger_id):
+            return Reach(ledger_id, *_NO_ENTRY, _READ)
+        case WriteLac(_, ledger_id, _):
+            return Reach(ledger_id, *_NO_ENTRY, _ADD)
+        case _:
+            assert_never(request)

@@ -1,0 +1,128 @@
+"""A log as one DataFrame: cold rows by Spark's own reader of Parquet, the others by ``dlog``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.ids import DLSN
+from dlspark.options import Mode, ReadOptions
+from dlspark.sessions import open_shared_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dlcore.sync import LogSnapshot
+
+_POSITIONS = (
+    "_lssn LONG, _entry LONG, _slot INT, _txid LONG, _sequence_id LONG, _timestamp TIMESTAMP"
+)
+_MADE_OF = {"dlsn", "log", "txid", "sequence_id", "timestamp"}
+_NATIVE = frozenset(
+    {
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float", "double", "string", "binary", "date32[day]", "date64[ms]"),
+        *("list", "struct", "map"),
+    }
+)
+_NATIVE_PREFIXES = ("timestamp[ms", "timestamp[us", "timestamp[s", "decimal128")
+
+
+def table(spark: SparkSession, uri: str, log: str, **options: str) -> DataFrame:
+    """Return all records of a log, as ``format("dlog")`` does, with its cold rows read by Spark.
+
+    Cold rows are read from the objects by Spark's own reader, with all that it pushes down and
+    leaves out; the records after that come by ``format("dlog")``.  One snapshot of the log, taken
+    now, decides where the one ends and the other begins, so that each row comes once.  Spark needs
+    access to the store: ``s3://`` is read as ``s3a://``.  If Spark's reader does not know a type of
+    the log's columns, all of it comes by ``format("dlog")``.
+
+    Args:
+        spark: the session.
+        uri: the namespace, ``distributedlog://…``.
+        log: the log.
+        options: further options of ``format("dlog")``, but for bounds.
+
+    Raises:
+        ConfigurationError: an option is wrong, or is a bound.
+        DLError: the log cannot be read now.
+    """
+    for name in options:
+        if name.lower().startswith(("starting", "ending", "logs")):
+            raise ConfigurationError(f"option {name}: a table has all records of one log")
+    given = {**options, "uri": uri, "log": log}
+    address = ReadOptions.parse({k.lower(): v for k, v in given.items()}, Mode.LOAD).address
+    with open_shared_namespace(address).open_log(log) as manager:
+        snapshot = manager.get_snapshot()
+    urls, boundary = cold_part(snapshot)
+    if not _is_native(snapshot):
+        urls, boundary = [], snapshot.first
+    reader = spark.read.format("dlog").options(**given)
+    bounds = {"startingOffsets": str(boundary), "endingOffsets": str(snapshot.end)}
+    if not urls:
+        return reader.options(**bounds).load()
+    if boundary >= snapshot.end:
+        return _cold(spark, log, urls, reader.load().schema, snapshot.first)
+    tail = reader.options(**bounds).load()
+    return _cold(spark, log, urls, tail.schema, snapshot.first).unionByName(tail)
+
+
+def cold_part(snapshot: LogSnapshot) -> tuple[list[str], DLSN]:
+    """Return the objects with what is cold from the beginning on, and the position after it."""
+    urls: dict[str, None] = {}
+    for segment in snapshot.segments:
+        for extent in segment.extents:
+            if DLSN(segment.lssn, extent.end_entry_id, 0) <= snapshot.first:
+                continue
+            ledger = segment.ledgers[extent.ledger_id]
+            if not ledger.is_cold:
+                start = DLSN(segment.lssn, extent.base_entry_id, 0)
+                return list(urls), max(start, snapshot.first)
+            urls |= dict.fromkeys(f"{ledger.folder}/{each.name}" for each in ledger.objects)
+    return list(urls), snapshot.end
+
+
+def _is_native(snapshot: LogSnapshot) -> bool:
+    """Return whether Spark's reader of Parquet knows all types of the log's columns."""
+
+    def are_known(columns: Iterable[Any]) -> bool:
+        return all(
+            (each.type in _NATIVE or each.type.startswith(_NATIVE_PREFIXES))
+            and are_known(each.fields)
+            for each in columns
+        )
+
+    return snapshot.schema is None or are_known(snapshot.schema.latest)
+
+
+def _cold(spark: SparkSession, log: str, urls: list[str], wanted: Any, first: DLSN) -> DataFrame:
+    """Return the rows of objects from `first` on, with the columns of `wanted`."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    is_typed = "value" not in wanted.names or "log" not in wanted.names
+    prefix = "_" if is_typed else ""
+    made = {prefix + name for name in _MADE_OF}
+    own = [field for field in wanted.fields if field.name not in made]
+    positions = cast("StructType", StructType.fromDDL(_POSITIONS))
+    schema = StructType([*positions.fields, *own])
+    paths = [f"s3a{url[2:]}" if url.startswith("s3://") else url for url in urls]
+    rows = spark.read.schema(schema).parquet(*paths)
+    if first > DLSN(first.lssn, 0, 0):  # an object may begin with truncated rows
+        lssn, entry = F.col("_lssn"), F.col("_entry")
+        in_entry = (entry == first.entry_id) & (F.col("_slot") >= first.slot_id)
+        in_segment = (lssn == first.lssn) & ((entry > first.entry_id) | in_entry)
+        rows = rows.where((lssn > first.lssn) | in_segment)
+
+    def column(name: str) -> Column:
+        if name == f"{prefix}log":
+            return F.lit(log).alias(name)
+        if name == f"{prefix}dlsn":
+            slot = F.col("_slot").cast("long").alias("slot")
+            parts = (F.col("_lssn").alias("lssn"), F.col("_entry").alias("entry"), slot)
+            return F.struct(*parts).alias(name)
+        return F.col(f"_{name.removeprefix(prefix)}" if name in made else name).alias(name)
+
+    return rows.select(*map(column, wanted.names))

@@ -1,0 +1,117 @@
+"""The contract of object stores: in memory, in a folder, and over S3."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.base.errors import ConfigurationError, ObjectStoreError
+from dlcore.log.cold.objects import MemoryObjects, Objects
+from dlcore.log.cold.stores import StoredObjects
+from tests.fixtures.s3 import S3Server, s3_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """Run one S3 server for the tests of this file."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as found:
+        yield found
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Objects, str]:
+    """Return a store, and a URL below which nothing is yet."""
+    if request.param == "memory":
+        return MemoryObjects(), "s3://memory/it"
+    if request.param == "file":
+        return StoredObjects(), f"file://{tmp_path}/new folder".replace(" ", "-")
+    server: S3Server = request.getfixturevalue("server")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return StoredObjects(), f"{server.url}/{tmp_path.name}"
+
+
+def test_a_file_is_on_disk_once_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each folder that leads to it: ledgers are deleted because the object is there."""
+    synced = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    file = tmp_path / "new" / "a.parquet"
+    asyncio.run(StoredObjects().put_new(f"file://{file}", b"0123456789"))
+    assert synced == [str(each) for each in (file, *file.parents)]
+
+
+def test_an_object_is_written_once_and_read_in_parts(place: tuple[Objects, str]) -> None:
+    """A second one of that name is refused, and the first one stays."""
+    objects, url = place
+
+    async def body() -> None:
+        name = f"{url}/c=1/7-token_x.y-0-1.parquet"
+        await objects.put_new(name, memoryview(b"0123456789"))
+        with pytest.raises(ObjectStoreError, match="exists"):
+            await objects.put_new(name, b"other")
+        assert bytes(await objects.read(name, 0, 10)) == b"0123456789"
+        assert bytes(await objects.read(name, 3, 5)) == b"34"
+        with pytest.raises(ObjectStoreError, match="bytes"):
+            await objects.read(name, 8, 12)
+        with pytest.raises(ObjectStoreError, match="missing"):
+            await objects.read(f"{url}/missing", 0, 1)
+
+    asyncio.run(body())
+
+
+def test_lists_have_all_below_and_nothing_else(place: tuple[Objects, str]) -> None:
+    """With sizes, and times that do not go back; deleted ones are gone, and twice is no error."""
+    objects, url = place
+
+    async def found(below: str) -> dict[str, int]:
+        return {
+            each.url: each.size_bytes async for page in objects.list_below(below) for each in page
+        }
+
+    async def body() -> None:
+        assert await found(url) == {}
+        names = [f"{url}/a/1", f"{url}/a/b/2", f"{url}/ab/3"]
+        for size, name in enumerate(names, 1):
+            await objects.put_new(name, bytes(size))
+        assert await found(url) == {name: size for size, name in enumerate(names, 1)}
+        assert await found(f"{url}/a") == {names[0]: 1, names[1]: 2}
+        times = [each.modified_ms async for page in objects.list_below(url) for each in page]
+        assert max(times) - min(times) < 600_000
+        for _ in range(2):
+            await objects.delete(names[1])
+        assert await found(url) == {names[0]: 1, names[2]: 3}
+
+    asyncio.run(body())
+
+
+def test_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the object; no other library's error gets out."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(ObjectStoreError, match=r"opening|reading s3://nowhere/it"):
+        asyncio.run(StoredObjects().read("s3://nowhere/it", 0, 1))
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads a log with cold segments learns what to install."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'distributed-dlog\[tier\]'"):
+        asyncio.run(StoredObjects().read("file:///it", 0, 1))

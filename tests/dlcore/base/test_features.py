@@ -1,0 +1,71 @@
+"""The features' table, and what a release tells of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlcore.base import features
+from dlcore.base.features import (
+    FEATURES,
+    UNTOLD,
+    Feature,
+    Release,
+    Told,
+    handshake_bit,
+    own_release,
+)
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_each_feature_has_a_name_and_a_bit_of_its_own() -> None:
+    """A bit for those of the handshake, and none for the others."""
+    assert len({each.name for each in FEATURES}) == len(FEATURES)
+    for each in FEATURES:
+        assert (each.bit.bit_count() == 1) is (each.told is Told.HANDSHAKE)
+    bits = [each.bit for each in FEATURES if each.bit]
+    assert len(set(bits)) == len(bits)
+    assert [handshake_bit(name) for name in ("read-held", "authorize")] == [1, 2]
+
+
+def test_a_release_tells_the_features_that_are_told_in_registrations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sorted, and none of the wire."""
+    new = [
+        Feature(name=name, since="9.0.0", gates="a format", told=Told.REGISTRATION)
+        for name in ("newer", "cold")
+    ]
+    monkeypatch.setattr(features, "FEATURES", (*FEATURES, *new))
+    own = own_release()
+    assert {"cold", "newer"} <= set(own.features)
+    assert list(own.features) == sorted(own.features)
+    assert "read-held" not in own.features
+    assert own.lacks(["cold", "b", "a"]) == ("a", "b")
+    assert UNTOLD.lacks(own.features) == own.features
+    assert Release(features=("a",)).lacks([]) == ()
+
+
+def test_the_page_of_operators_has_each_feature_that_is_finalized() -> None:
+    """With the first release that has it."""
+    page = (Path(__file__).parents[3] / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    for each in FEATURES:
+        if each.told is Told.REGISTRATION:
+            assert f"| `{each.name}` | {each.since} |" in page
+
+
+def test_a_folder_of_sources_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a member could not start from one."""
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    features._version.cache_clear()
+    monkeypatch.setattr(features, "version", missing)
+    try:
+        assert own_release().version == "unknown"
+    finally:
+        features._version.cache_clear()

@@ -1,0 +1,239 @@
+"""`dlog upgrade`: what stands in the way is told, and features are finalized for good.
+
+The members of 0.2.0 are what that release writes: values without a word of features.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from dlcore.base import features
+from dlcore.base.clock import SystemClock
+from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
+from dlcore.base.errors import CorruptMetadataError, UnsupportedError
+from dlcore.base.features import Feature, Told, own_release
+from dlcore.base.records import LogRecord
+from dlcore.ledger.metadata.bookies import BookieRegistration
+from dlcore.log.metadata.owner import StagingProcess
+from dlcore.log.metadata.values import LockHolder
+from dlcore.metadata.binding import ensure_namespace, read_binding
+from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.paths import NamespacePaths
+from dlcore.metadata.stored import decode, encode
+from dlcore.ops.autorecovery.values import ElectedAuditor, RecoveryMember
+from dlcore.ops.sandbox.process import wait_until
+from dlcore.ops.upgrade_report import Role
+from dlcore.proxy.load import LiveProxy
+from dlcore.sync import open_namespace
+from tests.fixtures.aio import run
+from tests.fixtures.metadata_backend import SERVERS, Backend
+from tests.fixtures.shell import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from dlcore.metadata.port import MetadataStore
+    from dlcore.ops.sandbox.cluster import Sandbox
+
+NAME = features.COLD_SEGMENTS
+NEW = Feature(name=NAME, since="9.0.0", gates="a format", told=Told.REGISTRATION)
+OLD_BOOKIE = b'{"layout":2,"name":"old","incarnation":"1","address":"h:1","session":"s"}'
+OLD_PROXY = b'{"layout":2,"secret":"s","load":null}'
+OLD_LOCK = b'{"layout":2,"owner":"h:7","token":"t","turn":"refused","since_ms":1,"wanted_by":""}'
+
+pytestmark = pytest.mark.integration
+on_each_store = pytest.mark.parametrize("backend", SERVERS, indirect=True)
+
+
+@pytest.fixture
+def _has_a_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this release know one feature, which a namespace of 0.2.0 does not have."""
+    monkeypatch.setattr(features, "FEATURES", (NEW,))
+
+
+def _old(paths: NamespacePaths) -> dict[str, bytes]:
+    """Return the nodes of members of 0.2.0 by path."""
+    return {
+        paths.bookie_available("old"): OLD_BOOKIE,
+        paths.proxy("grpc://old:1"): OLD_PROXY,
+        paths.auditor: encode(ElectedAuditor(owner="old:1", token="t")),
+        f"{paths.heads}/00/log-1/lock": OLD_LOCK,
+        paths.staging_owner("t1"): b"session-token",
+    }
+
+
+def _new(paths: NamespacePaths) -> dict[str, bytes]:
+    """Return the nodes of members of this release by path."""
+    own = own_release()
+    registration = BookieRegistration(
+        name="b", incarnation="1", address="h:1", read_only=True, release=own
+    )
+    lock = LockHolder(owner="grpc://p:1", token="t", release=own)
+    return {
+        paths.bookie_readonly("b"): encode(registration),
+        paths.proxy("grpc://p:1"): encode(LiveProxy(secret="s", release=own)),
+        paths.recovery_member("m"): encode(RecoveryMember(owner="a:1", release=own)),
+        paths.auditor: encode(ElectedAuditor(owner="a:1", token="t")),
+        f"{paths.heads}/00/log-2/lock": encode(lock),
+        f"{paths.heads}/01/log-3/lock": encode(LockHolder(owner="c:1", token="t", release=own)),
+        paths.staging_owner("t2"): encode(StagingProcess(owner="c:2", release=own)),
+    }
+
+
+def _cluster(
+    backend: Backend, capsys: pytest.CaptureFixture[str], nodes: Mapping[str, bytes]
+) -> Shell:
+    """Make a namespace with these nodes; return a shell there."""
+
+    async def make(store: MetadataStore) -> None:
+        with pytest.MonkeyPatch.context() as as_before:
+            as_before.setattr(features, "FEATURES", ())
+            await ensure_namespace(store, NamespacePaths(backend.root), SystemClock())
+        for path, value in nodes.items():
+            await store.create(path, value, make_parents=True)
+
+    _asked(backend, make)
+    return Shell(f"distributedlog://{backend.servers}{backend.root}", capsys)
+
+
+def _asked(backend: Backend, scenario: Callable[[MetadataStore], Awaitable[None]]) -> None:
+    async def main() -> None:
+        store = await backend.connect()
+        try:
+            await scenario(store)
+        finally:
+            await store.aclose()
+
+    run(main())
+
+
+@on_each_store
+@pytest.mark.usefixtures("_has_a_feature")
+def test_every_member_of_the_release_before_is_in_the_way(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is named with its role, and nothing is finalized."""
+    paths = NamespacePaths(backend.root)
+    shell = _cluster(backend, capsys, _new(paths) | _old(paths))
+    code, out, _ = shell.outcome("upgrade", "check", "--json")
+    told = json.loads(out)
+    assert (code, told["may_finalize"], told["unfinalized"]) == (1, False, [NAME])
+    old = {(each["role"], each["name"]) for each in told["members"] if each["version"] == "0.2.0"}
+    assert old == {
+        ("bookie", "old"),
+        ("proxy", "grpc://old:1"),
+        ("auto-recovery", "old:1"),
+        ("client", "h:7"),
+        ("client", "staging t1"),
+    }
+    assert len(told["obstacles"]) == len(old)
+    code, out, _ = shell.outcome("upgrade", "check")
+    assert code == 1
+    assert f"bookie old runs 0.2.0, which lacks {NAME}" in out
+    code, _, err = shell.outcome("upgrade", "finalize", "--yes")
+    assert code == 1
+    assert f"error: not finalized, in the way: bookie old runs 0.2.0, which lacks {NAME}" in err
+    assert json.loads(shell.outcome("upgrade", "check", "--json")[1])["finalized"] == []
+
+
+class _EarlierBinding(msgspec.Struct, frozen=True, kw_only=True):
+    """The binding as 0.2.0 reads it."""
+
+    layout: int
+    cluster_id: str
+    created_ms: int
+
+
+@on_each_store
+@pytest.mark.usefixtures("_has_a_feature")
+def test_where_all_have_it_a_feature_is_finalized_for_good(
+    backend: Backend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used from then on, and neither 0.2.0 nor a release without it opens the namespace."""
+    paths = NamespacePaths(backend.root)
+    shell = _cluster(backend, capsys, _new(paths))
+
+    async def unused(store: MetadataStore) -> None:
+        assert not await ClusterFeatures(store, paths).has(NAME)
+        with pytest.raises(UnsupportedError, match="dlog upgrade finalize"):
+            await ClusterFeatures(store, paths).require(NAME)
+
+    async def used(store: MetadataStore) -> None:
+        cluster = ClusterFeatures(store, paths)
+        await cluster.require(NAME)
+        node = await store.get(backend.root, fresh=True)
+        assert node is not None
+        with pytest.raises(
+            CorruptMetadataError, match="has layout version 3, this release reads 2"
+        ):
+            decode(_EarlierBinding, node.value, source=backend.root)
+        monkeypatch.setattr(features, "FEATURES", ())
+        assert await cluster.has(NAME)  # it is not asked again
+        with pytest.raises(UnsupportedError, match=f"uses {NAME}, which dlog .* does not have"):
+            await read_binding(store, paths)
+        with pytest.raises(UnsupportedError, match="install that one here"):
+            await ensure_namespace(store, paths, SystemClock())
+
+    told = shell.json("upgrade", "check")
+    assert (told["may_finalize"], told["obstacles"]) == (True, [])
+    found = {(each["role"], each["name"], *each["features"]) for each in told["members"]}
+    assert found == {
+        ("bookie", "b", NAME),
+        ("proxy", "grpc://p:1", NAME),
+        ("auto-recovery", "a:1", NAME),
+        ("client", "c:1", NAME),
+        ("client", "c:2", NAME),
+    }
+    _asked(backend, unused)
+    settings = LogSettings(tier="file:///nowhere")
+    shell.text("log", "create", "bare")
+    tier = ("log", "settings", "bare", "--set", "tier=file:///nowhere")
+    assert f"the feature {NAME!r} is not finalized" in shell.outcome(*tier)[2]
+    with open_namespace(shell.uri) as namespace, pytest.raises(UnsupportedError, match=NAME):
+        namespace.create_log("tiered", settings=settings)
+    assert shell.json("upgrade", "finalize", "--yes") == {"finalized": [NAME]}
+    assert shell.json("upgrade", "finalize", "--yes") == {"finalized": [NAME]}
+    assert "nothing to finalize" in shell.text("upgrade", "check")
+    shell.text(*tier)
+    with open_namespace(shell.uri) as namespace:
+        namespace.create_log("tiered", settings=settings)
+    _asked(backend, used)
+    assert "install that one here" in shell.outcome("log", "list")[2]
+
+
+@on_each_store
+@pytest.mark.usefixtures("_has_a_feature")
+def test_a_member_whose_registration_is_damaged_is_in_the_way(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may lack the feature."""
+    nodes = {NamespacePaths(backend.root).proxy("grpc://p:1"): b"{"}
+    code, out, _ = _cluster(backend, capsys, nodes).outcome("upgrade", "check")
+    assert code == 1
+    assert "proxy grpc://p:1 cannot be read: LiveProxy at" in out
+
+
+def test_processes_tell_their_release(fresh_sandbox: Callable[..., Sandbox], shell: Shell) -> None:
+    """Each kind of them, and a client that writes."""
+    shell.uri = fresh_sandbox(1, proxies=1, autorecovery=True).uri
+    config = LogConfig(quorum=QuorumConfig(1, 1, 1))
+    with open_namespace(shell.uri, config=config) as namespace:
+        log = namespace.open_log("clicks", create_if_missing=True)
+        with log.open_writer() as writer:
+            writer.write(LogRecord(1, b"1"))
+            roles = {each.value for each in Role}
+            told: dict[str, list[dict[str, str]]] = {}
+
+            def are_all_there() -> bool:
+                told.update(shell.json("upgrade", "check"))
+                return {each["role"] for each in told["members"]} == roles
+
+            assert wait_until(are_all_there, timeout_s=60), told
+    own = own_release()
+    assert {(each["version"], *each["features"]) for each in told["members"]} == {
+        (own.version, *own.features)
+    }

@@ -1,0 +1,73 @@
+"""Record batches made as a whole are byte for byte those of a loop over their records."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+from kio.records.readers import read_batch
+
+from dlcore.proxy.kafka import batches
+from dlcore.proxy.kafka.batches import FEW_RECORDS, batch_of, ends_of, headers_of, varint
+
+SIZES = st.one_of(st.integers(0, 130), st.sampled_from([63, 64, 8191, 8192, 70_000]))
+
+
+def array(values: list[bytes]) -> pa.BinaryArray:
+    """Return an array of values, a slice of a longer one as readers have it."""
+    return pa.array([b"before", *values, b"after"], pa.binary()).slice(1, len(values))
+
+
+def headers(count: int, base: int) -> pa.BinaryArray:
+    """Return headers of records."""
+    numbers = pa.array(np.arange(count) + base)
+    return headers_of([numbers, numbers, numbers], numbers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=40),
+    times=st.lists(st.integers(0, 2**41), min_size=40, max_size=40),
+    repeats=st.integers(1, 30),
+    base=st.none() | st.integers(0, 2**62),
+)
+def test_the_whole_is_what_a_loop_makes(
+    sizes: list[int], times: list[int], repeats: int, base: int | None
+) -> None:
+    """Also across the lengths of varints, for few records as for many."""
+    values = array([bytes([each % 251]) * each for each in sizes] * repeats)
+    count = len(values)
+    deltas = np.resize(np.array(times, np.int64), count)
+    found = headers(count, base) if base is not None else None
+    expected = b"".join(batches._plain_records(values, deltas, found))
+    assert b"".join(batches._records(values, deltas, found)) == expected
+
+
+@pytest.mark.parametrize("count", [1, FEW_RECORDS, FEW_RECORDS + 1, 9000])
+def test_the_header_says_what_is_in_the_batch(count: int) -> None:
+    """Offsets, times and the checksum; another implementation reads the records."""
+    values = [f"value {number}".encode() for number in range(count)]
+    times = np.arange(count, dtype=np.int64) + 1_700_000_000_000
+    data = b"".join(batch_of(array(values), times, offset=77, headers=headers(count, 5)))
+    offset, length, epoch, magic, crc = struct.unpack_from(">qiibI", data)
+    assert (offset, length, epoch, magic) == (77, len(data) - 12, -1, 2)
+    assert crc == crc32c.crc32c(data[21:])
+    assert list(ends_of(data * 2)) == [(len(data), 77 + count), (2 * len(data), 77 + count)]
+    batch: Any = read_batch(data, 0)[0]
+    assert [each.value for each in batch.records] == values
+    told = batch.records[-1]
+    assert {each.key: each.value for each in told.headers} == {
+        b"dlsn": f"{count + 4}:{count + 4}:{count + 4}".encode(),
+        b"txid": f"{count + 4}".encode(),
+    }
+
+
+def test_no_batch_has_no_end() -> None:
+    """And varints have as many bytes as they need."""
+    assert list(ends_of(b"")) == []
+    assert [len(varint(each)) for each in (0, 63, 64, 8191, 8192, 2**63 - 1)] == [1, 1, 2, 2, 3, 10]

@@ -1,0 +1,61 @@
+"""Entries as record batches: which go together, and what their records have."""
+
+from __future__ import annotations
+
+from kio.records.readers import read_batch
+
+from dlcore.base.ids import DLSN
+from dlcore.base.records import EntryPlace
+from dlcore.log.entries.batches import batch_of
+from dlcore.log.reading.rows import StoredRows
+from dlcore.proxy.kafka.batches import ends_of
+from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView
+from dlcore.proxy.reading.rows import RowView
+
+END = DLSN(9, 0, 0)
+
+
+def rows(entry_id: int, sequence_id: int, *values: bytes, first_slot: int = 0) -> StoredRows:
+    """Return rows of an entry; `sequence_id` is that of the entry's first record."""
+    txids = [10 * (sequence_id + first_slot + each) for each in range(len(values))]
+    place = EntryPlace(1, entry_id, sequence_id, 0, 1000 + entry_id)
+    return StoredRows(batch_of(txids, values), place, first_slot)
+
+
+def view(*, has_headers: bool = False) -> RecordView:
+    """Return a view of a log of bytes."""
+    return RecordView("a", None, is_arrow=False, has_headers=has_headers)
+
+
+def test_small_entries_go_together() -> None:
+    """Each record has the time of its entry; an offset counts on where the entry before ended."""
+    entries = [rows(0, 7, b"x", b"y", b"z", first_slot=2), rows(1, 12, b"w")]
+    data = view(has_headers=True).message(entries, END)
+    assert list(ends_of(data)) == [(len(data), 13)]
+    batch, _ = read_batch(data, 0)
+    assert batch.base_offset == 9
+    assert [each.value for each in batch.records] == [b"x", b"y", b"z", b"w"]
+    assert (batch.base_timestamp, batch.max_timestamp) == (1000, 1001)
+    assert [each.headers[0].value for each in batch.records] == [
+        b"1:0:2", b"1:0:3", b"1:0:4", b"1:1:0",
+    ]  # fmt: skip
+    assert [each.headers[1].value for each in batch.records] == [b"90", b"100", b"110", b"120"]
+
+
+def test_large_entries_are_batches_of_their_own() -> None:
+    """So a client that asks for little finds little."""
+    large = bytes(BATCH_BYTES)
+    data = view().message([rows(0, 0, large), rows(1, 1, b"x"), rows(2, 2, large)], END)
+    assert [end for _, end in ends_of(data)] == [1, 3]
+    data = view().message([rows(0, 0, large), rows(1, 1, large)], END)
+    assert [end for _, end in ends_of(data)] == [1, 2]
+
+
+def test_views_with_other_records_do_not_meet() -> None:
+    """Each has a schema of its own, by which rings are shared."""
+    views = [view(), view(has_headers=True), RecordView("a", None, is_arrow=True, has_headers=True)]
+    known = {each.schema.serialize().to_pybytes() for each in views}
+    known.add(RowView("a", None, None).schema.serialize().to_pybytes())
+    known.add(RowView("a", None, []).schema.serialize().to_pybytes())
+    assert len(known) == 5
+    assert view().schema.equals(view().schema, check_metadata=True)

@@ -1,0 +1,101 @@
+"""The restore drill: a cluster in use is exported, loses its metadata, and reads every record.
+
+Goal: what was acknowledged before the export is read after the import, by bookies that start again
+on their folders; metadata of ZooKeeper goes into the server of one host.
+"""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.base.records import LogRecord
+from dlcore.ops.sandbox.metadata_server import EmbeddedMetadataServer
+from dlcore.sync import open_namespace
+from tests.fixtures.shell import Shell
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dlcore.ops.sandbox.cluster import Sandbox
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+LOGS = ("clicks", "views", "orders")
+
+
+class Writers:
+    """Appends to all logs until it is stopped; `acknowledged` has what each log holds for sure."""
+
+    def __init__(self, uri: str) -> None:
+        self.acknowledged: dict[str, int] = dict.fromkeys(LOGS, 0)
+        self._uri = uri
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(log,)) for log in LOGS]
+
+    def start(self) -> None:
+        """Begin; return when all logs hold some records."""
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: min(self.acknowledged.values()) >= 20, timeout_s=60)
+
+    def stop(self) -> None:
+        """End."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, name: str) -> None:
+        with open_namespace(self._uri) as namespace, namespace.open_log(name) as log:
+            while not self._is_over.is_set():
+                with log.open_writer() as writer:  # each begins another ledger
+                    for _ in range(5):
+                        number = self.acknowledged[name]
+                        writer.write(LogRecord(number, b"%d" % number))
+                        self.acknowledged[name] = number + 1
+
+
+def test_every_record_is_read_after_a_restore(
+    fresh_sandbox: Callable[..., Sandbox], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """From ZooKeeper, while it is written, into the server of one host."""
+    cluster, file = fresh_sandbox(3, zookeeper=True), tmp_path / "export"
+    shell = Shell(cluster.uri, capsys)
+    for name in LOGS:
+        shell.text("log", "create", name)
+    writers = Writers(cluster.uri)
+    try:
+        writers.start()
+        before = dict(writers.acknowledged)
+        assert shell.json("metadata", "export", str(file))["logs"] == len(LOGS)
+    finally:
+        writers.stop()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "expected the name of a new file" in shell.outcome("metadata", "export", str(file))[2]
+    assert "there is a namespace" in shell.outcome("metadata", "import", str(file))[2]
+    cluster.stop()
+
+    shutil.rmtree(cluster.data_dir / "zookeeper")
+    with EmbeddedMetadataServer(cluster.data_dir / "metadata") as server:
+        other = Shell(f"distributedlog://{server.servers}/dlog", capsys)
+        assert other.json("metadata", "import", str(file), "--dry-run")["dry_run"]
+        assert other.json("metadata", "import", str(file))["logs"] == len(LOGS)
+    again = fresh_sandbox(3, data_dir=cluster.data_dir)
+    shell = Shell(again.uri, capsys)
+    with open_namespace(again.uri) as namespace:
+        for name in LOGS:
+            with namespace.open_log(name) as log:
+                with log.open_writer() as writer:  # it recovers what was open
+                    writer.write(LogRecord(10**6, b"after"))
+                payloads = [value for batch in log.read() for value in batch["value"].to_pylist()]
+            count = len(payloads) - 1
+            assert count >= before[name]
+            assert payloads == [*(b"%d" % number for number in range(count)), b"after"]
+    shell.text("log", "inspect", "--entries")
+    assert shell.json("metadata", "accept", "--yes")["accepted"]
+    assert not shell.json("metadata", "accept", "--yes")["accepted"]

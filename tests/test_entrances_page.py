@@ -1,0 +1,25 @@
+"""The tables of entrances are whole, and docs/entrances.md is made of them."""
+
+from __future__ import annotations
+
+from bookie.serving import entrances as control
+from dlcore.base.proto import bookie_pb2
+from dlcore.wire.entrances import ENTRANCES
+from dlcore.wire.messages import Kind
+from tests.entrances_document import DOCUMENT, page
+
+
+def test_the_page_is_that_of_the_tables() -> None:
+    """`make docs` writes it."""
+    assert DOCUMENT.read_text(encoding="utf-8") == page()
+
+
+def test_each_message_of_a_client_is_an_entrance() -> None:
+    """A new kind of message needs a row before it is merged."""
+    assert {each.name for each in ENTRANCES} == {kind.name for kind in Kind if kind < Kind.WELCOME}
+
+
+def test_each_call_of_the_control_service_is_an_entrance() -> None:
+    """As the messages."""
+    (service,) = bookie_pb2.DESCRIPTOR.services_by_name.values()
+    assert {each.name for each in control.ENTRANCES} == {each.name for each in service.methods}
