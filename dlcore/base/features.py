@@ -10,7 +10,7 @@ feature is a message or a format that the older one does not understand.  It has
   used only once it was *finalized* for the cluster, which `dlog upgrade finalize` refuses while a
   member lacks it.  From then on nobody opens the namespace who lacks it.
 
-A member whose registration tells nothing is of release 0.2.0, and has no such feature.
+A member whose registration tells nothing is older than release 0.2.0, and has no such feature.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         name=COLD_SEGMENTS,
-        since="0.3.0",
+        since="0.2.0",
         gates="the setting `tier`, which leads to extents whose entries no bookie has",
         told=Told.REGISTRATION,
     ),
@@ -79,7 +79,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     """The release that a member of the cluster runs, as it tells others.
 
     `features` are the names of those that it has and that are told in registrations.  Without a
-    version it is 0.2.0, which told nothing.
+    version it is older than 0.2.0, the first release.
     """
 
     version: str = ""

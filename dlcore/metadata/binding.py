@@ -1,12 +1,12 @@
 """A namespace: its binding, and the creation of its tree of nodes.
 
-The binding has the features that were finalized for the cluster (`dlcore/base/features.py`).  With
-one its layout is another, which release 0.2.0 refuses to open: it knows of no features.
+The binding has the features that were finalized for the cluster (`dlcore/base/features.py`); a
+release that lacks one of them does not open it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -33,16 +33,11 @@ _ATTEMPTS_MAX = 5
 """Most lost races and lost replies; each lost race is another client's success."""
 
 
-_FEATURES_LAYOUT = 3
-
-
 class NamespaceBinding(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a namespace, and its finalized features, sorted.
 
     Bookies refuse data of another cluster.
     """
-
-    LAYOUTS: ClassVar[tuple[int, ...]] = (LAYOUT, _FEATURES_LAYOUT)
 
     layout: int = LAYOUT
     cluster_id: Text
@@ -151,8 +146,7 @@ async def find_namespaces(
 
 
 def _with_features(binding: NamespaceBinding, features: Iterable[str]) -> NamespaceBinding:
-    finalized = tuple(sorted(features))
-    return replace(binding, layout=_FEATURES_LAYOUT if finalized else LAYOUT, features=finalized)
+    return replace(binding, features=tuple(sorted(features)))
 
 
 def _usable(value: bytes, root: str) -> NamespaceBinding:

@@ -41,7 +41,7 @@ class Versioned:
     Attributes:
         session: the token of the session that owns an ephemeral node, "" for a permanent one.
         created: the number of the transaction that created it; transactions are numbered in their
-            order, from 1.  A server of release 0.2.0 says 0.
+            order, from 1; 0: the server does not number them.
         changed: the number of the transaction that wrote its value last.
         children: how many children it has.
     """

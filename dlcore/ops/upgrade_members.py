@@ -16,7 +16,7 @@ from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.binding import finalize_features, read_binding
 from dlcore.metadata.paths import BUCKETS, unescape
 from dlcore.metadata.stored import decode
-from dlcore.ops.autorecovery.values import ElectedAuditor, RecoveryMember
+from dlcore.ops.autorecovery.values import RecoveryMember
 from dlcore.ops.upgrade_report import Member, Role, UpgradeReport
 from dlcore.proxy.load import LiveProxy
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.ports import NamespacePorts
 
 _LOCKS_AT_ONCE = 1_000
-_Told = TypeVar("_Told", BookieRegistration, LiveProxy, RecoveryMember, ElectedAuditor, LockHolder)
+_Told = TypeVar("_Told", BookieRegistration, LiveProxy, RecoveryMember, LockHolder)
 
 
 async def look(ports: NamespacePorts) -> UpgradeReport:
@@ -82,12 +82,7 @@ class _Members:
     async def _recoveries(self) -> list[Member]:
         found = await self._below(self._paths.recovery_members, RecoveryMember)
         names = {name: getattr(told, "owner", name) for name, told in found.items()}
-        members = [_member(Role.AUTORECOVERY, names[name], told) for name, told in found.items()]
-        auditor = (await self._values([self._paths.auditor], ElectedAuditor))[0]
-        # A process of 0.2.0 is registered only while it is the auditor.
-        if isinstance(auditor, ElectedAuditor) and auditor.owner not in names.values():
-            members.append(Member(Role.AUTORECOVERY, auditor.owner))
-        return members
+        return [_member(Role.AUTORECOVERY, names[name], told) for name, told in found.items()]
 
     async def _clients(self) -> list[Member]:
         heads = [f"{self._paths.heads}/{bucket}" for bucket in BUCKETS]
@@ -148,6 +143,6 @@ def _member(role: Role, name: str, told: Any) -> Member:
 def _staging_member(name: str, value: bytes) -> Member:
     try:
         told = decode(StagingProcess, value, source=name)
-    except CorruptMetadataError:
-        return Member(Role.CLIENT, f"staging {name}")  # of 0.2.0, which tells nothing
+    except CorruptMetadataError as error:
+        return Member(Role.CLIENT, f"staging {name}", problem=str(error))
     return Member(Role.CLIENT, told.owner, told.release)

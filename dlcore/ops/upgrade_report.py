@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from dlcore.base.features import UNTOLD, Release
 
-FIRST_VERSION = "0.2.0"
-"""The release whose members do not tell it."""
-
 
 class Role(enum.StrEnum):
     """The work of a member; the order is that of an upgrade."""
@@ -35,8 +32,8 @@ class Member:
 
     @property
     def version(self) -> str:
-        """The version of its release."""
-        return self.release.version or FIRST_VERSION
+        """The version of its release; the first one was the first to tell it."""
+        return self.release.version or "before 0.2.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,16 +190,16 @@ class Mixed:
         checkpoint = str(self.folder / "checkpoint")
         return self._add("job", [_JOB, self.uri, source, copy, checkpoint], r"^of ")
 
-    def told(self) -> dict[Role, set[bool]]:
-        """Return by role whether the members tell their release, as those of 0.2.0 do not."""
+    def told(self) -> dict[Role, set[str]]:
+        """Return by role the versions that the members tell."""
 
         async def members() -> tuple[Member, ...]:
             async with await open_namespace(self.uri) as namespace:
                 return (await look(namespace.ports)).members
 
-        told: dict[Role, set[bool]] = {}
+        told: dict[Role, set[str]] = {}
         for member in run(members()):
-            told.setdefault(member.role, set()).add(bool(member.release.version))
+            told.setdefault(member.role, set()).add(member.version)
         return told
 
     def _add(self, name: str, command: list[str], announcement: str) -> Process:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore import LogConfig, QuorumConfig
+from dlcore.base.features import own_release
 from dlcore.ops.cli.app import run
 from dlcore.ops.upgrade_report import Role
 from dlcore.sync import open_namespace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 BOOKIES = ("b1", "b2", "b3")
+THIS = own_release().version
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def test_bookies_are_upgraded_and_taken_back_while_clients_write(
 ) -> None:
     """One after the other, on the same disks; a writer and a tail of each release are at work."""
     bookies = _start(cluster, old)
-    assert cluster.told() == {Role.BOOKIE: {False}}
+    assert cluster.told() == {Role.BOOKIE: {LAST}}
     _make_logs(cluster, "old", "new")
     writers = {
         "old": cluster.client("write-old", "write", "old").start(old),
@@ -75,24 +77,25 @@ def test_bookies_are_upgraded_and_taken_back_while_clients_write(
         cluster.client("tail-old", "tail", "new").start(old),
         cluster.client("tail-new", "tail", "old").start(NOW),
     ]
-    for release, is_told in ((NOW, True), (old, False)):
+    for release, version in ((NOW, THIS), (old, LAST)):
         for member in (*bookies, cluster.metadata):
             member.restart(release)
             for client in writers.values():
                 client.advance()
-        assert cluster.told() == {Role.BOOKIE: {is_told}, Role.CLIENT: {False, True}}
+        assert cluster.told() == {Role.BOOKIE: {version}, Role.CLIENT: {LAST, THIS}}
     for tail in tails:
         tail.advance()
     _judge(cluster, writers, old)
 
 
 def test_nobody_starts_who_lacks_a_finalized_feature(cluster: Mixed, old: Installed) -> None:
-    """Neither 0.2.0, which knows of no features, nor this release, to which it is a later one's."""
+    """Neither the last release, nor this one, if it is a later one's."""
     cluster.finalize("of a later release")
     bookie, (proxy, _) = cluster.bookie("b1"), cluster.proxy("p1")
     for process in (bookie, proxy):
-        assert "has layout version 3, this release reads 2" in process.refused(old)
-        assert "uses of a later release, which dlog" in process.refused(NOW)
+        for release, version in ((old, LAST), (NOW, THIS)):
+            refusal = f"uses of a later release, which dlog {version} does not have"
+            assert refusal in process.refused(release)
 
 
 @pytest.mark.prove
@@ -123,11 +126,11 @@ def test_proxies_of_both_releases_serve_clients_of_both(
                 client.advance()
 
     parts = [proxies, bookies] if order == "proxies first" else [bookies, proxies]
-    for release, is_told in ((NOW, True), (old, False)):
+    for release, version in ((NOW, THIS), (old, LAST)):
         for part in parts:
             roll(part, release)
         told = cluster.told()
-        assert (told[Role.BOOKIE], told[Role.PROXY]) == ({is_told}, {is_told})
+        assert (told[Role.BOOKIE], told[Role.PROXY]) == ({version}, {version})
     for location in locations:
         for release in (old, NOW):
             assert cluster.read(release, "old", location) > 0
@@ -152,7 +155,7 @@ def test_auto_recovery_of_one_release_repairs_bookies_of_the_other(
     # It is refused while a ledger needs the bookie.
     decommission = ["--uri", cluster.uri, "bookie", "decommission", "b1", "--yes"]
     wait_until(lambda: run(decommission) == 0, timeout_s=240)
-    assert cluster.told()[Role.AUTORECOVERY] == {repairs is NOW}
+    assert cluster.told()[Role.AUTORECOVERY] == {THIS if repairs is NOW else LAST}
     writer.advance()
     _judge(cluster, {"log": writer}, old)
 

@@ -22,7 +22,7 @@ def report(*members: Member, finalized: tuple[str, ...] = (), own: Release = OWN
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ([OLD], ["proxy grpc://p:1 runs 0.2.0, which lacks cold, newer"]),
+        ([OLD], ["proxy grpc://p:1 runs before 0.2.0, which lacks cold, newer"]),
         ([PART], ["client c:1 runs 0.3.0, which lacks newer"]),
         ([BROKEN], ["auto-recovery a:1 cannot be read: it does not parse"]),
         ([NEW], []),

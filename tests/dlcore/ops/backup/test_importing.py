@@ -138,7 +138,7 @@ def test_an_interrupted_import_begins_again() -> None:
 
 
 def test_a_server_that_does_not_number_its_transactions() -> None:
-    """As that of release 0.2.0: no export is better than one of several moments."""
+    """No export is better than one of several moments."""
 
     async def main() -> None:
         store = MemoryTree().connect()

@@ -1,6 +1,6 @@
 """`dlog upgrade`: what stands in the way is told, and features are finalized for good.
 
-The members of 0.2.0 are what that release writes: values without a word of features.
+The members of the release before have none of the features in question.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 
 from dlcore.base import features
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
-from dlcore.base.errors import CorruptMetadataError, UnsupportedError
-from dlcore.base.features import Feature, Told, own_release
+from dlcore.base.errors import UnsupportedError
+from dlcore.base.features import Feature, Release, Told, own_release
 from dlcore.base.records import LogRecord
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.log.metadata.owner import StagingProcess
@@ -23,8 +22,8 @@ from dlcore.log.metadata.values import LockHolder
 from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.cluster_features import ClusterFeatures
 from dlcore.metadata.paths import NamespacePaths
-from dlcore.metadata.stored import decode, encode
-from dlcore.ops.autorecovery.values import ElectedAuditor, RecoveryMember
+from dlcore.metadata.stored import encode
+from dlcore.ops.autorecovery.values import RecoveryMember
 from dlcore.ops.sandbox.process import wait_until
 from dlcore.ops.upgrade_report import Role
 from dlcore.proxy.load import LiveProxy
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
 
 NAME = features.COLD_SEGMENTS
 NEW = Feature(name=NAME, since="9.0.0", gates="a format", told=Told.REGISTRATION)
-OLD_BOOKIE = b'{"layout":2,"name":"old","incarnation":"1","address":"h:1","session":"s"}'
-OLD_PROXY = b'{"layout":2,"secret":"s","load":null}'
-OLD_LOCK = b'{"layout":2,"owner":"h:7","token":"t","turn":"refused","since_ms":1,"wanted_by":""}'
+BEFORE = Release(version="0.1.9")
 
 pytestmark = pytest.mark.integration
 on_each_store = pytest.mark.parametrize("backend", SERVERS, indirect=True)
@@ -51,18 +48,20 @@ on_each_store = pytest.mark.parametrize("backend", SERVERS, indirect=True)
 
 @pytest.fixture
 def _has_a_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this release know one feature, which a namespace of 0.2.0 does not have."""
+    """Let this release know one feature, which a namespace of the release before does not have."""
     monkeypatch.setattr(features, "FEATURES", (NEW,))
 
 
 def _old(paths: NamespacePaths) -> dict[str, bytes]:
-    """Return the nodes of members of 0.2.0 by path."""
+    """Return the nodes of members of the release before, by path."""
+    bookie = BookieRegistration(name="old", incarnation="1", address="h:1", release=BEFORE)
+    lock = LockHolder(owner="h:7", token="t", release=BEFORE)
     return {
-        paths.bookie_available("old"): OLD_BOOKIE,
-        paths.proxy("grpc://old:1"): OLD_PROXY,
-        paths.auditor: encode(ElectedAuditor(owner="old:1", token="t")),
-        f"{paths.heads}/00/log-1/lock": OLD_LOCK,
-        paths.staging_owner("t1"): b"session-token",
+        paths.bookie_available("old"): encode(bookie),
+        paths.proxy("grpc://old:1"): encode(LiveProxy(secret="s", release=BEFORE)),
+        paths.recovery_member("old"): encode(RecoveryMember(owner="old:1", release=BEFORE)),
+        f"{paths.heads}/00/log-1/lock": encode(lock),
+        paths.staging_owner("t1"): encode(StagingProcess(owner="h:8", release=BEFORE)),
     }
 
 
@@ -77,7 +76,6 @@ def _new(paths: NamespacePaths) -> dict[str, bytes]:
         paths.bookie_readonly("b"): encode(registration),
         paths.proxy("grpc://p:1"): encode(LiveProxy(secret="s", release=own)),
         paths.recovery_member("m"): encode(RecoveryMember(owner="a:1", release=own)),
-        paths.auditor: encode(ElectedAuditor(owner="a:1", token="t")),
         f"{paths.heads}/00/log-2/lock": encode(lock),
         f"{paths.heads}/01/log-3/lock": encode(LockHolder(owner="c:1", token="t", release=own)),
         paths.staging_owner("t2"): encode(StagingProcess(owner="c:2", release=own)),
@@ -122,30 +120,26 @@ def test_every_member_of_the_release_before_is_in_the_way(
     code, out, _ = shell.outcome("upgrade", "check", "--json")
     told = json.loads(out)
     assert (code, told["may_finalize"], told["unfinalized"]) == (1, False, [NAME])
-    old = {(each["role"], each["name"]) for each in told["members"] if each["version"] == "0.2.0"}
+    old = {
+        (each["role"], each["name"])
+        for each in told["members"]
+        if each["version"] == BEFORE.version
+    }
     assert old == {
         ("bookie", "old"),
         ("proxy", "grpc://old:1"),
         ("auto-recovery", "old:1"),
         ("client", "h:7"),
-        ("client", "staging t1"),
+        ("client", "h:8"),
     }
     assert len(told["obstacles"]) == len(old)
     code, out, _ = shell.outcome("upgrade", "check")
     assert code == 1
-    assert f"bookie old runs 0.2.0, which lacks {NAME}" in out
+    assert f"bookie old runs 0.1.9, which lacks {NAME}" in out
     code, _, err = shell.outcome("upgrade", "finalize", "--yes")
     assert code == 1
-    assert f"error: not finalized, in the way: bookie old runs 0.2.0, which lacks {NAME}" in err
+    assert f"error: not finalized, in the way: bookie old runs 0.1.9, which lacks {NAME}" in err
     assert json.loads(shell.outcome("upgrade", "check", "--json")[1])["finalized"] == []
-
-
-class _EarlierBinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The binding as 0.2.0 reads it."""
-
-    layout: int
-    cluster_id: str
-    created_ms: int
 
 
 @on_each_store
@@ -153,7 +147,7 @@ class _EarlierBinding(msgspec.Struct, frozen=True, kw_only=True):
 def test_where_all_have_it_a_feature_is_finalized_for_good(
     backend: Backend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is used from then on, and neither 0.2.0 nor a release without it opens the namespace."""
+    """It is used from then on, and no release without it opens the namespace."""
     paths = NamespacePaths(backend.root)
     shell = _cluster(backend, capsys, _new(paths))
 
@@ -165,12 +159,6 @@ def test_where_all_have_it_a_feature_is_finalized_for_good(
     async def used(store: MetadataStore) -> None:
         cluster = ClusterFeatures(store, paths)
         await cluster.require(NAME)
-        node = await store.get(backend.root, fresh=True)
-        assert node is not None
-        with pytest.raises(
-            CorruptMetadataError, match="has layout version 3, this release reads 2"
-        ):
-            decode(_EarlierBinding, node.value, source=backend.root)
         monkeypatch.setattr(features, "FEATURES", ())
         assert await cluster.has(NAME)  # it is not asked again
         with pytest.raises(UnsupportedError, match=f"uses {NAME}, which dlog .* does not have"):
@@ -211,10 +199,12 @@ def test_a_member_whose_registration_is_damaged_is_in_the_way(
     backend: Backend, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It may lack the feature."""
-    nodes = {NamespacePaths(backend.root).proxy("grpc://p:1"): b"{"}
+    paths = NamespacePaths(backend.root)
+    nodes = {paths.proxy("grpc://p:1"): b"{", paths.staging_owner("t1"): b"{"}
     code, out, _ = _cluster(backend, capsys, nodes).outcome("upgrade", "check")
     assert code == 1
     assert "proxy grpc://p:1 cannot be read: LiveProxy at" in out
+    assert "client staging t1 cannot be read: StagingProcess at" in out
 
 
 def test_processes_tell_their_release(fresh_sandbox: Callable[..., Sandbox], shell: Shell) -> None:
