@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.access.rights import Right
-from dlcore.base.errors import ProxyUnavailableError
+from dlcore.base.errors import DLError, ProxyUnavailableError
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight.needs import Need
 from dlcore.flight.tickets import Ticket, ticket_of
@@ -412,10 +412,26 @@ class Proxies:
         async with self._serving(process):
             self.is_ending = True
             async with self._rights_given_back(process):
-                _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX)
+                _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX / 2)
+                if left and not self._world.plan.auto_recoveries:
+                    await self._recover_logs()
+                _, left = await asyncio.wait(self._tasks, timeout=_ENDING_S_MAX / 2)
             if left:
                 raise InvariantViolatedError(LIVE, f"{len(left)} clients of proxies do not end")
         await process.client.aclose()
+
+    async def _recover_logs(self) -> None:
+        """End recoveries that their processes did not end, as an operator where nothing else does.
+
+        A log whose writer lives is left alone: it has recovered the log itself.
+        """
+        operator = LogProcess(self._world, "operator")
+        for name in await operator.namespace.get_logs():
+            try:
+                await (await operator.namespace.open_log(name)).recover()
+            except DLError as error:
+                operator.note(f"log {name} is not recovered: {type(error).__name__}: {error}")
+        await operator.client.aclose()
 
     @asynccontextmanager
     async def _rights_given_back(self, process: LogProcess) -> AsyncIterator[None]:

@@ -132,17 +132,21 @@ class Auditor:
 
     async def _scan(self, lost: tuple[BookieId, ...]) -> None:
         members: set[BookieId] = set()
-        count = small = wanted = 0
+        count = small = unended = wanted = 0
         troubles = Troubles()
         async for metadata in self._ledgers(troubles):
             with troubles.isolated(f"auditing ledger {metadata.ledger_id}"):
                 members |= members_of(metadata)
                 wanted = max(wanted, wanted_copies(metadata))
-                missing = lost_members(metadata, lost)
-                if missing or lacks_copies(metadata):
+                missing, is_small = lost_members(metadata, lost), lacks_copies(metadata)
+                # Its recoverer may have died, and until another one ends it nobody can know the
+                # last acknowledged entry.  The worker gives the first one a grace.
+                is_unended = metadata.state is LedgerState.IN_RECOVERY
+                if missing or is_small or is_unended:
                     await self._repairs.publish(metadata.ledger_id, missing=missing)
                     count += bool(missing)
-                    small += not missing
+                    small += is_small
+                    unended += is_unended
         self._figures.audited_s = steady_s()
         self._figures.left_out = troubles.count
         await self._repairs.tell("audit", troubles)
@@ -153,7 +157,9 @@ class Auditor:
             logger.info("lost bookies=%s ledgers=%d", ",".join(map(str, lost)), count)
         if small:
             logger.info("closed ledgers with fewer bookies than wanted: %d", small)
-        if count or small:
+        if unended:
+            logger.info("ledgers whose recovery has not ended: %d", unended)
+        if count or small or unended:
             self._on_publish()
 
     async def _ledgers(

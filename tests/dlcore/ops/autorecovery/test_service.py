@@ -256,9 +256,11 @@ def test_a_writer_is_not_fenced_for_a_bookie_that_nobody_could_replace() -> None
 
 
 def test_a_recovery_that_nobody_finishes_is_finished_after_the_grace() -> None:
-    """The ledger was left IN_RECOVERY; the full check finds it."""
+    """The ledger was left IN_RECOVERY; the audit finds it, with no full check in sight."""
 
     async def scenario(cluster: Cluster) -> None:
+        async with recovering(cluster):
+            await until(RepairList(cluster.store, PATHS, TokenClock()).read_last_check)
         writer = await cluster.client.create_ledger(QuorumConfig())
         await write(writer, 10)
         await writer.abandon()
