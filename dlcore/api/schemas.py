@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 from dlcore.log.entries.batches import read_schema
-from dlcore.log.entries.old_names import with_old_names
 from dlcore.log.typed.arrow import columns_of, entry_schemas, schema_of, spelled
 from dlcore.log.typed.schema import LogSchema, as_required, check_columns, describe, loosened
 from dlcore.log.typed.text import parse_columns
@@ -24,7 +23,6 @@ __all__ = [
     "schema_from_bytes",
     "schema_from_text",
     "with_nulls_of",
-    "with_old_names",
 ]
 
 _ARROW_FILE, _ARROW_STREAM, _PARQUET = b"ARROW1", b"\xff\xff\xff\xff", b"PAR1"

@@ -66,12 +66,7 @@ class DistributedLogManager(LogCalls):
             MetadataError.
         """
         reading = self._manager.read(start, end, columns=columns, where=where)
-        found = self._call(reading)
-        if found.view.old_names:  # a warning on the loop would not show the caller
-            from dlcore.log.entries.old_names import warn_of_old_names
-
-            warn_of_old_names(found.view.old_names)
-        return LogRange(self._portal, found)
+        return LogRange(self._portal, self._call(reading))
 
     def open_stream_writer(self) -> AppendOnlyStreamWriter:
         """Open the log's writer as a binary file, positioned at the end of the log's bytes.

@@ -190,27 +190,16 @@ def test_what_is_read_is_written_back(
     assert logs.payloads(name) == rows["value"].to_pylist() * 2
 
 
-def test_the_blocking_face_warns_its_caller(log: DistributedLogManager) -> None:
-    """On the event loop, where its calls are made, nobody would see it."""
-    with pytest.warns(DeprecationWarning, match="payload is called value now") as told:
-        old = log.read(columns=["payload"]).to_arrow()
-    assert __file__ in [each.filename for each in told]
-    assert old.to_pydict() == {"payload": [payload for _, payload in RECORDS]}
-
-
 def test_the_command_line(log: DistributedLogManager, shell: Shell) -> None:
-    """JSON has the bytes as value, and the old name beside it; a format takes both, and says so."""
+    """JSON and formats have the bytes as value."""
     names = ["dlsn", "txid", "sequence_id", "timestamp_ms"]
     first, second, _ = map(json.loads, shell.text("log", "tail", log.name, "--json").splitlines())
-    assert list(first) == [*names, "value", "payload"]
-    assert first["value"] == first["payload"] == "a"
-    assert list(second) == [*names, "value_base64", "payload_base64"]
-    assert second["value_base64"] == second["payload_base64"] == "/w=="
+    assert list(first) == [*names, "value"]
+    assert first["value"] == "a"
+    assert list(second) == [*names, "value_base64"]
+    assert second["value_base64"] == "/w=="
     line = "{dlsn} {txid} {value} {value_hex}"
     assert shell.outcome("log", "tail", log.name, "--format", line)[2] == ""
-    old = shell.outcome("log", "tail", log.name, "--format", line.replace("value", "payload"))
-    assert old[1] == shell.text("log", "tail", log.name, "--format", line)
-    assert "payload is called value now" in old[2]
 
 
 def test_the_page_has_these_names(log: DistributedLogManager) -> None:

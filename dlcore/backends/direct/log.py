@@ -209,14 +209,7 @@ class DirectLog(DistributedLogManager):
         where: pc.Expression | None = None,
     ) -> LogRange:
         self._require_open()
-        found = await self._readers.open_range(start, end, columns, where)
-        if found.view.old_names:
-            from dlcore.log.entries.old_names import (
-                warn_of_old_names,
-            )  # imported here: it loads Arrow
-
-            warn_of_old_names(found.view.old_names)
-        return found
+        return await self._readers.open_range(start, end, columns, where)
 
     @override
     async def get_schema(self) -> pa.Schema | None:

@@ -36,7 +36,6 @@ from dlcore.flight.requests import (
 )
 from dlcore.flight.tickets import Place, Ticket
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.entries.old_names import warn_of_old_names
 from dlcore.log.metadata.values import LogKey
 from dlcore.log.reading.log_range import LogRange
 from dlcore.log.reading.ranges import RangeExtent, RangeView, timestamp_ms_of
@@ -224,7 +223,6 @@ class FlightLog(DistributedLogManager):
             size_bytes_estimate=info.size_bytes,
         )
         view = RangeView(self.name, own, columns, where, narrows=True)
-        warn_of_old_names(view.old_names)
         return LogRange(extent, partial(self._open_part, extent, view), view)
 
     async def _open_part(self, extent: RangeExtent, view: RangeView) -> FlightReader:

@@ -20,7 +20,6 @@ from dlcore.log.entries.batcher import (
     txid_out_of_range,
 )
 from dlcore.log.entries.body import byte_log_schema, over
-from dlcore.log.entries.old_names import warn_of_old_names
 from dlcore.log.typed.rows import cut_by
 
 if TYPE_CHECKING:
@@ -84,21 +83,12 @@ def byte_log_batch(batch: pa.RecordBatch, *, assigned_txid: int | None = None) -
 
     Args:
         batch: has a column value (binary, or a type that is binary inside), and txid (integers).
-            The column may still have its old name, payload.
         assigned_txid: the txid of all rows, if the batch has no such column; None: it must have.
 
     Raises:
         ConfigurationError: a column is missing, has another type, or holds nulls.
     """
-    value, old = _column(batch, "value"), _column(batch, "payload")
-    if value is not None and old is not None:
-        raise ConfigurationError(
-            "a batch has the columns value and payload, and payload is the old name of value: "
-            "leave out one of them"
-        )
-    if old is not None:
-        warn_of_old_names(["payload"])
-        value = old
+    value = _column(batch, "value")
     if value is None:
         raise ConfigurationError(
             f"a batch needs a column value, it has {batch.schema.names}: a log of bytes takes "

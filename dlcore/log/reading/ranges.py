@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +12,6 @@ from dlcore.base.errors import ConfigurationError, SchemaMismatchError
 from dlcore.base.html_tables import fields_html
 from dlcore.base.ids import DLSN
 from dlcore.log.entries.batches import read_schema, repeated_text, typed_read_fields
-from dlcore.log.entries.old_names import OLD_NAMES, old_column
 from dlcore.log.typed.arrow import conform
 
 if TYPE_CHECKING:
@@ -111,20 +109,16 @@ class RangeView:
         names = list(default if columns is None else columns)
         self.is_typed = is_typed = own is not None
         available = pa.schema([*self._read, *([pa.field(_LOG, pa.string())] if is_typed else [])])
-        known = available if is_typed else _with_old_columns(available)
         for name in names:
-            if known.get_field_index(name) < 0 or names.count(name) > 1:
+            if available.get_field_index(name) < 0 or names.count(name) > 1:
                 raise SchemaMismatchError(
                     f"log {log!r}: columns={names}: {name!r} is not one of its columns, or named "
                     f"twice; expected some of {', '.join(available.names)}"
                 )
-        self.schema = pa.schema([known.field(name) for name in names])
-        self.old_names = set(names) & OLD_NAMES.keys() if not is_typed else set()
-        """The old names that the caller used."""
-        self._filters_old = False
+        self.schema = pa.schema([available.field(name) for name in names])
         if where is not None:
-            self._check(where, None if is_typed else known)
-        if narrows and where is None and not self.old_names:
+            self._check(where)
+        if narrows and where is None:
             # Positions are always needed, to find the end of the range.
             needed = {_position_name(self._read), *names}
             self._read = pa.schema([field for field in self._read if field.name in needed])
@@ -135,17 +129,11 @@ class RangeView:
         """The names of the columns of the batches that `of` takes."""
         return list(self._read.names)
 
-    def _check(self, where: pc.Expression, with_old: pa.Schema | None) -> None:
-        """Raise unless rows can be filtered by `where`, of a byte log also with old names."""
+    def _check(self, where: pc.Expression) -> None:
+        """Raise unless rows can be filtered by `where`."""
         try:
             pa.Table.from_batches([], self._read).filter(where)
         except (pa.ArrowException, TypeError) as error:
-            if with_old is not None:
-                with suppress(pa.ArrowException, TypeError):
-                    pa.Table.from_batches([], with_old).filter(where)
-                    self._filters_old = True
-                    self.old_names |= {name for name in OLD_NAMES if name in str(where)}
-                    return
             raise SchemaMismatchError(
                 f"log {self._log!r}: where={where}: expected a pyarrow.compute.Expression over "
                 f"{', '.join(self._read.names)}: {error}"
@@ -158,28 +146,14 @@ class RangeView:
         if not batch.schema.equals(self._read):
             batch = conform(batch, self._read)  # the log's schema has changed since
         if self._where is not None:
-            rows = _with_old_columns_of(batch) if self._filters_old else batch
-            batch = _aligned(rows).filter(self._where)
+            batch = _aligned(batch).filter(self._where)
         arrays = [self._column(batch, name) for name in self.schema.names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         if name == _LOG:
             return repeated_text(self._log, batch.num_rows)
-        if name in self.old_names:
-            return old_column(batch, name)
         return batch.column(name)
-
-
-def _with_old_columns(schema: pa.Schema) -> pa.Schema:
-    none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
-    return _with_old_columns_of(none).schema
-
-
-def _with_old_columns_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a byte log with the columns by their old names too."""
-    arrays = [*batch.columns, *(old_column(batch, name) for name in OLD_NAMES)]
-    return pa.RecordBatch.from_arrays(arrays, names=[*batch.schema.names, *OLD_NAMES])
 
 
 def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -199,17 +199,11 @@ def payload_text(payload: bytes) -> str:
 
 
 def payload_json(payload: bytes) -> dict[str, str]:
-    """Return a payload for programs, without loss: as text, or as base64 if it is not UTF-8.
-
-    Up to version 0.1 the old key is there, too: a program that reads it would otherwise find
-    nothing, without an error.
-    """
+    """Return a payload for programs, without loss: as text, or as base64 if it is not UTF-8."""
     try:
-        text = payload.decode("utf-8")
+        return {"value": payload.decode("utf-8")}
     except UnicodeDecodeError:
-        encoded = base64.b64encode(payload).decode("ascii")
-        return {"value_base64": encoded, "payload_base64": encoded}
-    return {"value": text, "payload": text}
+        return {"value_base64": base64.b64encode(payload).decode("ascii")}
 
 
 def bytes_text(count: int) -> str:

@@ -66,8 +66,6 @@ _FIELDS: dict[str, Callable[[_Shown], object]] = {
     "value_hex": lambda record: record.payload.hex(),
     "value_base64": lambda record: base64.b64encode(record.payload).decode("ascii"),
 }
-_OLD_FIELDS = {f"payload{end}": f"value{end}" for end in ("", "_hex", "_base64")}
-"""Old names of fields, which are accepted up to version 0.1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +144,7 @@ def _parsed(given: str) -> str:
     template = _ESCAPE.sub(lambda found: _ESCAPED[found[1]], given)
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-        unknown = [name for name in names if name not in _FIELDS and name not in _OLD_FIELDS]
+        unknown = [name for name in names if name not in _FIELDS]
         if not unknown:
             _filled(template, LogRecordWithDLSN(0, b"", 0, EntryPlace(1, 0, 0, 0, 0)))
     except (ValueError, KeyError, IndexError) as error:
@@ -155,17 +153,11 @@ def _parsed(given: str) -> str:
         raise click.UsageError(
             f"--format {given!r}: no field {unknown[0]!r}, expected {', '.join(_FIELDS)}"
         )
-    for old in sorted(set(names) & _OLD_FIELDS.keys()):
-        note(
-            f"--format: {old} is called {_OLD_FIELDS[old]} now; the old name goes with version 0.3"
-        )
     return template
 
 
 def _filled(template: str, record: _Shown) -> str:
-    fields = {name: of(record) for name, of in _FIELDS.items()}
-    old = {name: fields[new] for name, new in _OLD_FIELDS.items() if name in template}
-    return template.format(**fields, **old)
+    return template.format(**{name: of(record) for name, of in _FIELDS.items()})
 
 
 def printed(command: _Command) -> _Command:

@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 
 READING_MAX = 8
 """Streams that receive messages at once while the log is slower than its clients."""
-_VALUE_NAMES = ("value", "payload")
+_VALUE = "value"
 """Names of the column of bytes; the second is an old name that other clients may still use."""
 _TXID = "txid"
 _VALUE_KINDS = (
@@ -206,19 +206,16 @@ class OwnedLog:
         if isinstance(self.writer, DirectTypedWriter):
             return
         names = schema.names
-        values = [name for name in names if name in _VALUE_NAMES]
-        others = [name for name in names if name not in (*_VALUE_NAMES, _TXID)]
+        others = set(names) - {_VALUE, _TXID}
         name = self.writer.log_name
-        if len(values) != 1 or others or len(names) != len(set(names)):
+        if _VALUE not in names or others or len(names) != len(set(names)):
             raise ConfigurationError(
-                f"log {name!r} is a byte log: expected one column value (or payload) and, if rows "
+                f"log {name!r} is a byte log: expected one column value and, if rows "
                 f"have their own transaction ids, a column txid; got {names}"
             )
-        kind = schema.field(values[0]).type
+        kind = schema.field(_VALUE).type
         if not any(is_kind(kind) for is_kind in _VALUE_KINDS):
-            raise ConfigurationError(
-                f"log {name!r}: column {values[0]} has type {kind}, expected binary"
-            )
+            raise ConfigurationError(f"log {name!r}: column value has type {kind}, expected binary")
         if _TXID in names and not pa.types.is_integer(schema.field(_TXID).type):
             raise ConfigurationError(
                 f"log {name!r}: column txid has type {schema.field(_TXID).type}, expected int64"
@@ -346,9 +343,6 @@ class OwnedLog:
             payload = batch.column(0)[0].as_py()
             if isinstance(payload, bytes):
                 return LogRecord(txid, payload)
-        names = batch.schema.names
-        if "payload" in names:
-            batch = batch.rename_columns(["value" if name == "payload" else name for name in names])
         return byte_log_batch(batch, assigned_txid=txid)
 
 

@@ -263,10 +263,8 @@ def test_texts_cannot_move_the_cursor() -> None:
 
 def test_json_payloads_lose_nothing() -> None:
     """Bytes that are no text travel as base64 under another key."""
-    assert payload_json("grün\n".encode()) == {"value": "grün\n", "payload": "grün\n"}
-    assert json.dumps(payload_json(b"\xff")) == (
-        '{"value_base64": "/w==", "payload_base64": "/w=="}'
-    )
+    assert payload_json("grün\n".encode()) == {"value": "grün\n"}
+    assert payload_json(b"\xff") == {"value_base64": "/w=="}
 
 
 def test_times_that_no_calendar_has_are_numbers() -> None:
