@@ -19,7 +19,7 @@ import (
 )
 
 var payloads = arrow.NewSchema(
-	[]arrow.Field{{Name: "payload", Type: arrow.BinaryTypes.Binary}}, nil)
+	[]arrow.Field{{Name: "value", Type: arrow.BinaryTypes.Binary}}, nil)
 
 // wireClaim is a claim as the proxy writes it.
 type wireClaim struct {

@@ -133,27 +133,12 @@ def test_transaction_ids_are_the_time_and_never_fall() -> None:
     with_proxies("clicks")(scenario)
 
 
-def test_the_old_name_of_values_is_taken() -> None:
-    """Clients of any language may send it; the proxy neither refuses it nor warns itself."""
-
-    async def scenario(served: Proxies) -> None:
-        client = await served.start()
-        for name in ("value", "payload"):
-            schema = pa.schema([(name, pa.binary())])
-            stream = await client.opened("clicks", schema)
-            await stream.send_batch(pa.record_batch([[b"a", b"b"]], schema=schema))
-            await stream.told_all()
-        assert [each.payload for each in await records(served)] == [b"a", b"b"] * 2
-
-    with_proxies("clicks")(scenario)
-
-
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
         ([("key", pa.binary())], "expected one column value"),
-        ([("payload", pa.binary()), ("value", pa.binary())], "expected one column value"),
-        ([("payload", pa.binary()), ("payload", pa.binary())], "expected one column value"),
+        ([("payload", pa.binary())], "expected one column value"),
+        ([("value", pa.binary()), ("value", pa.binary())], "expected one column value"),
         ([("value", pa.binary()), ("key", pa.binary())], "expected one column value"),
         ([("value", pa.int64())], "column value has type int64, expected binary"),
         ([("value", pa.binary()), ("txid", pa.string())], "txid has type string"),

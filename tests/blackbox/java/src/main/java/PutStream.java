@@ -22,7 +22,7 @@ import org.apache.arrow.vector.types.pojo.Schema;
 /** An open DoPut. */
 final class PutStream {
   private static final Schema PAYLOADS =
-      new Schema(List.of(Field.notNullable("payload", new ArrowType.Binary())));
+      new Schema(List.of(Field.notNullable("value", new ArrowType.Binary())));
   private static final int STREAM_S = 60; // a longer one ends, and is opened again
 
   final JsonNode ready;
