@@ -8,12 +8,19 @@ import logging
 import secrets
 import sys
 from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.chaos.disks import enter_mount_namespace
 from tests.chaos.parent import interrupt_at_end_of_stdin
-from tests.chaos.plan import KINDS
+from tests.chaos.plan import CHANGE_RELEASE, FINALIZE, KINDS, MIXED_KINDS
 from tests.chaos.run import plan_of, run_chaos
 from tests.fixtures.forking import Forking
+from tests.upgrade.releases import LAST, commit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXIT_INTERRUPTED = 130
 
@@ -34,13 +41,20 @@ def main() -> int:
     )
     parser.add_argument("--secure", action="store_true", help="with TLS between all processes")
     parser.add_argument(
-        "--only", action="append", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}"
+        "--mixed", action="store_true", help=f"with processes of {LAST}, until they are all changed"
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=MIXED_KINDS[:-1],
+        metavar="KIND",
+        help=f"of {', '.join(MIXED_KINDS[:-1])}",
     )
     arguments = parser.parse_args()
+    kinds = _kinds(parser, arguments)
     logging.disable(logging.CRITICAL)  # what the checker's own connections meet is no news
     if arguments.watch_parent:
         interrupt_at_end_of_stdin()
-    kinds = arguments.only or KINDS
     seeds = arguments.seed or [secrets.randbelow(1_000_000)]
     has_failed = False
     for seed in seeds:
@@ -58,6 +72,7 @@ def main() -> int:
             keeps=arguments.keep,
             producers=arguments.producers,
             is_secure=arguments.secure,
+            last=LAST if arguments.mixed else None,
         )
         try:
             report = asyncio.run(run)
@@ -67,6 +82,19 @@ def main() -> int:
         print(report, flush=True)
         has_failed |= not report.is_clean
     return int(has_failed)
+
+
+def _kinds(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Sequence[str]:
+    """Return the kinds of faults asked for; end the program if they cannot be had."""
+    if not arguments.mixed:
+        if CHANGE_RELEASE in (arguments.only or ()):
+            parser.error(f"{CHANGE_RELEASE!r} needs --mixed")
+        return arguments.only or KINDS
+    try:
+        commit_of(LAST)
+    except pytest.skip.Exception as missing:
+        parser.error(str(missing))
+    return (*(arguments.only or KINDS), CHANGE_RELEASE, FINALIZE)
 
 
 def _say(text: str) -> None:

@@ -27,6 +27,7 @@ from dlcore.metadata.binding import read_binding
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+from dlcore.ops.autorecovery.joining import joined
 from dlcore.ops.autorecovery.service import AutoRecovery
 from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
@@ -118,7 +119,10 @@ async def run(name: str, uri: str, tls: TlsFiles | None) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     while True:
         try:
-            async with await open_namespace(uri, tls) as namespace:
+            async with (
+                await open_namespace(uri, tls) as namespace,
+                joined(namespace.ports, owner=name),
+            ):
                 also = (
                     LogUpkeep.of(namespace, UPKEEP).run,
                     partial(ask_for_merging, namespace._context),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import random
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from dlcore import DLError, LogConfig, QuorumConfig, open_namespace
+from dlcore import DLError, LogConfig, QuorumConfig
+from dlcore.backends.direct.namespace import open_namespace
 from dlcore.backends.flight import planning
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.base.clock import SystemClock
@@ -18,13 +22,14 @@ from dlcore.flight.requests import NoRequest
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.metadata.values import LockHolder, LogMetadata
-from dlcore.metadata.binding import ensure_namespace
+from dlcore.metadata.binding import ensure_namespace, read_binding
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.stored import decode
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from dlcore.ops.sandbox.certificates import Certificates
 from dlcore.ops.sandbox.process import HOST, PortReservation, Warden
 from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
+from dlcore.ops.upgrade_members import finalize, look
 from tests.chaos import disks
 from tests.chaos.client import CLIENT_CONFIG, LOG_CONFIG, Work
 from tests.chaos.history import DAMAGED, Found, History
@@ -32,7 +37,14 @@ from tests.chaos.links import Network
 from tests.chaos.payloads import identity_of
 from tests.chaos.plan import BOOKIE_SESSION_S, ZOOKEEPER
 from tests.chaos.producers import Production
-from tests.chaos.services import BookieService, Deadline, Service, client_may_end, proxy_may_end
+from tests.chaos.services import (
+    BookieService,
+    Deadline,
+    Service,
+    client_may_end,
+    environment_of,
+    proxy_may_end,
+)
 from tests.chaos.threads import in_thread
 from tests.fixtures.forking import LOADED_PYTHON
 
@@ -42,6 +54,8 @@ if TYPE_CHECKING:
 
     from dlcore.flight.actions import Action
     from dlcore.flight.answers import NoAnswer
+    from dlcore.ops.upgrade_report import UpgradeReport
+    from tests.upgrade.releases import Installed
 
 ROOT = "/dlog"
 BOOKIES = tuple(f"bookie-{number}" for number in range(1, 6))
@@ -92,6 +106,7 @@ class Cluster:
         seconds: how long it will work, for the size of small disks.
         producers: how many write through proxies; None: some, more in a longer run.
         is_secure: whether bookies and proxies let only those in who have a certificate.
+        last: the release that makes the namespace, and that all processes run first; None: this.
     """
 
     def __init__(
@@ -102,7 +117,9 @@ class Cluster:
         seconds: float,
         producers: int | None = None,
         is_secure: bool = False,
+        last: Installed | None = None,
     ) -> None:
+        self.last = last
         self.folder = folder
         self._certificates = Certificates(folder / "secure") if is_secure else None
         self.tls = None if self._certificates is None else self._certificates.client
@@ -135,8 +152,13 @@ class Cluster:
         return None if self.tls is None else dataclasses.asdict(self.tls)
 
     def _process_ids(self) -> dict[str, int]:
-        services = (*self.bookies.values(), *self.clients.values())
+        services = self.services.values()
         return {each.name: pid for each in services if (pid := each.pid) is not None}
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """All processes but ZooKeeper, by name."""
+        return {**self.bookies, **self.clients}
 
     async def __aenter__(self) -> Cluster:
         try:
@@ -175,8 +197,11 @@ class Cluster:
         self._zookeeper_port = await self.network.open_proxy(ZOOKEEPER, lambda: port)
         self.store = await ZooKeeperStore.connect(self.zookeeper.servers)
         self._resources.push_async_callback(self.store.aclose)
-        binding = await ensure_namespace(self.store, self.paths, SystemClock())
-        self.cluster_id = binding.cluster_id
+        if self.last is None:
+            await ensure_namespace(self.store, self.paths, SystemClock())
+        else:
+            await in_thread(self._make_namespace, self.last)
+        self.cluster_id = (await read_binding(self.store, self.paths)).cluster_id
         if self._certificates is not None:
             await in_thread(self._certificates.make, self.direct_uri)
         if disks.can_mount():
@@ -191,6 +216,16 @@ class Cluster:
         await self._create_logs()
         for name in CLIENTS:
             self._add_client(name)
+
+    def _make_namespace(self, release: Installed) -> None:
+        """Let another release make it: of its own, this one would use all features at once."""
+        command = [sys.executable, "-m", "dlcore.ops.cli", "namespace", "create"]
+        subprocess.run(
+            [*command, "--uri", self.direct_uri],
+            env={**os.environ, **environment_of(release)},
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
     @property
     def uri(self) -> str:
@@ -224,6 +259,7 @@ class Cluster:
             program=self.syncs.program(name),
             options=options,
             warden=self._warden,
+            installed=self.last,
         )
         proxy_port = await self.network.open_proxy(name, lambda: bookie.port)
         control_proxy_port = await self.network.open_proxy(name, lambda: bookie.control_port)
@@ -263,6 +299,7 @@ class Cluster:
             log_path=self.folder / f"{name}.log",
             warden=self._warden,
             may_end=proxy_may_end if name in PROXIES else client_may_end,
+            installed=self.last,
         )
         self.clients[name] = service
         service.start()
@@ -356,6 +393,16 @@ class Cluster:
             return set(registered or ()) == set(self.bookies)
 
         return await Deadline(timeout_s).wait(all_serve)
+
+    async def look_at_releases(self) -> UpgradeReport:
+        """Return the releases that the members tell, as ``dlog upgrade check`` shows them."""
+        async with await open_namespace(self.direct_uri, tls=self.tls) as namespace:
+            return await look(namespace.ports)
+
+    async def finalize(self) -> None:
+        """Finalize the features of this release, as ``dlog upgrade finalize`` does."""
+        async with await open_namespace(self.direct_uri, tls=self.tls) as namespace:
+            await finalize(namespace.ports)
 
     async def forget_cookie(self, name: str) -> None:
         """Delete a bookie's cookie, as the command does that its error message names.

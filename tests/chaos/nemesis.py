@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dlcore import DLError
 from dlcore.base.ids import BookieId
 from dlcore.flight import actions
+from dlcore.ops.upgrade_report import Role
 from tests.chaos import disks
 from tests.chaos.cluster import (
     FULL_DISK_BYTES,
@@ -24,7 +25,15 @@ from tests.chaos.cluster import (
 )
 from tests.chaos.forger import Forger
 from tests.chaos.links import Rule
-from tests.chaos.plan import ALL_LOSE_POWER, KINDS, LINK_KINDS, Fault
+from tests.chaos.plan import (
+    ABRUPT,
+    ALL_LOSE_POWER,
+    CHANGE_RELEASE,
+    FINALIZE,
+    LINK_KINDS,
+    MIXED_KINDS,
+    Fault,
+)
 from tests.chaos.services import Deadline
 from tests.chaos.threads import in_thread
 from tests.fixtures.power import take_power
@@ -68,7 +77,10 @@ class Nemesis:
         """Incarnations whose disk was lost in this run."""
         self.taken_back = 0
         """Sectors, ends of files and names that losses of power took back."""
+        self.told: Counter[str] = Counter()
+        """The most members of each release at once, seen before each change."""
         self._wiping = asyncio.Lock()
+        self._is_finalizing = False
         self._handlers: dict[str, Callable[[Fault], Awaitable[bool | None]]] = {
             "kill bookie": self._kill_bookie,
             "lose power": self._lose_power,
@@ -88,9 +100,11 @@ class Nemesis:
             "drain proxies": lambda fault: self._to_owner(self._drain, fault),
             "restart proxies": self._restart_proxies,
             "restart bookies": self._restart_bookies,
+            CHANGE_RELEASE: self._change_release,
+            FINALIZE: self._finalize,
             **dict.fromkeys(LINK_KINDS, self._break_links),
         }
-        assert self._handlers.keys() == set(KINDS)
+        assert self._handlers.keys() == set(MIXED_KINDS)
 
     async def run(self, plan: Sequence[Fault], *, note: Callable[[str], None]) -> None:
         """Carry out the plan; return when everything is undone.
@@ -236,6 +250,45 @@ class Nemesis:
                 bookie.start()
                 await _wait_serving(bookie)
             await asyncio.sleep(fault.lasts_s)
+
+    async def _change_release(self, fault: Fault) -> bool:
+        """Restart a process as the other release; False if there is no way back any more."""
+        service = self._cluster.services[fault.target]
+        async with service.turn:
+            if self._is_finalizing:
+                return False
+            await self._bookies_tell_their_releases()
+            await (service.kill() if fault.strength > ABRUPT else service.stop())
+            await asyncio.sleep(fault.lasts_s)
+            service.installed = self._cluster.last if service.installed is None else None
+            service.start()
+        return True
+
+    async def _finalize(self, _fault: Fault) -> None:
+        """Let all processes run this release, and finalize its features."""
+        self._is_finalizing = True
+        if not await Deadline(_PATIENCE_S).wait(self._bookies_tell_their_releases):
+            raise NemesisError(f"bookies run other releases than they tell: {self.told}")
+        for service in self._cluster.services.values():
+            async with service.turn:
+                if service.installed is not None:
+                    await service.stop()
+                    service.installed = None
+                    service.start()
+        await persistently(self._cluster.finalize, timeout_s=_PATIENCE_S)
+
+    async def _bookies_tell_their_releases(self) -> bool:
+        """Return whether each that is registered runs what it was started as; note all members."""
+        try:
+            members = (await self._cluster.look_at_releases()).members
+        except DLError:
+            return False  # the metadata store is away
+        self.told |= Counter(f"{each.role} {each.version}" for each in members)
+        versions = {each.name: each.version for each in members if each.role is Role.BOOKIE}
+        return all(
+            versions.get(name, each.version) == each.version
+            for name, each in self._cluster.bookies.items()
+        )
 
     async def _restart_zookeeper(self, fault: Fault) -> None:
         zookeeper = self._cluster.zookeeper

@@ -47,12 +47,23 @@ KINDS = (
     "restart proxies",
     "restart bookies",
 )
+CHANGE_RELEASE, FINALIZE = "change release", "finalize features"
+MIXED_KINDS = (*KINDS, CHANGE_RELEASE, FINALIZE)
+"""Those of a run of two releases, which both are in its plan or neither."""
 LINK_KINDS = frozenset(kind for kind in KINDS if kind.endswith(" links"))
 FORGERY = "forge frames"
 ZOOKEEPER = "zookeeper"
 _GAP_S_MIN, _GAP_S_MAX = 1.0, 4.0
 _EARLY_SHARE = 0.6
 """The first round of all kinds takes this share of the time."""
+_MIXED_SHARE = 0.75
+"""The share of the time after which the features are finalized."""
+_CHANGE_S_MIN, _CHANGE_S_MAX = 1.0, 5.0
+"""Between two changes of a release."""
+_CHANGE_ROUNDS = 2
+"""How often each process changes its release, if there is time: forwards, and back."""
+ABRUPT = 0.7
+"""From this strength on a process is killed to change its release, else stopped in order."""
 ALL_LOSE_POWER = 0.5
 """From this strength on a loss of power is that of all bookies at once."""
 
@@ -81,6 +92,8 @@ _LASTS_S = {
     "drain proxies": (0.5, 4.0),
     "restart proxies": (0.2, 1.0),
     "restart bookies": (0.2, 1.0),
+    CHANGE_RELEASE: (0.0, 2.0),
+    FINALIZE: (0.0, 0.0),
 }
 
 
@@ -90,7 +103,7 @@ class Fault:
 
     `sources` and `endpoints` are the two ends of links.  `strength` is in 0 … 1 and means what the
     kind makes of it: a delay, how full the disk gets, whether a kill comes again during replay,
-    whether one bookie loses power or all of them at once.
+    whether one bookie loses power or all of them at once, whether a process is stopped or killed.
     """
 
     kind: str
@@ -118,20 +131,24 @@ def make_plan(
 ) -> list[Fault]:
     """Return faults over `seconds`, in order of time: each of `kinds` once, and then at random.
 
-    The owner of the producers' log is killed every ten seconds beside.
+    The owner of the producers' log is killed every ten seconds beside.  With `CHANGE_RELEASE` among
+    the kinds the releases change beside, which leaves the other faults of a seed as they are.
 
     `small_disks` are the bookies whose disk can be filled.
     """
     rng = random.Random(f"chaos {seed}")
     if not kinds:
         return []
+    faults: list[Fault] = []
+    if CHANGE_RELEASE in kinds:
+        faults += _make_changes(random.Random(f"releases {seed}"), seconds, [*bookies, *clients])
+    kinds = [kind for kind in kinds if kind not in (CHANGE_RELEASE, FINALIZE)]
     first_round = list(kinds)
     rng.shuffle(first_round)
-    faults: list[Fault] = []
     gap_s = min(_GAP_S_MAX, max(_GAP_S_MIN, _EARLY_SHARE * seconds / max(1, len(kinds))))
     at_s = gap_s / 2
-    while at_s < seconds or first_round:
-        kind = first_round.pop() if first_round else rng.choice(list(kinds))
+    while kinds and (at_s < seconds or first_round):
+        kind = first_round.pop() if first_round else rng.choice(kinds)
         faults.append(_make_fault(rng, kind, at_s, bookies, clients, small_disks))
         at_s += gap_s if first_round else rng.uniform(0.3, 1.7) * gap_s
     if "kill owner" in kinds:
@@ -141,6 +158,26 @@ def make_plan(
     liar = random.Random(f"liar {seed}").choice(list(bookies))  # one bookie alone may lie
     faults = [replace(each, target=liar) if each.kind == FORGERY else each for each in faults]
     return sorted(faults, key=lambda fault: fault.at_s)
+
+
+def _make_changes(rng: random.Random, seconds: float, processes: Sequence[str]) -> list[Fault]:
+    """Return changes of the releases of all processes, one after the other, round by round.
+
+    Each begins as the last release, so that rounds go forwards and back in turn.  At the end the
+    features are finalized, after which there is no way back.
+    """
+    end_s = _MIXED_SHARE * seconds
+    gap_s = end_s / (_CHANGE_ROUNDS * len(processes))
+    gap_s = min(_CHANGE_S_MAX, max(_CHANGE_S_MIN, gap_s))
+    faults: list[Fault] = []
+    turns: list[str] = []
+    at_s = gap_s / 2
+    while at_s < end_s:
+        turns = turns or rng.sample(list(processes), len(processes))
+        lasts_s = rng.uniform(*_LASTS_S[CHANGE_RELEASE])
+        faults.append(Fault(CHANGE_RELEASE, at_s, lasts_s, turns.pop(), strength=rng.random()))
+        at_s += gap_s
+    return [*faults, Fault(FINALIZE, end_s, 0.0, "cluster")]
 
 
 def _make_fault(

@@ -16,8 +16,10 @@ from tests.chaos.cluster import BOOKIES, CLIENTS, LOGS, PROXIES, READER, Cluster
 from tests.chaos.disks import can_mount
 from tests.chaos.history import Verdict, judge, longest_gap_s
 from tests.chaos.nemesis import Nemesis, NemesisError
-from tests.chaos.plan import KINDS, Fault, make_plan
+from tests.chaos.plan import KINDS, MIXED_KINDS, Fault, make_plan
 from tests.chaos.services import Deadline
+from tests.chaos.threads import in_thread
+from tests.upgrade.releases import install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +43,7 @@ class Report:
     seed: int
     faults: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
+    told: Counter[str] = field(default_factory=Counter)
     impossible: tuple[str, ...] = ()
     sync_method: str = ""
     seconds: float = 0.0
@@ -70,6 +73,7 @@ class Report:
             f"faults: {_listed(self.faults)} (in all {self.faults.total()})",
             f"left out: {_listed(self.left_out) or 'none'}",
             f"not possible here: {', '.join(self.impossible) or 'none'}",
+            *(f"most of a release at once: {each}" for each in [_told(self.told)] if each),
             f"taken back by losses of power: {self.taken_back} sectors, ends of files and names",
             f"records: appended {self.appends}, acknowledged {self.acked}, read back {self.read}",
             f"acknowledged entries {self.acked_entries}, records tailed {self.tailed}",
@@ -86,7 +90,11 @@ class Report:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{kind} {counts[kind]}" for kind in KINDS if counts[kind])
+    return ", ".join(f"{kind} {counts[kind]}" for kind in MIXED_KINDS if counts[kind])
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{each} {count}" for each, count in sorted(counts.items()))
 
 
 def plan_of(seed: int, seconds: float, kinds: Sequence[str] = KINDS) -> list[Fault]:
@@ -116,6 +124,7 @@ async def run_chaos(
     keeps: bool = False,
     producers: int | None = None,
     is_secure: bool = False,
+    last: str | None = None,
 ) -> Report:
     """Run and judge; the folder with all data and logs stays when something is wrong, or `keeps`.
 
@@ -123,12 +132,18 @@ async def run_chaos(
         tell: is told of progress.
         producers: how many write through proxies; None: some, more in a longer run.
         is_secure: whether bookies and proxies ask for certificates.
+        last: the version of the release that all processes run first, out of the history.
     """
     folder = Path(tempfile.mkdtemp(prefix="dlog-chaos-"))
     is_clean = False
     try:
         async with Cluster(
-            folder, seed=seed, seconds=seconds, producers=producers, is_secure=is_secure
+            folder,
+            seed=seed,
+            seconds=seconds,
+            producers=producers,
+            is_secure=is_secure,
+            last=await in_thread(install, last, folder / "last-release") if last else None,
         ) as cluster:
             report = await _Run(cluster, seed, seconds, tell).run(plan_of(seed, seconds, kinds))
         is_clean = report.is_clean
@@ -168,7 +183,7 @@ class _Run:
         except* NemesisError as group:
             report.failures += [str(error) for error in group.exceptions]
         report.faults, report.left_out = nemesis.counts, nemesis.left_out
-        report.taken_back = nemesis.taken_back
+        report.taken_back, report.told = nemesis.taken_back, nemesis.told
         healed_s = time.monotonic()
         report.seconds = healed_s - began_s
         self._tell("healed")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlcore.base.features import own_release
 from dlcore.ops.sandbox.process import HOST, ChildProcess, PortReservation, Warden
 from tests.chaos.threads import in_thread
 from tests.fixtures.forking import LOADED_PYTHON
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from tests.upgrade.releases import Installed
 
 REPOSITORY = Path(__file__).parents[2]
 EXIT_FAILED, EXIT_REFUSED = 1, 2
@@ -33,6 +37,7 @@ class Service:
 
     Args:
         may_end: whether an end by itself, with this status and output, is what it should do then.
+        installed: the release that it runs from its next start on; None: this release.
     """
 
     def __init__(
@@ -43,8 +48,10 @@ class Service:
         log_path: Path,
         warden: Warden,
         may_end: Callable[[int, str], bool],
+        installed: Installed | None = None,
     ) -> None:
         self.name = name
+        self.installed = installed
         self.log_path = log_path
         self.turn = asyncio.Lock()
         self.is_wanted = False
@@ -62,6 +69,11 @@ class Service:
     def pid(self) -> int | None:
         """The id of the running process, if it runs."""
         return self._child.pid if self._child is not None and self._child.is_running else None
+
+    @property
+    def version(self) -> str:
+        """The version of the release that it runs, or will at its next start."""
+        return own_release().version if self.installed is None else self.installed.name
 
     @property
     def is_running(self) -> bool:
@@ -87,7 +99,7 @@ class Service:
             self._command(self.starts),
             log_path=self.log_path,
             warden=self._warden,
-            environment={"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"},
+            environment=environment_of(self.installed),
         )
         self.starts += 1
 
@@ -152,6 +164,7 @@ class BookieService(Service):
         program: Sequence[str],
         options: Callable[[], Sequence[str]],
         warden: Warden,
+        installed: Installed | None = None,
     ) -> None:
         self.folder = folder
         self._reservation = PortReservation(0)
@@ -170,6 +183,7 @@ class BookieService(Service):
             log_path=folder.with_name(f"{name}.log"),
             warden=warden,
             may_end=bookie_may_end,
+            installed=installed,
         )
 
     @property
@@ -187,6 +201,17 @@ class BookieService(Service):
         """Give the ports up."""
         self._reservation.release()
         self._control_reservation.release()
+
+
+def environment_of(release: Installed | None) -> Mapping[str, str]:
+    """Return the variables of a process of a release; None: of this one.
+
+    The programs of `tests` are those of this release in any case, and use what both have.
+    """
+    if release is None:
+        return {"PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+    given = release.environment
+    return {**given, "PYTHONPATH": f"{given['PYTHONPATH']}{os.pathsep}{REPOSITORY}"}
 
 
 def bookie_may_end(status: int, output: str) -> bool:

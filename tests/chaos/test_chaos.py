@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.plan import KINDS
+from dlcore.base.features import own_release
+from tests.chaos.plan import KINDS, MIXED_KINDS
 from tests.chaos.services import REPOSITORY
+from tests.upgrade.releases import LAST, commit_of
 
 SEED = 2
 SECONDS = 22
@@ -22,9 +24,14 @@ COMMAND = [sys.executable, "-m", "tests.chaos", "--watch-parent", "--seed", str(
 @pytest.mark.integration
 @pytest.mark.prove  # each kind of fault has a test of its own in tests/integration
 @pytest.mark.timeout(900)  # the run has bounds of its own, for a very busy machine
-@pytest.mark.parametrize("options", [(), ("--secure",)], ids=["open", "secured"])
+@pytest.mark.parametrize(
+    "options", [(), ("--secure",), ("--mixed",)], ids=["open", "secured", "mixed"]
+)
 def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The run itself judges; here it is checked that it did what it should."""
+    is_mixed = "--mixed" in options
+    if is_mixed:
+        commit_of(LAST)
     errors = tmp_path / "errors"
     with (
         errors.open("w") as stderr,
@@ -43,9 +50,13 @@ def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path, options: tuple[
     assert "lost 0, doubled 0, out of order 0\n" in output
     assert errors.read_text() == ""
     told = dict(re.findall(r"^(faults|not possible here): (.*)$", output, re.MULTILINE))
-    done = {kind for kind in KINDS if re.search(rf"\b{kind} \d", told["faults"])}
+    kinds = MIXED_KINDS if is_mixed else KINDS
+    done = {kind for kind in kinds if re.search(rf"\b{kind} \d", told["faults"])}
     impossible = {kind for kind in KINDS if kind in told["not possible here"]}
-    assert done | impossible == set(KINDS)
+    assert done | impossible == set(kinds)
+    if is_mixed:
+        (releases,) = re.findall(r"^most of a release at once: (.*)$", output, re.MULTILINE)
+        assert all(f"bookie {each} " in releases for each in (LAST, own_release().version))
     counts = re.search(r"appended (\d+), acknowledged (\d+), read back (\d+)", output)
     assert counts is not None
     appended, acknowledged, read = map(int, counts.groups())

@@ -7,28 +7,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.chaos.plan import (
+    ABRUPT,
     ADD_TIMEOUT_S,
     ALL_LOSE_POWER,
     BOOKIE_SESSION_S,
+    CHANGE_RELEASE,
     CLIENT_SESSION_S,
+    FINALIZE,
     FORGERY,
     KINDS,
     LINK_KINDS,
+    MIXED_KINDS,
     Fault,
     make_plan,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 BOOKIES = ["b1", "b2", "b3", "b4"]
 CLIENTS = ["c1", "c2"]
 
 
-def plan_of(seed: int, seconds: float = 30.0) -> list[Fault]:
+def plan_of(seed: int, seconds: float = 30.0, kinds: Sequence[str] = KINDS) -> list[Fault]:
     """Return a plan for a small cluster."""
     return make_plan(
-        seed, seconds=seconds, bookies=BOOKIES, clients=CLIENTS, small_disks=BOOKIES[:1]
+        seed,
+        seconds=seconds,
+        bookies=BOOKIES,
+        clients=CLIENTS,
+        small_disks=BOOKIES[:1],
+        kinds=kinds,
     )
 
 
@@ -57,6 +66,26 @@ def test_one_bookie_alone_is_lied_to() -> None:
     for seed in range(20):
         lied_to = {fault.target for fault in plan_of(seed, 300.0) if fault.kind == FORGERY}
         assert len(lied_to) == 1
+
+
+def test_releases_change_in_rounds_until_the_features_are_finalized() -> None:
+    """Each process goes forwards and back at least; the other faults of the seed are the same."""
+    plan = plan_of(7, 300.0, MIXED_KINDS)
+    changes = [fault for fault in plan if fault.kind == CHANGE_RELEASE]
+    assert [each for each in plan if each.kind not in (CHANGE_RELEASE, FINALIZE)] == plan_of(7, 300)
+    (end,) = (fault for fault in plan if fault.kind == FINALIZE)
+    assert max(fault.at_s for fault in changes) < end.at_s < 300
+    members = {*BOOKIES, *CLIENTS}
+    for first in (0, len(members)):
+        assert {each.target for each in changes[first : first + len(members)]} == members
+    assert {fault.strength > ABRUPT for fault in changes} == {True, False}
+
+
+def test_nothing_but_changes_of_the_release() -> None:
+    """As `--only` asks for them."""
+    plan = plan_of(7, 20.0, (CHANGE_RELEASE, FINALIZE))
+    assert {fault.kind for fault in plan} == {CHANGE_RELEASE, FINALIZE}
+    assert plan[-1].kind == FINALIZE
 
 
 def test_a_mount_is_not_put_aside() -> None:
