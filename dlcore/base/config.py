@@ -410,6 +410,10 @@ class LogConfig(ShownFields):
         require_not_negative(self, "lock_timeout_s", "flush_interval_s", "buffer_bytes")
 
 
+NEW_LOG_SETTINGS = ("retention_s", "explicit_truncation")
+"""The settings of logs that a cluster may give to those that are created."""
+
+
 class LogSettings(
     ShownFields,
     msgspec.Struct,
@@ -518,6 +522,19 @@ class LogSettings(
         unset = msgspec.structs.asdict(LogSettings())
         values = {**msgspec.structs.asdict(self), **changes}
         return self.of({k: unset.get(k) if v is None else v for k, v in values.items()})
+
+    def with_defaults(self, values: Mapping[str, object]) -> LogSettings:
+        """Return the settings of a new log: these, and of a cluster's `values` what they lack.
+
+        A log gets all of `NEW_LOG_SETTINGS` that the cluster has, or none if it sets one itself.
+
+        Raises:
+            ConfigurationError: a value is wrong.
+        """
+        unset = LogSettings()
+        if any(getattr(self, key) != getattr(unset, key) for key in NEW_LOG_SETTINGS):
+            return self
+        return self.changed({key: values[key] for key in NEW_LOG_SETTINGS if key in values})
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> LogSettings:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from dlcore.access.capability import (
+    EVERYTHING,
     KEY_BYTES,
     LIFETIME_S_MAX,
     SKEW_S,
     Signer,
     new_private_key,
 )
+from dlcore.access.holding import OwnPurse
 from dlcore.base.errors import (
     ConfigurationError,
     MetadataConnectionError,
@@ -30,6 +32,7 @@ from dlcore.metadata.stored import LAYOUT, Count, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dlcore.access.holding import Purse
     from dlcore.base.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
@@ -40,6 +43,8 @@ SPREAD_S = 60
 """A new key signs so long after it was made: all bookies have it by then."""
 KEYS_MAX = 32
 """Most keys of a cluster; one that was replaced leaves a day later."""
+_OWN_LIFETIME_S = 3600
+"""For how long each capability is valid that a client signs for itself; it renews them."""
 _ATTEMPTS_MAX = 5
 _HEX = rf"\A[0-9a-f]{{{2 * KEY_BYTES}}}\Z"
 _Key = Annotated[str, msgspec.Meta(pattern=_HEX)]
@@ -184,3 +189,21 @@ class FollowedKeys:
         node = await self._store.get(path)
         if node is not None:
             self._use(decode(KeyRing, node.value, source=path))
+
+
+async def own_purse(
+    store: MetadataStore, paths: NamespacePaths, clock: Clock
+) -> tuple[Purse, FollowedKeys]:
+    """Return capabilities that a client signs itself, with the keys, followed from now on."""
+
+    def now_s() -> float:
+        return clock.now_ms() / 1000
+
+    def make(expires_s: int) -> bytes:
+        assert keys.ring is not None, "its start has read it"
+        return keys.ring.signer(now_s()).sign([EVERYTHING], expires_s=expires_s)
+
+    purse = OwnPurse(make, now_s, lifetime_s=_OWN_LIFETIME_S)
+    keys = FollowedKeys(store, paths, clock, lambda _: purse.renew())
+    await keys.start()
+    return purse, keys

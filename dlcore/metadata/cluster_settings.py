@@ -14,6 +14,7 @@ import msgspec
 
 from dlcore.base.errors import (
     ConfigurationError,
+    CorruptMetadataError,
     MetadataConnectionError,
     MetadataVersionError,
     NodeExistsError,
@@ -24,6 +25,7 @@ from dlcore.metadata.stored import LAYOUT, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dlcore.base.config import LogSettings
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 
@@ -103,6 +105,24 @@ class ClusterSettingsStore:
             else:
                 return after
         raise MetadataVersionError(f"{self._path} changed {_ATTEMPTS_MAX} times in a row")
+
+    async def settings_of_new_log(self, given: LogSettings) -> LogSettings:
+        """Return the settings of a new log: those given, and of the cluster what they lack.
+
+        They are stored with the log, so nothing that the cluster says later removes its records.
+        Values that cannot be used are told in the program's log, and give nothing.
+
+        Raises: MetadataError: the store failed.
+        """
+        try:
+            return given.with_defaults((await self.read()).get("log", {}))
+        except (ConfigurationError, CorruptMetadataError) as error:
+            logger.error(  # noqa: TRY400  not ours
+                "the settings of the cluster give nothing to a new log, which keeps all records: "
+                "%s; to do: correct them with dlog cluster settings, then dlog log settings",
+                error,
+            )
+            return given
 
     def follow(self, table: str, apply: Callable[[Mapping[str, Value]], object]) -> NodeFollower:
         """Call `apply` with the settings of a program's table, once soon and after each change.

@@ -1,15 +1,16 @@
 """The settings that may be set for a whole cluster, and the check of their values; pure.
 
 They are those whose `Option.live` says so: every process of the program takes them over while it
-runs.
+runs.  Those of the table `log` are what new logs get.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlcore.base.config import NEW_LOG_SETTINGS, LogSettings
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.settings import config_of, options_of
+from dlcore.base.settings import Option, config_of, field_texts, options_of
 from dlcore.ops.autorecovery import config as autorecovery
 from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.upkeep.config import UpkeepConfig
@@ -18,8 +19,7 @@ from dlcore.proxy.config import LIVE_SETTINGS, ProxyConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dlcore.base.settings import Option
-
+_NEW_LOGS = "log"
 _MODELS: dict[str, tuple[type[Any], ...]] = {
     "proxy": (ProxyConfig,),
     "autorecovery": (AutoRecoveryConfig, UpkeepConfig),
@@ -34,13 +34,25 @@ def live_options(*, explained: bool = False) -> dict[str, dict[str, Option]]:
         for model in models:
             options |= options_of(model, explained=explained)
         found[table] = {key: option for key, option in options.items() if is_live(table, key)}
-    return found
+    return found | {_NEW_LOGS: _options_of_new_logs(explained=explained)}
+
+
+def _options_of_new_logs(*, explained: bool) -> dict[str, Option]:
+    texts = field_texts(LogSettings) if explained else {}
+    unset = LogSettings()
+    kinds = {"retention_s": float, "explicit_truncation": bool}
+    return {
+        key: Option(kinds[key], getattr(unset, key), texts.get(key, ""), live=True)
+        for key in NEW_LOG_SETTINGS
+    }
 
 
 def is_live(table: str, key: str) -> bool:
     """Return whether a setting of a program holds for a cluster."""
     if table == "proxy":
         return key in LIVE_SETTINGS
+    if table == _NEW_LOGS:
+        return key in NEW_LOG_SETTINGS
     return table == "autorecovery" and autorecovery.is_live(key)
 
 
@@ -58,6 +70,8 @@ def require_allowed(tables: Mapping[str, Mapping[str, object]]) -> None:
                 raise ConfigurationError(
                     f"{table}.{key}: no setting of a cluster, expected one of {', '.join(names)}"
                 )
-        for model in _MODELS[table]:
+        if table == _NEW_LOGS:
+            LogSettings.of(values)
+        for model in _MODELS.get(table, ()):
             own = options_of(model, explained=False)
             config_of(model, {key: value for key, value in values.items() if key in own})

@@ -27,7 +27,17 @@ _RATES = tuple(
     for scope in ("stream_", "log_", "principal_", "")
     for unit in ("records", "bytes")
 )
-LIVE_SETTINGS = (*_RATES, "throttle_max_s", "log_streams_max", "principal_streams_max")
+_BUDGETS = (
+    "ring_bytes_max",
+    "sending_bytes_max",
+    "catching_up_max",
+    "window_records",
+    "window_bytes",
+    "pending_bytes_max",
+    "received_bytes_max",
+    "staging_max",
+)
+LIVE_SETTINGS = (*_RATES, "throttle_max_s", *_COUNTS, *_BUDGETS)
 """The settings that a running proxy takes over from those of its cluster."""
 
 
@@ -197,14 +207,7 @@ class ProxyConfig:
         require_positive(
             self,
             "message_bytes_max",
-            "ring_bytes_max",
-            "sending_bytes_max",
-            "catching_up_max",
-            "window_records",
-            "window_bytes",
-            "pending_bytes_max",
-            "received_bytes_max",
-            "staging_max",
+            *_BUDGETS,
             "calls_max",
             "logs_max",
             "idle_release_s",

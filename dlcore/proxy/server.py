@@ -24,11 +24,11 @@ from dlcore.base.extras import missing_packages_explained
 from dlcore.base.http_options import http_address_of
 from dlcore.flight.calls import keepalive_options
 from dlcore.metadata.binding import read_binding
-from dlcore.metadata.cluster_settings import ClusterSettingsStore
 from dlcore.proxy.actions import Actions
 from dlcore.proxy.callers import Callers
 from dlcore.proxy.gatekeeper import Gatekeeper
 from dlcore.proxy.health import Health
+from dlcore.proxy.live import LiveSettings
 from dlcore.proxy.membership import Membership
 from dlcore.proxy.metrics import METRICS, ProxyMetrics, checks
 from dlcore.proxy.reading.serving import ReadPath
@@ -126,8 +126,8 @@ class ProxyServer(AsyncClosing):
             forwarding = Forwarding(membership, tls)
             steps.push_async_callback(forwarding.aclose)
             puts = PutService(owner, forwarding, stagings, config)
-            settings = ClusterSettingsStore(context.store, context.paths)
-            steps.push_async_callback(settings.follow("proxy", puts.configure).aclose)
+            live = LiveSettings(config, puts.configure, stagings.configure, reads.configure)
+            steps.push_async_callback(live.follow(context.store, context.paths).aclose)
             balancing = Balancing(owner, membership, config)
             steps.push_async_callback(balancing.aclose)
             found = checks(membership, health, audit)

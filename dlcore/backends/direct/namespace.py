@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dlcore.access.encryption_keys import EncryptionKeys
-    from dlcore.access.holding import Purse
     from dlcore.access.tls import TlsFiles
     from dlcore.access.zookeeper import ZooKeeperAccess
     from dlcore.base.metrics import Sample
@@ -78,10 +77,8 @@ if TYPE_CHECKING:
     from dlcore.log.staging.append import DirectStagedAppend
     from dlcore.log.staging.writer import DirectStagingWriter
     from dlcore.metadata.capability_keys import FollowedKeys
+    from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.port import MetadataStore
-
-_OWN_LIFETIME_S = 3600
-"""For how long each capability is valid that a client signs for itself; it renews them."""
 
 
 class DirectNamespace(Namespace):
@@ -107,8 +104,10 @@ class DirectNamespace(Namespace):
         keys: FollowedKeys | None = None,
         encryption_keys: EncryptionKeys | None = None,
         cold: ColdLedgers | None = None,
+        cluster_settings: ClusterSettingsStore | None = None,
     ) -> None:
         self._uri = uri
+        self._cluster_settings = cluster_settings
         self._store = store
         self._bookies = bookies
         self._keys = keys
@@ -209,7 +208,10 @@ class DirectNamespace(Namespace):
             quorum=(config or self._context.config).quorum,
             typed=schema is not None,
         )
-        await self._context.logs.create(metadata, settings or LogSettings(), first_schema(schema))
+        settings = settings or LogSettings()
+        if self._cluster_settings is not None:
+            settings = await self._cluster_settings.settings_of_new_log(settings)
+        await self._context.logs.create(metadata, settings, first_schema(schema))
         await self._registry.warn_of_few(f"log {metadata.name!r}", metadata.quorum)
 
     @override
@@ -530,6 +532,8 @@ async def open_namespace(
     """
     from dlcore.access.tls_in_use import TlsInUse
     from dlcore.metadata.binding import ensure_namespace, read_binding
+    from dlcore.metadata.capability_keys import own_purse
+    from dlcore.metadata.cluster_settings import ClusterSettingsStore
     from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.transport.client import WireBookieClient
 
@@ -551,7 +555,7 @@ async def open_namespace(
         opened.push_async_callback(store.aclose)
         opening = ensure_namespace(store, paths, clock) if create else read_binding(store, paths)
         binding = await opening
-        purse, keys = await _own_purse(store, paths, clock) if capabilities else (None, None)
+        purse, keys = await own_purse(store, paths, clock) if capabilities else (None, None)
         opened.pop_all()
     registry = BookieRegistry(store, paths)
     bookies = WireBookieClient(
@@ -576,25 +580,5 @@ async def open_namespace(
         registry=registry,
         keys=keys,
         encryption_keys=ring,
+        cluster_settings=ClusterSettingsStore(store, paths),
     )
-
-
-async def _own_purse(
-    store: MetadataStore, paths: NamespacePaths, clock: Clock
-) -> tuple[Purse, FollowedKeys]:
-    """Return capabilities that this client signs, with the keys, which are followed from now on."""
-    from dlcore.access.capability import EVERYTHING
-    from dlcore.access.holding import OwnPurse
-    from dlcore.metadata.capability_keys import FollowedKeys
-
-    def now_s() -> float:
-        return clock.now_ms() / 1000
-
-    def make(expires_s: int) -> bytes:
-        assert keys.ring is not None, "its start has read it"
-        return keys.ring.signer(now_s()).sign([EVERYTHING], expires_s=expires_s)
-
-    purse = OwnPurse(make, now_s, lifetime_s=_OWN_LIFETIME_S)
-    keys = FollowedKeys(store, paths, clock, lambda _: purse.renew())
-    await keys.start()
-    return purse, keys

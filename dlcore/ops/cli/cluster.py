@@ -41,7 +41,7 @@ def cluster_group() -> None:
     "changes",
     multiple=True,
     metavar="TABLE.KEY=VALUE",
-    help="Change a setting; may be repeated.  TABLE: proxy or autorecovery.",
+    help="Change a setting; may be repeated.  TABLE: proxy, autorecovery or log.",
 )
 @click.option("--unset", multiple=True, metavar="TABLE.KEY", help="Leave it to each process.")
 @common_options
@@ -49,8 +49,9 @@ def show_settings(changes: tuple[str, ...], unset: tuple[str, ...]) -> None:
     """Show and change what holds for all processes.
 
     A program takes these settings over within moments, without a restart, and before what it was
-    started with.  docs/configuration.md marks them as live.  A wrong value is refused, and
-    nothing is stored.
+    started with.  docs/configuration.md marks them as live.  log.retention_s and
+    log.explicit_truncation are for logs that are created from now on.  A wrong value is refused,
+    and nothing is stored.
     """
     wanted: dict[tuple[str, str], Any] = {_key_of(name): None for name in unset}
     for change in changes:

@@ -19,6 +19,7 @@ from dlcore.base.config import MIB
 from dlcore.base.errors import AlreadyTruncatedError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.base.metrics import Durations
+from dlcore.base.places import Places
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.runs import PART_BYTES, fetched
@@ -68,13 +69,17 @@ class Deliveries:
     def __init__(self, followed: FollowedLogs, outgoing: Outgoing, *, catching_up_max: int) -> None:
         self._followed = followed
         self._outgoing = outgoing
-        self._turns = asyncio.Semaphore(catching_up_max)
+        self._turns = Places(catching_up_max)
         self.times = Durations()
         """Times of messages from rings, from the arrival of their records until they are sent."""
         self.catch_up_messages = 0
         """Messages of older records, which were read from bookies for one client."""
         self.catching_up = 0
         """Clients that are behind the rings now."""
+
+    def resize(self, catching_up_max: int) -> None:
+        """Let this many read older records at once from now on; none is ended for it."""
+        self._turns.resize(catching_up_max)
 
     async def deliver(self, reading: Reading, send: Send) -> None:
         """Send a client the requested records; return when it has received all of them.

@@ -121,6 +121,11 @@ class Outgoing:
         else:
             sending.answer.set_result(None)
 
+    def resize(self, bytes_max: int) -> None:
+        """Use this many bytes from now on; what is in transit beyond them stays."""
+        self.bytes_max = bytes_max
+        self._freed.set()
+
     @property
     def is_short(self) -> bool:
         """Whether more than half is used; clients that received nothing yet then get little."""

@@ -81,6 +81,14 @@ class RingBudget:
     def _keep(self, ring: Ring, index: int, size_bytes: int) -> None:
         self._kept[ring, index] = 0
         self.size_bytes += size_bytes
+        self._shrink()
+
+    def resize(self, bytes_max: int) -> None:
+        """Keep this many bytes from now on; what is too much goes at once."""
+        self.bytes_max = bytes_max
+        self._shrink()
+
+    def _shrink(self) -> None:
         while self.size_bytes > self.bytes_max:
             oldest, skips = next(iter(self._kept.items()))
             if skips < SKIPS_MAX and oldest[0]._is_wanted(oldest[1]):

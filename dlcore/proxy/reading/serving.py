@@ -71,6 +71,12 @@ class ReadPath:
             self.followed, self.outgoing, catching_up_max=config.catching_up_max
         )
 
+    def configure(self, config: ProxyConfig) -> None:
+        """Use other budgets of memory."""
+        self.followed.budget.resize(config.ring_bytes_max)
+        self.outgoing.resize(config.sending_bytes_max)
+        self.deliveries.resize(config.catching_up_max)
+
     async def aclose(self) -> None:
         """Stop following all logs."""
         self._relief.close()

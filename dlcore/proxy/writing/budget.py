@@ -49,13 +49,20 @@ class ByteBudget:
     def __init__(
         self, bytes_max: int, *, log_bytes_max: int = 0, principal_bytes_max: int = 0
     ) -> None:
-        self._bytes_max = bytes_max
-        self._log_bytes_max = log_bytes_max or bytes_max
-        self._principal_bytes_max = principal_bytes_max or bytes_max
         self._taken = 0
         self._taken_by: Counter[str] = Counter()  # by log; without zeros
         self._taken_by_principal: Counter[str] = Counter()
         self._waiting: dict[Holder, deque[_Turn]] = {}
+        self.resize(bytes_max, log_bytes_max=log_bytes_max, principal_bytes_max=principal_bytes_max)
+
+    def resize(
+        self, bytes_max: int, *, log_bytes_max: int = 0, principal_bytes_max: int = 0
+    ) -> None:
+        """Set other limits; what is held beyond them stays until it is given back."""
+        self._bytes_max = bytes_max
+        self._log_bytes_max = log_bytes_max or bytes_max
+        self._principal_bytes_max = principal_bytes_max or bytes_max
+        self._let_in()
 
     def take_now(self, holder: Holder, size_bytes: int) -> bool:
         """Take bytes if they are free and nobody waits; return whether they are taken."""
@@ -188,6 +195,10 @@ class ReceivedBytes:
 
     def __init__(self, bytes_max: int, *, principal_bytes_max: int = 0) -> None:
         self._budget = ByteBudget(bytes_max, principal_bytes_max=principal_bytes_max)
+
+    def resize(self, bytes_max: int, *, principal_bytes_max: int = 0) -> None:
+        """Set other limits."""
+        self._budget.resize(bytes_max, principal_bytes_max=principal_bytes_max)
 
     @contextlib.contextmanager
     def hold(self, holder: Holder, size_bytes: int) -> Iterator[None]:

@@ -7,7 +7,6 @@ this.  The protocol of a stream that is served here is `dlcore.flight.producer_s
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,6 @@ from dlcore.flight.needs import Need
 from dlcore.flight.producer_server import ProducerServer
 from dlcore.flight.put import PutDecoder, PutTarget, StagingTarget, parse_target
 from dlcore.flight.replies import Ready
-from dlcore.proxy.config import LIVE_SETTINGS
 from dlcore.proxy.writing.admission import Limits, PutFigures, read_message
 from dlcore.proxy.writing.budget import ByteBudget, Holder, ReceivedBytes, StreamCounts
 from dlcore.proxy.writing.producer_driver import ProducerStream
@@ -28,12 +26,10 @@ from dlcore.proxy.writing.rates import Rate, Rates
 from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from dlcore.flight.needs import Pass
     from dlcore.log.entries.stamp import Claim
-    from dlcore.metadata.cluster_settings import Value
     from dlcore.proxy.callers import Stay
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.writing.admission import Context
@@ -57,7 +53,7 @@ class PutService:
         self._owner = owner
         self._forwarding = forwarding
         self._stagings = stagings
-        self._given = self._config = config
+        self._config = config
         self._budget = ByteBudget(
             config.pending_bytes_max,
             log_bytes_max=config.log_pending_bytes_max,
@@ -71,18 +67,18 @@ class PutService:
 
         self._rates = Rates(**_rates_of(config), wait_max_s=config.throttle_max_s)
 
-    def configure(self, settings: Mapping[str, Value]) -> None:
-        """Take over the settings of the cluster; the others are as they were given.
-
-        Raises:
-            ConfigurationError: a value is wrong; nothing changes.
-        """
-        known = {key: value for key, value in settings.items() if key in LIVE_SETTINGS}
-        config = replace(self._given, **known)  # type: ignore[arg-type]  # checked
-        if config != self._config:
-            logger.info("settings of the cluster are in use: %s", known)
-            self._config = config
-            self._rates.configure(**_rates_of(config), wait_max_s=config.throttle_max_s)
+    def configure(self, config: ProxyConfig) -> None:
+        """Use other rates and budgets; the windows of streams that are open stay as they are."""
+        self._config = config
+        self._rates.configure(**_rates_of(config), wait_max_s=config.throttle_max_s)
+        self._budget.resize(
+            config.pending_bytes_max,
+            log_bytes_max=config.log_pending_bytes_max,
+            principal_bytes_max=config.principal_pending_bytes_max,
+        )
+        self._received.resize(
+            config.received_bytes_max, principal_bytes_max=config.principal_pending_bytes_max
+        )
 
     async def serve(self, context: Context, entry: Pass, stay: Stay) -> None:
         """Serve one stream to its end.

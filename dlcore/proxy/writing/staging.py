@@ -18,6 +18,7 @@ import grpc
 from dlcore.access.rights import Right
 from dlcore.base.background import BackgroundTasks, outcome_of, side_tasks
 from dlcore.base.errors import DLError, OverCapacityError
+from dlcore.base.places import Places
 from dlcore.flight.calls import send_reply
 from dlcore.flight.needs import Need
 from dlcore.flight.put import PutMessage, log_of
@@ -61,12 +62,16 @@ class Stagings:
 
     def __init__(self, namespace: DirectNamespace, config: ProxyConfig) -> None:
         self._namespace = namespace
-        self._turns = asyncio.Semaphore(config.staging_max)
+        self._turns = Places(config.staging_max)
         self._message_bytes_max = config.message_bytes_max
         self._kept: list[_Kept] = []  # the longest unused first
         self._loop = asyncio.get_running_loop()
         self._looking: asyncio.TimerHandle | None = None
         self._closings = BackgroundTasks()
+
+    def configure(self, config: ProxyConfig) -> None:
+        """Serve another number of streams at once."""
+        self._turns.resize(config.staging_max)
 
     async def serve(
         self,

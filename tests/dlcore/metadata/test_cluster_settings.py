@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.base.config import LogSettings
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.metadata.cluster_settings import ClusterSettingsStore, changed_tables
 from dlcore.metadata.memory import MemoryTree
@@ -60,6 +61,33 @@ def test_what_is_stored_is_checked_and_followed() -> None:
         with pytest.raises(CorruptMetadataError, match="StoredClusterSettings"):
             await settings.read()
         await follower.aclose()
+
+    run(main())
+
+
+def test_a_new_log_gets_what_the_cluster_has(caplog: pytest.LogCaptureFixture) -> None:
+    """All of it or, if it sets one of them itself, nothing; what cannot be used gives nothing."""
+
+    async def main() -> None:
+        store = MemoryTree().connect()
+        await store.create(PATHS.root)
+        settings = ClusterSettingsStore(store, PATHS)
+        given = LogSettings(compression="lz4")
+        assert await settings.settings_of_new_log(given) == given
+        retention, explicit = ("log", "retention_s"), ("log", "explicit_truncation")
+        await settings.change({retention: 60, explicit: True}, require_allowed)
+        assert await settings.settings_of_new_log(given) == LogSettings(
+            compression="lz4", retention_s=60.0, explicit_truncation=True
+        )
+        for own in (LogSettings(retention_s=5.0), LogSettings(explicit_truncation=True)):
+            assert await settings.settings_of_new_log(own) == own
+        assert not caplog.text
+        await settings.change({retention: -1}, lambda _: None)  # by a program that allows it
+        assert await settings.settings_of_new_log(given) == given
+        assert "retention_s=-1" in caplog.text
+        await store.put(PATHS.cluster_settings, b"{", version=-1)
+        assert await settings.settings_of_new_log(given) == given
+        assert "StoredClusterSettings" in caplog.text
 
     run(main())
 

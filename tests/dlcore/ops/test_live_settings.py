@@ -17,6 +17,9 @@ def test_they_are_those_that_the_programs_mark() -> None:
     assert is_live("proxy", "log_bytes_per_s")
     assert not is_live("proxy", "port")
     assert not is_live("bookie", "port")
+    assert is_live("log", "retention_s")
+    assert not is_live("log", "compression")
+    assert live_options(explained=True)["log"]["retention_s"].text
     assert live_options(explained=True)["proxy"]["bytes_per_s"].text
 
 
@@ -26,6 +29,11 @@ def test_they_are_those_that_the_programs_mark() -> None:
         ({"proxy": {"port": 1}}, r"proxy\.port: no setting of a cluster, expected one of autorec"),
         ({"bookie": {"port": 1}}, r"bookie\.port: no setting of a cluster"),
         ({"proxy": {"bytes_per_s": "many"}}, "bytes_per_s='many'"),
+        ({"proxy": {"window_bytes": 0}}, "window_bytes=0"),
+        ({"proxy": {"staging_max": 1.5}}, r"staging_max=1\.5"),
+        ({"log": {"retention_s": 0}}, "retention_s=0"),
+        ({"log": {"retention_s": "7d"}}, "retention_s='7d'"),
+        ({"log": {"compression": "lz4"}}, r"log\.compression: no setting of a cluster"),
         ({"proxy": {"bytes_per_s": -1.0}}, r"bytes_per_s=-1\.0"),
         ({"autorecovery": {"ledgers_at_once": 0}}, "ledgers_at_once=0"),
         ({"autorecovery": {"merge_fan_in": 1}}, "fan_in=1"),
@@ -44,5 +52,6 @@ def test_what_is_allowed() -> None:
         {
             "proxy": {"bytes_per_s": 1e6, "log_streams_max": 3},
             "autorecovery": {"copy_bytes_per_s": 5, "sweep_interval_s": 60.0},
+            "log": {"retention_s": 604800, "explicit_truncation": True},
         }
     )

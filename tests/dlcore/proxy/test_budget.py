@@ -44,6 +44,32 @@ def test_who_finds_it_full_waits_in_turn() -> None:
     run(scenario())
 
 
+def test_a_budget_that_changes_lets_in_who_fits() -> None:
+    """A smaller one takes nothing back, and lets nobody in until there is room."""
+
+    async def scenario() -> None:
+        budget = ByteBudget(100, principal_bytes_max=50)
+        await budget.take(Holder("a", "p"), 50)
+        of_principal = asyncio.create_task(budget.take(Holder("b", "p"), 30))
+        other = asyncio.create_task(budget.take(Holder("c"), 60))
+        await turns()
+        assert not of_principal.done()
+        assert not other.done()
+        budget.resize(200, principal_bytes_max=80)
+        await turns()
+        assert of_principal.done()
+        assert other.done()
+        budget.resize(20)
+        assert not budget.take_now(Holder("d"), 1)
+        for holder, size_bytes in ((Holder("a", "p"), 50), (Holder("b", "p"), 30)):
+            budget.give(holder, size_bytes)
+        assert not budget.take_now(Holder("d"), 1)
+        budget.give(Holder("c"), 60)
+        assert budget.take_now(Holder("d"), 1)
+
+    run(scenario())
+
+
 def test_logs_that_stand_still_leave_room_for_others() -> None:
     """Each holds a quarter of what is free, whatever it wants; who wants less is not held up."""
 

@@ -79,6 +79,24 @@ def test_who_comes_waits_for_room_in_turn(stall: Callable[[float], None]) -> Non
     run(scenario())
 
 
+def test_who_waits_goes_on_when_there_is_more_room(stall: Callable[[float], None]) -> None:
+    """The bound is changed while messages are in transit."""
+    stall(60.0)
+
+    async def scenario() -> None:
+        sending = Outgoing(10)
+        first, second = Reader(sending, 8), Reader(sending, 8)
+        await until(lambda: first.was_sent)
+        assert not second.was_sent
+        sending.resize(16)
+        await until(lambda: second.was_sent)
+        for each in (first, second):
+            each.takes.set()
+            await each.task
+
+    run(scenario())
+
+
 def test_who_takes_nothing_makes_room(stall: Callable[[float], None]) -> None:
     """Those that stand still for the longest are ended, as many as need be, and told why."""
     stall(0.01)

@@ -218,6 +218,19 @@ def test_one_who_stands_still_is_spared_five_times_and_then_left_behind() -> Non
     assert taken(again) == [("1:1", 0)]
 
 
+def test_a_smaller_budget_drops_the_oldest_at_once() -> None:
+    """And a larger one keeps more from then on."""
+    budget = RingBudget(30)
+    ring = budget.open_ring(DLSN.INITIAL)
+    for entry in range(3):
+        ring.append(run_of(entry))
+    budget.resize(10)
+    assert (len(ring), ring.begin, budget.size_bytes) == (1, DLSN(1, 2, 0), 10)
+    budget.resize(20)
+    ring.append(run_of(3))
+    assert (len(ring), ring.begin) == (2, DLSN(1, 2, 0))
+
+
 def test_one_who_joins_late_is_spared_too() -> None:
     """Also in a ring of which it was known that nobody waits there."""
     budget = RingBudget(30)
