@@ -6,6 +6,7 @@ on their folders; metadata of ZooKeeper goes into the server of one host.
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 import threading
@@ -14,15 +15,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.records import LogRecord
+from dlcore.log.metadata.store import LogStore
 from dlcore.ops.sandbox.metadata_server import EmbeddedMetadataServer
 from dlcore.sync import open_namespace
 from tests.fixtures.shell import Shell
 from tests.fixtures.waiting import wait_until
+from tests.fixtures.zookeeper import ask_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -99,3 +104,31 @@ def test_every_record_is_read_after_a_restore(
     shell.text("log", "inspect", "--entries")
     assert shell.json("metadata", "accept", "--yes")["accepted"]
     assert not shell.json("metadata", "accept", "--yes")["accepted"]
+
+
+def test_a_damaged_log_does_not_keep_the_others_from_a_copy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The export names it, in the file as well, and exits with 1; so the import names it, too."""
+    file = tmp_path / "export"
+
+    async def damage(store: ZooKeeperStore, paths: NamespacePaths) -> None:
+        log = await LogStore(store, paths).find("damaged")
+        await store.put(paths.log_of(log.log_id).head, b"?", version=-1)
+
+    with EmbeddedMetadataServer(tmp_path / "metadata") as server:
+        shell = Shell(f"distributedlog://{server.servers}/dlog", capsys)
+        shell.text("namespace", "create")
+        for name in ("damaged", "whole"):
+            shell.text("log", "create", name)
+        ask_store(shell.uri, damage)
+        code, out, err = shell.outcome("metadata", "export", str(file))
+        assert code == 1
+        assert "1 logs" in out
+        assert "left out: log damaged, whose metadata are damaged: LogHead at" in err
+        other = Shell(f"distributedlog://{server.servers}/other", capsys)
+        for options in (("--dry-run",), ("--json",)):
+            code, out, err = other.outcome("metadata", "import", str(file), *options)
+            assert (code, "left out: log damaged" in err) == (0, True)
+        assert json.loads(out)["left_out"][0]["log"] == "damaged"
+        assert [each["log"] for each in other.json("log", "list")] == ["whole"]

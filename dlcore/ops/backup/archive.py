@@ -25,6 +25,13 @@ LAYOUT = 1
 """Version of the format; files of another version are refused."""
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """A log that an export has not, because its metadata are damaged, and the reason."""
+
+    log: str
+    reason: str
+
+
 class ExportHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The namespace that was exported, and when."""
 
@@ -38,6 +45,8 @@ class ExportHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the last transaction of logs and commits that it has."""
     logs: int
     ledgers: int
+    left_out: tuple[LeftOut, ...] = ()
+    """Logs that are not in it."""
 
 
 class _Node(msgspec.Struct, frozen=True):

@@ -25,6 +25,12 @@ Nodes that are deleted leave no trace of when.  For these and for the rest the h
 - A subscription is at most as far as it was at the cut.
 - Deleted logs are left out, and all that lives no longer than a session.
 - Everything else stands for itself, and is copied as it was read last.
+
+A log whose metadata are damaged is left out, and the copy says so.  What does not decode is
+damaged, and so is what is missing or does not fit a head that is known not to have changed during
+both readings of all nodes.  It is not known then how many extents of such a log refer to a staged
+ledger, so the stored number counts if it is higher: rather a ledger stays for ever than it goes too
+early.
 """
 
 from __future__ import annotations
@@ -45,9 +51,10 @@ from dlcore.log.metadata.values import (
     StagedLedger,
     StoredSettings,
 )
-from dlcore.metadata.paths import LogPaths
+from dlcore.metadata.paths import LogPaths, name_of_component
 from dlcore.metadata.stored import decode, encode
 from dlcore.metadata.tree import parent_of
+from dlcore.ops.backup.archive import LeftOut
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -85,6 +92,8 @@ class Copy:
     ledgers: int
     missing: tuple[int, ...]
     """Ledgers that a log names and that do not exist: their records are lost already."""
+    left_out: tuple[LeftOut, ...]
+    """Logs that are not in it, because their metadata are damaged."""
 
 
 def anchors_at(
@@ -117,7 +126,10 @@ def anchors_at(
 def _is_removable(paths: NamespacePaths, path: str, node: Versioned) -> bool:
     if not path.startswith(f"{paths.heads}/"):
         return True
-    return decode(LogHead, node.value, source=path).deleted
+    try:
+        return decode(LogHead, node.value, source=path).deleted
+    except CorruptMetadataError:
+        return True  # it was deleted as damaged
 
 
 def _at(path: str, first: Reading, second: Reading, moment: int) -> Versioned | None:
@@ -147,7 +159,12 @@ def moment_of(*readings: Reading) -> int:
 
 
 def copy_of(
-    paths: NamespacePaths, before: Reading, anchors: Reading, after: Reading, moment: int
+    paths: NamespacePaths,
+    before: Reading,
+    anchors: Reading,
+    after: Reading,
+    moment: int,
+    steady: Collection[str] = (),
 ) -> Copy:
     """Return the copy.
 
@@ -157,12 +174,12 @@ def copy_of(
         anchors: the heads and records of commits at the cut, of `anchors_at`.
         after: the second reading of all nodes.
         moment: the number of the cut's transaction.
+        steady: heads that did not change from before the first until after the second reading.
 
     Raises:
         NotKnownError: other readings are needed.
-        CorruptMetadataError: a node of a log is damaged.
     """
-    return _Cut(paths, before, anchors, after, moment).copy()
+    return _Cut(paths, before, anchors, after, moment, frozenset(steady)).copy()
 
 
 @dataclass(slots=True)
@@ -172,8 +189,10 @@ class _Cut:
     anchors: Reading
     after: Reading
     moment: int
+    steady: frozenset[str]
     nodes: dict[str, bytes] = field(default_factory=dict)
     references: Counter[int] = field(default_factory=Counter)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def copy(self) -> Copy:
         root = self.paths.root
@@ -185,7 +204,8 @@ class _Cut:
         for path in [*self.nodes]:
             self._take_parents(path)
         ledgers = sum(1 for _ in _ledgers_in(self.paths, self.nodes))
-        return Copy(self.nodes, self.moment, logs, ledgers, missing)
+        left_out = tuple(sorted(self.left_out, key=lambda each: each.log))
+        return Copy(self.nodes, self.moment, logs, ledgers, missing, left_out)
 
     def _at(self, path: str) -> Versioned | None:
         """Return a node at the cut; the earlier value of one that is gone."""
@@ -224,34 +244,71 @@ class _Cut:
         names = self._names()
         prefix, count = f"{self.paths.heads}/", 0
         below = _below_heads(prefix, [*self.before, *self.after])
+        unknown: set[str] = set()
         for path, node in self.anchors.items():
             if not path.startswith(prefix):
                 continue
-            head = decode(LogHead, node.value, source=path)
-            if head.deleted:
-                continue
             name = names.get(path)
-            if name is None:
-                raise NotKnownError([path])
-            self.nodes[path] = node.value
-            self.nodes[name[0]] = name[1].value
-            self._take_log(LogPaths(path), head)
-            self._take_beside(path, decode(LogMetadata, name[1].value, source=name[0]), below)
-            count += 1
+            try:
+                count += self._take_log(path, node, name, below)
+            except NotKnownError as error:
+                unknown.update(error.paths)
+            except CorruptMetadataError as error:
+                known = f"id {path.rpartition('/')[2]}" if name is None else name[1].name
+                self.left_out.append(LeftOut(known, str(error)))
+        if unknown:
+            raise NotKnownError(unknown)
         return count
 
-    def _names(self) -> dict[str, tuple[str, Versioned]]:
-        """Return the path and value of the name of each log, by the path of its head."""
+    def _take_log(
+        self,
+        path: str,
+        node: Versioned,
+        name: tuple[str, LogMetadata, bytes] | None,
+        below: Mapping[str, set[str]],
+    ) -> bool:
+        """Take a log, or nothing of it; return whether it lives."""
+        head = decode(LogHead, node.value, source=path)
+        if head.deleted:
+            return False
+        if name is None:
+            raise self._doubt(path, f"the name of {path}")
+        nodes, references = self.nodes, self.references
+        self.nodes, self.references = {path: node.value, name[0]: name[2]}, Counter()
+        try:
+            self._take_segments(LogPaths(path), head)
+            self._take_beside(path, name[1], below)
+            nodes.update(self.nodes)
+            references.update(self.references)
+        finally:
+            self.nodes, self.references = nodes, references
+        return True
+
+    def _doubt(self, head: str, path: str) -> Exception:
+        """Return what a node means that is missing, or does not fit its log's head."""
+        if head in self.steady:
+            return CorruptMetadataError(f"{path} is missing, or does not fit the log's head")
+        return NotKnownError([path])
+
+    def _names(self) -> dict[str, tuple[str, LogMetadata, bytes]]:
+        """Return path, name and value of the node of each log's name, by the path of its head."""
         prefix = f"{self.paths.logs}/"
-        found: dict[str, tuple[str, Versioned]] = {}
-        gone: dict[str, tuple[str, Versioned]] = {}
+        found: dict[str, tuple[str, LogMetadata, bytes]] = {}
+        gone: dict[str, tuple[str, LogMetadata, bytes]] = {}
         for path in self.before.keys() | self.after.keys():
             if path.startswith(prefix) and path.count("/", len(prefix)) == 1:
                 node = self._at(path)
-                if node is not None:
+                if node is None:
+                    continue
+                try:
                     log = decode(LogMetadata, node.value, source=path)
-                    into = found if path in self.after else gone
-                    into[self.paths.log_of(log.log_id).head] = path, node
+                except CorruptMetadataError as error:
+                    component = path.rpartition("/")[2]
+                    known = name_of_component(component) or component
+                    self.left_out.append(LeftOut(known, str(error)))
+                    continue
+                into = found if path in self.after else gone
+                into[self.paths.log_of(log.log_id).head] = path, log, node.value
         return gone | found  # a name that is gone counts only where no other one was there
 
     def _take_beside(self, path: str, name: LogMetadata, below: Mapping[str, set[str]]) -> None:
@@ -264,15 +321,19 @@ class _Cut:
         for each in known:
             if each == log.subscribers or each.startswith(f"{log.subscribers}/"):
                 self._take_early(each)
-        if log.settings in self.nodes:
-            value = self.nodes[log.settings]
-            settings = decode(StoredSettings, value, source=log.settings).settings
-            if settings.needs_visits:
-                listed = encode(RetainedLog(name=name.name, log_id=name.log_id))
-                self.nodes[self.paths.retained_log(name.log_id)] = listed
+        if log.settings in self.nodes and self._needs_visits(log.settings):
+            listed = encode(RetainedLog(name=name.name, log_id=name.log_id))
+            self.nodes[self.paths.retained_log(name.log_id)] = listed
         self._take_early(self.paths.upkeep_request(name.log_id))
 
-    def _take_log(self, log: LogPaths, head: LogHead) -> None:
+    def _needs_visits(self, path: str) -> bool:
+        value = self.nodes[path]
+        try:
+            return decode(StoredSettings, value, source=path).settings.needs_visits
+        except CorruptMetadataError:
+            return True  # who visits the log tells of the damage, as before
+
+    def _take_segments(self, log: LogPaths, head: LogHead) -> None:
         """Take the segments of a log."""
         last = head.max_lssn
         if head.segment is not None:
@@ -283,7 +344,7 @@ class _Cut:
             self._take_chunks(log, head, last, chunks, head.segment.chunked.entries)
             last -= 1
         for lssn in range(head.first_lssn, last + 1):
-            end = self._decoded(SegmentEnd, log.segment(lssn))
+            end = self._decoded(log, SegmentEnd, log.segment(lssn))
             self._count(end.tail)
             self._take_chunks(log, head, lssn, range(end.chunk_count), end.chunked.entries)
 
@@ -295,24 +356,24 @@ class _Cut:
         expected: int | None = None if number else 0
         while number < numbers.stop:
             path = log.chunk(lssn, number)
-            chunk = self._decoded(Chunk, path)
+            chunk = self._decoded(log, Chunk, path)
             if expected not in (None, chunk.first_entry_id):
-                raise NotKnownError([path])
+                raise self._doubt(log.head, path)
             self._count(chunk.extents)
             expected = chunk.first_entry_id + sum(each.entry_count for each in chunk.extents)
             number += chunk.covers
         if numbers and expected not in (None, entries):
-            raise NotKnownError([log.segment(lssn)])
+            raise self._doubt(log.head, log.segment(lssn))
 
-    def _decoded(self, kind: type[_S], path: str) -> _S:
+    def _decoded(self, log: LogPaths, kind: type[_S], path: str) -> _S:
         node = self._at(path) if path in self.before or path in self.after else None
         if node is None:
-            raise NotKnownError([path])
+            raise self._doubt(log.head, path)
         try:
             value = decode(kind, node.value, source=path)
         except CorruptMetadataError:
             if not node.value:  # a segment that is not completed yet
-                raise NotKnownError([path]) from None
+                raise self._doubt(log.head, path) from None
             raise
         self.nodes[path] = node.value
         return value
@@ -336,7 +397,7 @@ class _Cut:
         for ledger_id, path in _ledgers_in(self.paths, self.before.keys() | self.after.keys()):
             staged_path = self.paths.staged_ledger(ledger_id)
             staged = self.after.get(staged_path) or self.before.get(staged_path)
-            count = self.references[ledger_id]
+            count = self._extents_of(ledger_id, staged_path, staged)
             node = self.after.get(path)
             is_younger = node is None or node.created > self.moment
             if count == 0 and (staged is not None or is_younger):
@@ -347,8 +408,23 @@ class _Cut:
                 self._take_staged(staged_path, staged, count)
         return tuple(sorted(left))
 
+    def _extents_of(self, ledger_id: int, path: str, staged: Versioned | None) -> int:
+        """Return how many extents refer to a ledger, at most if some are not known."""
+        count = self.references[ledger_id]
+        if staged is None:
+            return count
+        try:
+            stored = decode(StagedLedger, staged.value, source=path).extents
+        except CorruptMetadataError:
+            return max(count, 1)
+        return max(count, stored) if self.left_out else count
+
     def _take_staged(self, path: str, node: Versioned, extents: int) -> None:
-        staged = decode(StagedLedger, node.value, source=path)
+        try:
+            staged = decode(StagedLedger, node.value, source=path)
+        except CorruptMetadataError:
+            self.nodes[path] = node.value  # it stays what it is, and its ledger stays
+            return
         self.nodes[path] = encode(replace(staged, extents=extents))
         if not staged.settled:
             self.nodes[self.paths.staging_entry(staged.identity, staged.ledger_id)] = b""

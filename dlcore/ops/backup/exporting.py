@@ -38,9 +38,11 @@ async def export_namespace(
 ) -> tuple[Export, Copy]:
     """Return an export of the namespace: its logs and commits as of one moment after this call.
 
+    Logs whose metadata are damaged are left out; the export names them.
+
     Raises:
         ConfigurationError: there is no namespace.
-        CorruptMetadataError: a node of a log is damaged; the message names it.
+        CorruptMetadataError: the namespace's root is damaged.
         MetadataError: the namespace changed too fast in every pass, or its server does not number
             its transactions.
     """
@@ -55,6 +57,7 @@ async def export_namespace(
         moment=copy.moment,
         logs=copy.logs,
         ledgers=copy.ledgers,
+        left_out=copy.left_out,
     )
     start = len(paths.root)
     return Export(header, {path[start:]: value for path, value in copy.nodes.items()}), copy
@@ -67,15 +70,17 @@ async def _read_copy(store: MetadataStore, paths: NamespacePaths, passes_max: in
             "this metadata server does not number its transactions, so that no export would be "
             "consistent: restart it with this release of dlog"
         )
-    why = ""
+    why, heads = "", await _read(store, [])
     for number in range(1, passes_max + 1):
         try:
             moment, anchors = await _cut(store, paths, before)
             after = await _read_all(store, paths.root)
-            return copy_of(paths, before, anchors, after, moment)
+            steady = await _unchanged(store, heads)
+            return copy_of(paths, before, anchors, after, moment, steady)
         except NotKnownError as error:
             why = str(error)
             logger.info("pass %d gave no consistent copy: %s", number, why)
+            heads = await _read_anchors(store, paths, {})
             before = await _read_all(store, paths.root)
     raise MetadataError(
         f"{paths.root} changed too fast for a consistent copy in {passes_max} passes: {why}; try "
@@ -97,6 +102,12 @@ async def _cut(
             early = late
     moment = moment_of(before, early)
     return moment, anchors_at(paths, early, await _read_anchors(store, paths, early), moment)
+
+
+async def _unchanged(store: MetadataStore, known: dict[str, Versioned]) -> set[str]:
+    """Return those of the known heads and records that are still the same."""
+    now = await _read(store, list(known))
+    return {path for path, node in now.items() if node.changed == known[path].changed}
 
 
 async def _read_anchors(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from msgspec import to_builtins
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError
@@ -22,14 +23,17 @@ from dlcore.ops.cli.context import (
     confirmed,
     log_format,
     namespace_uri,
+    note,
     require_consent,
 )
 from dlcore.ops.cli.namespace import on_store
 from dlcore.ops.cli.output import show_done, time_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dlcore.metadata.port import MetadataStore
-    from dlcore.ops.backup.archive import Export
+    from dlcore.ops.backup.archive import Export, LeftOut
     from dlcore.ops.backup.cut import Copy
 
 
@@ -135,6 +139,9 @@ def export_metadata(file: Path) -> None:
 
     The namespace may be in use: all logs and commits are as they were at one moment.  The file has
     everything but records, also the keys that sign capabilities: keep it as you keep those.
+
+    A log whose metadata are damaged is left out.  Standard error and the file name it, and the exit
+    code is 1.
     """
     parsed = parse_uri(namespace_uri())
     # Made before anything is read, for its owner alone, and never over another file.
@@ -167,8 +174,17 @@ def export_metadata(file: Path) -> None:
             "ledgers": copy.ledgers,
             "nodes": len(copy.nodes),
             "missing_ledgers": list(copy.missing),
+            "left_out": [to_builtins(each) for each in copy.left_out],
         },
     )
+    if copy.left_out:
+        _tell_left_out(copy.left_out)
+        click.get_current_context().exit(1)
+
+
+def _tell_left_out(logs: Sequence[LeftOut]) -> None:
+    for each in logs:
+        note(f"left out: log {each.log}, whose metadata are damaged: {each.reason}")
 
 
 @metadata_group.command("import", epilog="Example: dlog metadata import monday.dlog --dry-run")
@@ -180,7 +196,7 @@ def import_metadata(file: Path, *, dry_run: bool) -> None:
 
     There must be nothing at its path, and no process of the cluster may run.  It is made completely
     or not at all.  All changes since the export are lost.  No bookie deletes a ledger until `dlog
-    metadata accept`.
+    metadata accept`.  Logs that the export has left out are named on standard error.
     """
     from dlcore.ops.backup.archive import unpacked
     from dlcore.ops.backup.importing import changed_nodes, import_namespace, require_empty
@@ -211,8 +227,10 @@ def import_metadata(file: Path, *, dry_run: bool) -> None:
             "ledgers": header.ledgers,
             "nodes": len(export.nodes),
             "dry_run": dry_run,
+            "left_out": [to_builtins(each) for each in header.left_out],
         },
     )
+    _tell_left_out(header.left_out)
 
 
 @metadata_group.command("accept", epilog="Example: dlog metadata accept --yes")

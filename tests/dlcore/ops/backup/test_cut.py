@@ -21,11 +21,11 @@ import pytest
 from msgspec.structs import replace as changed
 
 from dlcore.base.config import LogSettings
-from dlcore.base.errors import CorruptMetadataError
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.values import (
     Chunk,
     LogHead,
+    LogMetadata,
     SegmentEnd,
     StagedLedger,
     StoredSettings,
@@ -173,7 +173,15 @@ def copied(rng: random.Random, at: int, *, spread: int = 12) -> Copy:
     moment = moment_of(before, early)
     late = anchors_of(reading(rng, kept, times[1], times[2]))
     after = reading(rng, kept, times[2], times[3])
-    return copy_of(PATHS, before, anchors_at(PATHS, early, late, moment), after, moment)
+    steady = {
+        path
+        for path, node in anchors_of(kept[times[0]]).items()
+        if kept[times[3]].get(path) == node
+    }
+    anchors = anchors_at(PATHS, early, late, moment)
+    copy = copy_of(PATHS, before, anchors, after, moment, steady)
+    assert copy.left_out == (), "nothing is damaged"
+    return copy
 
 
 def referred(nodes: dict[str, bytes]) -> Counter[int]:
@@ -307,13 +315,17 @@ def test_a_node_at_the_cut(
         )
 
 
-def copy_with(changes: Mapping[str, Versioned | None]) -> Copy:
-    """Return the copy that a tree gives which stays as it is, with changed and missing nodes."""
+def copy_with(changes: Mapping[str, Versioned | None], *, is_steady: bool = False) -> Copy:
+    """Return the copy that a tree gives which stays as it is, with changed and missing nodes.
+
+    That the heads did not change meanwhile is known if it `is_steady`.
+    """
     _, kept = lived()
     nodes: dict[str, Any] = {**kept[max(kept)], **changes}
     nodes = {path: node for path, node in nodes.items() if node is not None}
-    moment = moment_of(nodes)
-    return copy_of(PATHS, nodes, anchors_of(nodes), nodes, moment)
+    anchors = anchors_of(nodes)
+    steady = anchors if is_steady else ()
+    return copy_of(PATHS, nodes, anchors, nodes, moment_of(nodes), steady)
 
 
 def below_heads(slashes: int) -> dict[str, Versioned]:
@@ -330,12 +342,20 @@ def below_heads(slashes: int) -> dict[str, Versioned]:
 
 
 def refused(changes: Mapping[str, Versioned | None]) -> tuple[str, ...]:
-    """Return the nodes for which changed nodes ask for other readings."""
+    """Return the nodes for which changed nodes ask for other readings.
+
+    If it is known that the heads did not change, the log is left out for the same reason.
+    """
     try:
         copy_with(changes)
     except NotKnownError as error:
-        return error.paths
-    return ()
+        paths = error.paths
+    else:
+        return ()
+    (left_out,) = copy_with(changes, is_steady=True).left_out
+    assert paths[0] in left_out.reason
+    assert "missing, or does not fit" in left_out.reason
+    return paths
 
 
 def with_value(node: Versioned, value: bytes) -> Versioned:
@@ -370,11 +390,66 @@ def test_what_does_not_fit_asks_for_other_readings() -> None:
         copy_of(PATHS, nodes, anchors_of(nodes), again, moment_of(nodes))
 
 
-def test_damage_is_named() -> None:
-    """An export without the log would not be whole."""
-    path, node = next(iter(below_heads(6).items()))
-    with pytest.raises(CorruptMetadataError, match=path):
-        copy_with({path: with_value(node, b"?")})
+def logs_in(copy: Copy) -> set[str]:
+    """Return the names of the logs of a copy."""
+    prefix = f"{PATHS.logs}/"
+    return {
+        decode(LogMetadata, value, source=path).name
+        for path, value in copy.nodes.items()
+        if path.startswith(prefix) and value
+    }
+
+
+def test_a_damaged_log_is_left_out() -> None:
+    """Nothing of it is there, all others are whole, and the reason names the node."""
+    whole = copy_with({})
+    assert whole.left_out == ()
+    chunk, node = next(iter(below_heads(6).items()))
+    head = "/".join(chunk.split("/")[:5])
+    for path in (chunk, head):
+        copy = copy_with({path: with_value(node, b"?")})
+        (left_out,) = copy.left_out
+        assert path in left_out.reason
+        assert logs_in(copy) == logs_in(whole) - {left_out.log}
+        assert copy.logs == whole.logs - 1
+        assert not [each for each in copy.nodes if each.startswith(head)]
+        others = {each for each in whole.nodes if each.startswith(f"{PATHS.heads}/")}
+        assert {each for each in others if not each.startswith(head)} <= copy.nodes.keys()
+        assert whole.ledgers == copy.ledgers, "what refers to them is not known"
+
+
+def test_a_damaged_name_is_told() -> None:
+    """By itself, and by the id of the log that has no name then."""
+    whole = copy_with({})
+    path = next(
+        path for path, value in whole.nodes.items() if path.startswith(f"{PATHS.logs}/") and value
+    )
+    log = decode(LogMetadata, whole.nodes[path], source=path)
+    copy = copy_with({path: Versioned(b"?", 0)}, is_steady=True)
+    assert [each.log for each in copy.left_out] == sorted([log.name, f"id {log.log_id}"])
+    assert logs_in(copy) == logs_in(whole) - {log.name}
+
+
+def test_damage_beside_the_segments_stays_as_it_is() -> None:
+    """Settings and staged ledgers are copied; a retention stays listed, and a ledger stays."""
+    whole = copy_with({})
+    head = next(path for path in whole.nodes if is_anchor(PATHS, path) and "/heads/" in path)
+    settings, damaged = f"{head}/settings", Versioned(b"?", 0)
+    copy = copy_with({settings: damaged})
+    assert copy.nodes[settings] == b"?"
+    assert PATHS.retained_log(head.rpartition("/")[2]) in copy.nodes
+    staged = [path for path in whole.nodes if path.endswith("/staged")]
+    assert staged
+    for path in staged:
+        copy = copy_with({path: damaged})
+        assert copy.nodes[path] == b"?"
+        assert path.removesuffix("/staged") in copy.nodes
+
+
+def test_a_damaged_head_may_be_removed_meanwhile() -> None:
+    """By `dlog log delete --damaged`."""
+    head = {HEAD: Versioned(b"?", 0)}
+    assert anchors_at(PATHS, head, {}, 5) == {}
 
 
 def test_what_is_gone_without_harm() -> None:

@@ -19,7 +19,7 @@ from dlcore.metadata.memory import MemoryTree
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import ANY_VERSION, Put, Versioned
 from dlcore.metadata.stored import decode
-from dlcore.ops.backup.archive import Export
+from dlcore.ops.backup.archive import Export, packed, unpacked
 from dlcore.ops.backup.exporting import export_namespace
 from dlcore.ops.backup.importing import (
     IDS_SKIPPED,
@@ -28,7 +28,7 @@ from dlcore.ops.backup.importing import (
     mark_of,
 )
 from tests.fixtures.aio import run
-from tests.fixtures.memory_namespace import ManualClock, memory_cluster
+from tests.fixtures.memory_namespace import ManualClock, memory_cluster, record
 from tests.fixtures.metadata_backend import Backend, backend, play
 
 if TYPE_CHECKING:
@@ -77,6 +77,29 @@ def test_there_and_back(backend: Backend) -> None:
         assert not await accept_restore(store, other)
 
     play(backend, scenario)
+
+
+def test_a_log_that_lacks_a_node_is_left_out() -> None:
+    """Found out by a second pass, for its head has not changed; the file names it again."""
+
+    async def main() -> None:
+        async with memory_cluster() as cluster:
+            namespace = await cluster.open("driver")
+            context = namespace.log_context
+            for name in ("whole", "damaged"):
+                async with await namespace.open_log(name, create_if_missing=True) as log:
+                    for number in range(2):
+                        async with await log.open_writer() as writer:
+                            await writer.write(record(number))
+            store, known = context.store, await context.logs.find("damaged")
+            await store.delete(context.logs.paths_of(known).segment(1))
+            export, copy = await export_namespace(store, context.paths, CLOCK)
+        (left_out,) = copy.left_out
+        assert (left_out.log, copy.logs) == ("damaged", 1)
+        again = unpacked(packed(export), source="file").header
+        assert (again.left_out, again.logs) == (copy.left_out, 1)
+
+    run(main())
 
 
 def test_finalized_features_come_along() -> None:
