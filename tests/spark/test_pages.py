@@ -35,6 +35,7 @@ CHECKPOINT = "checkpoint-of-copy"
 OTHER_TESTS = {
     "README.md": "tests/integration/test_readme.py, for it starts a sandbox of its own",
     "docs/operating.md": "tests/deploying/test_secured_hosts.py, on three hosts",
+    "docs/replacing-a-disk.md": "tests/integration/test_replacing_a_disk.py, on disks to lose",
     "docs/security.md": "tests/dlcore/ops/cli/test_secure_sandbox.py, for rules shut others out, "
     "and tests/integration/test_encryption.py",
     "docs/tls.md": "tests/integration/test_tls_page.py, which uses what they make",
