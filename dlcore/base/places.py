@@ -3,31 +3,63 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 
-class Places(asyncio.Semaphore):
-    """At most `count` holders at once, others wait in order.
+class Places:
+    """At most `count` holders at once, each an ``async with``; others wait in order.
 
-    With fewer places than are held, those that become free are gone until there are few enough.
+    With fewer places than are held, none becomes free until there are few enough.
     """
 
     def __init__(self, count: int) -> None:
-        super().__init__(count)
         self._count = count
-        self._excess = 0
+        self._held = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def release(self) -> None:
-        """Give a place back."""
-        if self._excess:
-            self._excess -= 1
-        else:
-            super().release()
+    def locked(self) -> bool:
+        """Return whether one who comes now has to wait."""
+        return self._held >= self._count or bool(self._waiting)
 
     def resize(self, count: int) -> None:
         """Let there be `count` places from now on."""
-        more, self._count = count - self._count, count
-        for _ in range(more):
-            self.release()
-        free = min(self._value, max(0, -more))
-        self._value -= free
-        self._excess += max(0, -more) - free
+        self._count = count
+        self._let_in()
+
+    async def __aenter__(self) -> None:
+        if not self.locked():
+            self._held += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._let_in()  # it may have stood before others
+            else:  # it was let in at the same moment
+                self._give_back()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        self._held -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._held < self._count or self._waiting[0].done()):
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its caller was cancelled
+                self._held += 1
+                turn.set_result(None)
