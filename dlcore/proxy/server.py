@@ -144,7 +144,7 @@ class ProxyServer(AsyncClosing):
             await server.start()
             steps.push_async_callback(_stop, server, service)
             if kafka is not None:
-                kafka.serve(namespace, membership, reads, callers, gate)
+                kafka.serve(namespace, membership, reads, puts, callers, gate)
                 steps.push_async_callback(kafka.aclose)
             figures = ProxyMetrics(
                 owner,

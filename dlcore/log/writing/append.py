@@ -374,6 +374,8 @@ class Ended(Generic[_Ticket]):
 Effect: TypeAlias = Step | AppendEntry | Acknowledge[_Ticket] | Refuse[_Ticket] | Ended[_Ticket]
 
 _START_ATTEMPTS_MAX = 20
+_ANSWERED_KEPT = 256
+"""The number of entries that are remembered of those acknowledged last."""
 _NEARLY_FULL = 0.75
 """With this share of its size or age a segment will soon be completed."""
 
@@ -425,6 +427,8 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         self._is_aside = False  # or about to be
         self._has_step = False  # that is not answered
         self._lost: Unwritten | None = None  # the records given up
+        # Of the last acknowledged entries: segment, entry, and the sequence id of the first record.
+        self._answered: deque[tuple[int, int, int]] = deque(maxlen=_ANSWERED_KEPT)
         self._untold: Unwritten | None = None  # those of them whose error no caller has got
 
     def __repr__(self) -> str:
@@ -499,6 +503,13 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
         if segment is None or segment.acknowledged == segment.first_entry_id:
             return None
         return DLSN(segment.lssn, segment.acknowledged, 0)
+
+    def sequence_id_of(self, dlsn: DLSN) -> int | None:
+        """Return the sequence id of a record; None if it was not acknowledged here, and lately."""
+        for lssn, entry_id, first in reversed(self._answered):
+            if (lssn, entry_id) == (dlsn.lssn, dlsn.entry_id):
+                return first + dlsn.slot_id
+        return None
 
     def is_untouched(self, at: VersionedHead) -> bool:
         """Return whether the log, read as `at`, is as this writer left it."""
@@ -856,6 +867,8 @@ class LogAppender(Machine[WriterState], Generic[_Ticket]):
             group = self._transmitter.acknowledged()
             entry_id = segment.acknowledged
             segment.acknowledged += 1
+            self._answered.append((segment.lssn, entry_id, segment.acknowledged_records))
+            segment.acknowledged_records += group.record_count
             self.last_dlsn = DLSN(segment.lssn, entry_id, group.record_count - 1)
             effects.append(Acknowledge(segment.lssn, entry_id, group.slots, group.tickets))
         self._durable = 0

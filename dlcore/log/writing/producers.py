@@ -241,6 +241,11 @@ class Producers(Generic[_Ticket]):
 
     # Records
 
+    def known_of(self, name: str) -> tuple[Claim, int] | None:
+        """Return a producer's claim and its last accepted sequence; None if it is not known."""
+        known = self._known.get(name)
+        return None if known is None else (known.claim, known.accepted)
+
     def durable_of(self, name: str) -> int:
         """Return the last durable sequence of a producer; -1 if there is none."""
         known = self._known.get(name)

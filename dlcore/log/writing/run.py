@@ -106,7 +106,8 @@ class OwnExtent:
     """The extent that a writer has open, until its end is in the metadata, and its segment.
 
     Extents of others may come before it in the segment: `first_entry_id` is its first entry's id
-    there.  `acknowledged` is the first entry id of the segment that is not acknowledged.
+    there.  `acknowledged` is the first entry id of the segment that is not acknowledged, and
+    `acknowledged_records` the sequence id of its first record.
     """
 
     lssn: int
@@ -116,6 +117,7 @@ class OwnExtent:
     bytes_before: int
     run: Run
     acknowledged: int
+    acknowledged_records: int
     closing: Extent | None = None
     """The final form, once its ledger is closed."""
 
@@ -127,7 +129,16 @@ class OwnExtent:
         first = head.end[1] if head.end[0] == lssn else 0
         run = Run(timestamp_ms=head.last_timestamp_ms)
         before = segment.size_bytes
-        return cls(lssn, ledger_id, first, segment.created_ms, before, run, acknowledged=first)
+        return cls(
+            lssn,
+            ledger_id,
+            first,
+            segment.created_ms,
+            before,
+            run,
+            acknowledged=first,
+            acknowledged_records=head.next_sequence_id,
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -274,6 +274,10 @@ class DirectWriter(AsyncLogWriter):
                 raise
         return last or await find_last_dlsn(self._context, self._log)
 
+    def sequence_id_of(self, dlsn: DLSN) -> int | None:
+        """Return the sequence id of a record that was acknowledged lately, else None."""
+        return self._machine.sequence_id_of(dlsn)
+
     async def verify(self) -> None:
         """Check that the log is still ours.  Raises: WriteError: it is not; MetadataError."""
         async with self._changing:

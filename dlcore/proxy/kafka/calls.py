@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
@@ -13,11 +14,8 @@ from dlcore.access.rights import Demand, Right
 from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
 from dlcore.base.errors import (
-    AccessDeniedError,
     AlreadyTruncatedError,
     DLError,
-    InvalidEntryError,
-    LogNotFoundError,
     OverCapacityError,
     ReaderStalledError,
 )
@@ -25,26 +23,33 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight.needs import Need
 from dlcore.proxy.kafka import entrances, messages
+from dlcore.proxy.kafka.codes import code_of
 from dlcore.proxy.kafka.feeds import Feed
 from dlcore.proxy.kafka.messages import Request, Response
-from dlcore.proxy.kafka.topics import log_of, node_of, topic_of
+from dlcore.proxy.kafka.offsets import RecentOffsets, bounds_of, place_of
+from dlcore.proxy.kafka.producing import Producing
+from dlcore.proxy.kafka.topics import log_in, node_of, topic_of
 from dlcore.proxy.kafka.view import RecordView
 from dlcore.proxy.reading.delivery import Reading
 from dlcore.proxy.rendezvous import preferred_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.base.background import BackgroundTasks
-    from dlcore.base.records import RecordPlace
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.gatekeeper import Entry
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.serving import ReadPath
+    from dlcore.proxy.writing.put import PutService
 
+Answer: TypeAlias = "list[bytes]"
+"""An answer with its size, in parts."""
+Later: TypeAlias = "Callable[[], Awaitable[Answer]]"
+"""A call that waits for an answer, while the next requests are taken."""
 LISTED_MAX = 10_000
 """Most logs in an answer to a client that asks for all; of more it gets these."""
 _OWNERS_MAX = 100
@@ -57,21 +62,6 @@ LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 """Times in ListOffsets that mean something else."""
 _ENDLESS = DLSN(2**63 - 1, 0, 0)
 _NEVER = timedelta(0)
-_CODES: dict[type[DLError], ErrorCode] = {
-    AccessDeniedError: ErrorCode.topic_authorization_failed,
-    AlreadyTruncatedError: ErrorCode.offset_out_of_range,
-    InvalidEntryError: ErrorCode.corrupt_message,
-    LogNotFoundError: ErrorCode.unknown_topic_or_partition,
-    OverCapacityError: ErrorCode.kafka_storage_error,
-}
-
-
-def code_of(error: DLError) -> ErrorCode:
-    """Return the code for an error; clients retry after those of errors that are retriable."""
-    for kind in type(error).__mro__:
-        if kind in _CODES:
-            return _CODES[kind]
-    return ErrorCode.kafka_storage_error if error.retriable else ErrorCode.unknown_server_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +71,12 @@ class Shared:
     namespace: DirectNamespace
     membership: Membership
     reads: ReadPath
+    puts: PutService
     config: ProxyConfig
     tasks: BackgroundTasks
     feeds: dict[Feed, None] = field(default_factory=dict)
     """All feeds, in an ordered set."""
+    recent: RecentOffsets = field(default_factory=RecentOffsets)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +105,14 @@ class Calls:
         self._on_stall = on_stall
         self._feeds: dict[str, Feed] = {}  # by topic
         self._news = asyncio.Event()
+        self._producing = Producing(
+            shared.namespace,
+            shared.membership,
+            shared.reads,
+            shared.puts,
+            shared.recent,
+            shared.config,
+        )
 
     def close(self) -> None:
         """Ask for no more records."""
@@ -124,10 +124,15 @@ class Calls:
         for feed in self._feeds.values():
             feed.received()
 
-    async def perform(self, request: Request, entry: Entry) -> list[bytes]:
-        """Return the answer to a request, with its size, in parts."""
+    async def perform(self, request: Request, entry: Entry) -> Answer | Later:
+        """Return the answer to a request, with its size, in parts, or what waits for it."""
         make = Response(request.call, request.version)
         match request.call:
+            case messages.PRODUCE:
+                waiting = await self._producing.take(request, make, entry)
+                return partial(_framed, make, request.number, waiting)
+            case messages.INIT_PRODUCER_ID:
+                body = self._producing.begun(request, make)
             case messages.METADATA:
                 body = await self._metadata(request, make, entry)
             case messages.LIST_OFFSETS:
@@ -178,7 +183,7 @@ class Calls:
         asked, refused = [], {}
         for name in dict.fromkeys(names):
             try:
-                log = _log_of(name)
+                log = log_in(name)
                 await entry.require([Need(Right.DESCRIBE, log)])
                 asked.append(log)
             except DLError as error:
@@ -199,19 +204,6 @@ class Calls:
 
     # Offsets
 
-    async def _bounds(self, snapshot: LogSnapshot) -> tuple[int, int]:
-        """Return the offsets of the first record, and behind the last."""
-        end = (await self._place(snapshot, snapshot.end)).sequence_id
-        if not any(each.extents for each in snapshot.segments):
-            end = snapshot.next_sequence_id
-        if snapshot.is_empty:
-            return end, end
-        return (await self._place(snapshot, snapshot.first)).sequence_id, end
-
-    async def _place(self, snapshot: LogSnapshot, wanted: DLSN | NotLessThan) -> RecordPlace:
-        (found,) = await self._shared.namespace.find_places([(snapshot, wanted)])
-        return found
-
     async def _list_offsets(self, request: Request, make: Response, entry: Entry) -> Any:
         topics = []
         for topic in request.body.topics:
@@ -219,8 +211,7 @@ class Calls:
             for part in topic.partitions:
                 code, offset, time_ms = ErrorCode.none, -1, -1
                 try:
-                    _require_first(topic.name, part.partition_index)
-                    log = _log_of(topic.name)
+                    log = log_in(topic.name, part.partition_index)
                     await entry.require([Need(Right.DESCRIBE, log)])
                     async with self._shared.membership.outages.bounded():
                         _, snapshot = await self._shared.reads.opened(log)
@@ -244,13 +235,15 @@ class Calls:
     async def _offset_at(self, snapshot: LogSnapshot, time_ms: int) -> tuple[int, int]:
         """Return the offset of the first record of a time, and its time; -1 for what is not."""
         if time_ms in (LATEST, EARLIEST, EARLIEST_LOCAL):
-            first, end = await self._bounds(snapshot)
+            first, end = await bounds_of(self._shared.namespace, snapshot)
             return (end if time_ms == LATEST else first), -1
         if time_ms == MAX_TIMESTAMP and not snapshot.is_empty:
-            time_ms = (await self._place(snapshot, snapshot.end)).timestamp_ms
+            time_ms = (await place_of(self._shared.namespace, snapshot, snapshot.end)).timestamp_ms
         if time_ms < 0:
             return -1, -1
-        place = await self._place(snapshot, NotLessThan(RecordField.TIMESTAMP_MS, time_ms))
+        place = await place_of(
+            self._shared.namespace, snapshot, NotLessThan(RecordField.TIMESTAMP_MS, time_ms)
+        )
         if place.dlsn >= snapshot.end:
             return -1, -1
         return place.sequence_id, place.timestamp_ms
@@ -294,8 +287,7 @@ class Calls:
     async def _opened(self, topic: str, asked: Any, entry: Entry) -> _Part:
         part = _Part(topic, asked.partition, asked.partition_max_bytes)
         try:
-            _require_first(topic, asked.partition)
-            await entry.require([Need(Right.READ, _log_of(topic))])
+            await entry.require([Need(Right.READ, log_in(topic, asked.partition))])
             feed = self._feeds.get(topic)
             if feed is None or feed.offset != asked.fetch_offset or feed.error is not None:
                 feed = await self._open(topic, asked.fetch_offset)
@@ -317,8 +309,8 @@ class Calls:
                 f"calls_max={shared.config.calls_max:,}"
             )
         async with shared.membership.outages.bounded():
-            log, snapshot = await shared.reads.opened(_log_of(topic))
-            first, end = await self._bounds(snapshot)
+            log, snapshot = await shared.reads.opened(log_in(topic))
+            first, end = await bounds_of(self._shared.namespace, snapshot)
             if not first <= offset <= end:
                 raise AlreadyTruncatedError(
                     f"log {log.name!r}: offset {offset}: expected {first} to {end}"
@@ -326,7 +318,7 @@ class Calls:
             start = snapshot.end
             if offset < end:
                 wanted = NotLessThan(RecordField.SEQUENCE_ID, offset)
-                start = (await self._place(snapshot, wanted)).dlsn
+                start = (await place_of(self._shared.namespace, snapshot, wanted)).dlsn
         view = RecordView(
             log.name,
             snapshot.schema,
@@ -398,21 +390,14 @@ class Calls:
         return make.of("FetchableTopicResponse", topic=part.topic, partitions=(data,))
 
 
+async def _framed(
+    make: Response, number: int, waiting: Callable[[], Awaitable[Any]]
+) -> list[bytes]:
+    return make.framed(number, await waiting())
+
+
 def _has_failed(part: _Part) -> bool:
     return part.feed is None or part.feed.error is not None
-
-
-def _require_first(topic: str, partition: int) -> None:
-    if partition:
-        raise LogNotFoundError(f"topic {topic!r} has no partition {partition}: expected 0")
-
-
-def _log_of(topic: str | None) -> str:
-    """Return the log of a topic.  Raises: LogNotFoundError: no log can have it."""
-    log = log_of(topic or "")
-    if not log:
-        raise LogNotFoundError(f"topic {topic!r} is the topic of no log (docs/kafka-protocol.md)")
-    return log
 
 
 def _topic(make: Response, name: str, leader: int | None, code: ErrorCode = ErrorCode.none) -> Any:
@@ -438,5 +423,7 @@ ENTRANCE_OF = {
     messages.METADATA: entrances.METADATA,
     messages.LIST_OFFSETS: entrances.LIST_OFFSETS,
     messages.FETCH: entrances.FETCH,
+    messages.INIT_PRODUCER_ID: entrances.INIT_PRODUCER_ID,
+    messages.PRODUCE: entrances.PRODUCE,
 }
 """The entrance of each call that is performed."""

@@ -27,6 +27,13 @@ METADATA = _call(
 )
 LIST_OFFSETS = _call("ListOffsets", "the logs of the request", "describe on each log", _ASKED)
 FETCH = _call("Fetch", "the logs of the request", "read on each log", _ASKED)
-PRODUCE = _call("Produce", "none: it is refused", "none", _ASKED)
-ENTRANCES = (API_VERSIONS, SASL, METADATA, LIST_OFFSETS, FETCH, PRODUCE)
+INIT_PRODUCER_ID = _call("InitProducerId", "a number that nobody else has", "none", _ASKED)
+PRODUCE = _call(
+    "Produce",
+    "the logs of the request",
+    "append on each log",
+    "one request of at most `message_bytes_max`, within `received_bytes_max`; each batch has at "
+    "most as much when it is unpacked; the rates and limits of a stream of `DoPut`",
+)
+ENTRANCES = (API_VERSIONS, SASL, METADATA, LIST_OFFSETS, FETCH, INIT_PRODUCER_ID, PRODUCE)
 """The calls, in the order of the documentation."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
+INIT_PRODUCER_ID = 22
 CALLS = {
     PRODUCE: (3, 9),
     FETCH: (4, 12),
@@ -33,13 +34,14 @@ CALLS = {
     METADATA: (0, 12),
     SASL_HANDSHAKE: (0, 1),
     API_VERSIONS: (0, 4),
+    INIT_PRODUCER_ID: (0, 5),
     SASL_AUTHENTICATE: (0, 2),
 }
 """The lowest and the highest version of each call that is served.
 
-Produce is answered with a refusal: without it in this list librdkafka would not fetch, as it takes
-the format of batches from the versions of both.  From version 13 on, Fetch names topics by ids.  A
-log is found by its name, and a client may come to a proxy that never told it the id of a topic.
+From version 13 on, Fetch names topics by ids, and so does Produce.  A log is found by its name, and
+a client may come to a proxy that never told it the id of a topic.  Versions of Produce above 9 are
+those of transactions.
 """
 _HEAD_BYTES = 8
 _NEVER = timedelta(0)

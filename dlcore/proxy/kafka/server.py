@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.access.tls_in_use import LOOK_S
-from dlcore.base.background import BackgroundTasks
+from dlcore.base.background import BackgroundTasks, together
 from dlcore.base.clock import wall_s
 from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
 from dlcore.proxy.config import address_of
-from dlcore.proxy.kafka import entrances
+from dlcore.proxy.kafka import entrances, messages
 from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
 from dlcore.proxy.kafka.session import (
     Close,
@@ -26,11 +27,15 @@ from dlcore.proxy.kafka.session import (
     Received,
     Refused,
     Send,
+    SendLater,
+    Taken,
 )
+from dlcore.proxy.writing.budget import Holder
 from dlcore.transport.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from dlcore.access.principals import Caller, Principal
     from dlcore.access.tls_in_use import TlsInUse
@@ -38,8 +43,10 @@ if TYPE_CHECKING:
     from dlcore.proxy.callers import Callers
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.gatekeeper import Gatekeeper
+    from dlcore.proxy.kafka.calls import Answer, Later
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.serving import ReadPath
+    from dlcore.proxy.writing.put import PutService
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +58,9 @@ _IDLE_S = 600.0
 """A connection without a request is closed after this time, as Kafka's brokers do."""
 _SEND_S = 60.0
 """A client that does not take an answer in this time is cut off."""
-_SIZE_BYTES = 4
+_SIZE_BYTES, _CALL_BYTES = 4, 2
+_UNANSWERED_MAX = 5
+"""Most requests of a producer that are taken and not answered; clients send as many ahead."""
 _BUFFERED_BYTES = 64 * 1024
 
 
@@ -106,6 +115,7 @@ class KafkaServer:
         namespace: DirectNamespace,
         membership: Membership,
         reads: ReadPath,
+        puts: PutService,
         callers: Callers,
         gate: Gatekeeper,
     ) -> None:
@@ -114,6 +124,7 @@ class KafkaServer:
             namespace=namespace,
             membership=membership,
             reads=reads,
+            puts=puts,
             config=self._config,
             tasks=self._tasks,
         )
@@ -169,24 +180,22 @@ class _Connection:
         self._host = str(host).removeprefix("::ffff:")
         self.peer = address_of(self._host, port)
         self._calls = Calls(shared, on_stall=self._transport.abort)
+        self._puts = shared.puts
+        self._later: asyncio.Queue[Later] = asyncio.Queue(_UNANSWERED_MAX)
         certificate = writer.get_extra_info("peercert")
         self._caller = callers.of_connection(certificate, self._host)
         self._proven_as: Principal | None = None
         self._session = KafkaSession(
-            is_known=self._caller is not None, checks_tokens=callers.checks_tokens
+            is_known=self._caller is not None,
+            checks_tokens=callers.checks_tokens,
+            produce_bytes_max=shared.config.message_bytes_max,
         )
 
     async def run(self) -> None:
         """Serve until the connection ends."""
         reason = "the client has left"
         try:
-            async with asyncio.timeout(_PROOF_S):
-                while not self._session.is_known:
-                    await self._step()
-            while True:
-                async with asyncio.timeout(_IDLE_S):
-                    size = await self._reader.readexactly(_SIZE_BYTES)
-                await self._step(size)
+            await together(self._receive(), self._answer())
         except _ClosedError as error:
             reason = str(error)
             logger.info("Kafka's client %s is sent away: %s", self.peer, reason)
@@ -198,15 +207,49 @@ class _Connection:
             self._calls.close()
             self._transport.abort()  # TLS waits for the client to say goodbye
 
+    async def _receive(self) -> None:
+        """Take the requests."""
+        async with asyncio.timeout(_PROOF_S):
+            while not self._session.is_known:
+                await self._step()
+        while True:
+            async with asyncio.timeout(_IDLE_S):
+                size = await self._reader.readexactly(_SIZE_BYTES)
+            await self._step(size)
+
     async def _step(self, size: bytes = b"") -> None:
-        """Take one request, and answer it."""
+        """Take one request, and answer it, or let it be answered in its turn."""
         async with asyncio.timeout(_REQUEST_S):
             size = size or await self._reader.readexactly(_SIZE_BYTES)
-            count, count_max = int.from_bytes(size, signed=True), self._session.request_bytes_max
-            if not 0 < count <= count_max:
-                raise _ClosedError(f"a request of {count:,} bytes: expected 1 to {count_max:,}")
-            frame = await self._reader.readexactly(count)
-        await self._handle(Received(frame))
+            count = int.from_bytes(size, signed=True)
+            self._require(count, self._session.request_bytes_max)
+            head = await self._reader.readexactly(min(count, _CALL_BYTES))
+            call = int.from_bytes(head)
+            self._require(count, self._session.bytes_max_of(call))
+        try:
+            with self._held(call, count):
+                async with asyncio.timeout(_REQUEST_S):
+                    frame = head + await self._reader.readexactly(count - len(head))
+                await self._handle(Received(frame))
+        except DLError as error:
+            raise _ClosedError(f"call {call}: {error}") from error
+
+    def _require(self, count: int, count_max: int) -> None:
+        if not 0 < count <= count_max:
+            raise _ClosedError(f"a request of {count:,} bytes: expected 1 to {count_max:,}")
+
+    def _held(self, call: int, size_bytes: int) -> AbstractContextManager[None]:
+        """Hold memory for records while they are received and taken."""
+        if call != messages.PRODUCE or self._caller is None:
+            return nullcontext()
+        return self._puts.received(Holder(self.peer, self._caller.account), size_bytes)
+
+    async def _answer(self) -> None:
+        """Send the answers to requests that were taken."""
+        while True:
+            answer = await self._later.get()
+            await self._write(await answer())
+            self._later.task_done()
 
     async def _handle(self, event: Event) -> None:
         for effect in self._session.handle(event):
@@ -215,18 +258,25 @@ class _Connection:
     async def _do(self, effect: Effect) -> None:
         match effect:
             case Send(parts):
-                await self._send(parts)
+                await self._later.join()
+                await self._write(parts)
+            case SendLater(answer):
+                await self._later.put(answer)
             case Prove(token):
                 await self._handle(await self._proven(token))
             case Perform(request):
-                await self._handle(Performed(await self._performed(request)))
-                self._calls.received()
+                answer = await self._performed(request)
+                if isinstance(answer, list):
+                    await self._handle(Performed(answer))
+                    self._calls.received()
+                else:
+                    await self._handle(Taken(answer))
             case Close(reason):
                 raise _ClosedError(reason)
             case _:
                 assert_never(effect)
 
-    async def _send(self, parts: Sequence[Any]) -> None:
+    async def _write(self, parts: Sequence[Any]) -> None:
         async with asyncio.timeout(_SEND_S):
             self._writer.writelines(parts)
             await self._writer.drain()
@@ -249,7 +299,7 @@ class _Connection:
             return Proven(None)
         return Proven(max(1, int((caller.expires_at - wall_s()) * 1000)))
 
-    async def _performed(self, request: Any) -> list[bytes]:
+    async def _performed(self, request: Any) -> Answer | Later:
         caller = self._known()
         name = ENTRANCE_OF[request.call].name
         async with self._gate.enter_as(caller, self.peer, name) as entry:

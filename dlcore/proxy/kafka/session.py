@@ -1,10 +1,12 @@
 """One connection of a Kafka client: who it is, and which of its requests are performed.
 
 Theory of operation.  A client sends requests, and the server answers them in their order, one at a
-time.  ApiVersions is answered at once, in any version.  A client that is not known yet must prove
-who it is before anything else: it chooses a mechanism of SASL, and sends a token by it.  Clients
-whose certificate names them, or that need no name, are known from the start, and may prove who
-they are all the same.  A client whose token ends soon proves itself again on the same connection.
+time.  Only the records of producers are answered later, in their turn, when they are durable:
+meanwhile the next request is taken.  ApiVersions is answered at once, in any version.  A client
+that is not known yet must prove who it is before anything else: it chooses a mechanism of SASL, and
+sends a token by it.  Clients whose certificate names them, or that need no name, are known from the
+start, and may prove who they are all the same.  A client whose token ends soon proves itself again
+on the same connection.
 
 Promises:
 
@@ -12,7 +14,7 @@ Promises:
   proof.
 * Each request gets one answer, with its number, or the connection is closed.
 * A refused proof closes the connection, after its answer.
-* Records of a producer are refused, and never passed over in silence.
+* A producer that wants no acknowledgement is sent away: it would never know what was refused.
 
 The driver performs the effects; while the machine is PROVING or BUSY it reads no further request.
 """
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 from kio.schema.errors import ErrorCode
 
@@ -44,10 +46,10 @@ if TYPE_CHECKING:
 
 MECHANISMS = ("PLAIN", "OAUTHBEARER")
 """Both carry a bearer token; PLAIN has it as the password, with any name."""
-_NO_RECORDS = "proxies take no records by Kafka's protocol: write by dlog or Arrow Flight"
+_NO_ANSWER = "records with acks=0: expected -1, since what is refused must be told"
 UNKNOWN_BYTES_MAX = 64 * 1024
 REQUEST_BYTES_MAX = 256 * 1024
-"""Most bytes of a request; one that names 4,000 logs has about as many."""
+"""Most bytes of a request without records; one that names 4,000 logs has about as many."""
 
 
 class SessionState(State):
@@ -71,7 +73,7 @@ TRANSITIONS = Transitions(
         _S.CHOSEN: {_S.PROVING: "a token came", **_END},
         _S.PROVING: {_S.READY: "the token is good", _S.CLOSED: "the token is refused"},
         _S.READY: {_S.BUSY: "a request came", **_CHOICE, **_END},
-        _S.BUSY: {_S.READY: "it is answered"},
+        _S.BUSY: {_S.READY: "it is answered, or will be"},
         _S.CLOSED: {},
     },
 )
@@ -105,7 +107,14 @@ class Performed:
     answer: list[bytes]
 
 
-Event: TypeAlias = Received | Proven | Refused | Performed
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Event: the request is taken, and will be answered by this in its turn."""
+
+    answer: Any
+
+
+Event: TypeAlias = Received | Proven | Refused | Performed | Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,13 @@ class Send:
     """Effect: send these parts."""
 
     parts: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SendLater:
+    """Effect: send what this answers, behind what was to be sent before, and go on."""
+
+    answer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +140,7 @@ class Prove:
 
 @dataclass(frozen=True, slots=True)
 class Perform:
-    """Effect: perform a request, and tell by `Performed`."""
+    """Effect: perform a request, and tell by `Performed` or `Taken`."""
 
     request: Request
 
@@ -136,7 +152,7 @@ class Close:
     reason: str
 
 
-Effect: TypeAlias = Send | Prove | Perform | Close
+Effect: TypeAlias = Send | SendLater | Prove | Perform | Close
 
 
 class KafkaSession(Machine[SessionState]):
@@ -145,14 +161,16 @@ class KafkaSession(Machine[SessionState]):
     Args:
         is_known: whether the client needs no proof.
         checks_tokens: whether the proxy checks tokens.
+        produce_bytes_max: most bytes of a request with records.
     """
 
     transitions = TRANSITIONS
 
-    def __init__(self, *, is_known: bool, checks_tokens: bool) -> None:
+    def __init__(self, *, is_known: bool, checks_tokens: bool, produce_bytes_max: int) -> None:
         self.state = _S.READY if is_known else _S.UNKNOWN
         self._mechanisms = MECHANISMS if checks_tokens else ()
         self._mechanism = ""
+        self._produce_bytes_max = max(produce_bytes_max, REQUEST_BYTES_MAX)
         self._proof = Request(SASL_AUTHENTICATE, 0, 0, None, None)
 
     @property
@@ -162,8 +180,14 @@ class KafkaSession(Machine[SessionState]):
 
     @property
     def request_bytes_max(self) -> int:
-        """Most bytes of the next request."""
-        return REQUEST_BYTES_MAX if self.is_known else UNKNOWN_BYTES_MAX
+        """Most bytes of the next request, whatever it is."""
+        return self.bytes_max_of(PRODUCE)
+
+    def bytes_max_of(self, call: int) -> int:
+        """Return the most bytes of the next request, if it is of this call."""
+        if not self.is_known:
+            return UNKNOWN_BYTES_MAX
+        return self._produce_bytes_max if call == PRODUCE else REQUEST_BYTES_MAX
 
     def handle(self, event: Event) -> Sequence[Effect]:
         """Take an event, and return what is to be done, in this order."""
@@ -178,6 +202,9 @@ class KafkaSession(Machine[SessionState]):
             case Performed(answer):
                 self._become(_S.READY)
                 return [Send(answer)]
+            case Taken(later):
+                self._become(_S.READY)
+                return [SendLater(later)]
             case _:
                 assert_never(event)
 
@@ -197,35 +224,10 @@ class KafkaSession(Machine[SessionState]):
             return self._authenticate(request)
         if self.state is not _S.READY:
             return self._close(f"call {request.call} before a proof of who calls: expected SASL")
-        if request.call == PRODUCE:
-            return self._refuse_records(request)
+        if request.call == PRODUCE and not request.body.acks:
+            return self._close(_NO_ANSWER)
         self._become(_S.BUSY)
         return [Perform(request)]
-
-    def _refuse_records(self, request: Request) -> Sequence[Effect]:
-        if not request.body.acks:  # then a client expects no answer
-            return self._close(_NO_RECORDS)
-        make = Response(request.call, request.version)
-        topics = tuple(
-            make.of(
-                "TopicProduceResponse",
-                name=topic.name,
-                partition_responses=tuple(
-                    make.of(
-                        "PartitionProduceResponse",
-                        index=part.index,
-                        error_code=ErrorCode.unsupported_version,
-                        base_offset=-1,
-                        record_errors=(),
-                        error_message=_NO_RECORDS,
-                    )
-                    for part in topic.partition_data
-                ),
-            )
-            for topic in request.body.topic_data
-        )
-        body = make.of("ProduceResponse", responses=topics, throttle_time=timedelta(0))
-        return [Send(make.framed(request.number, body))]
 
     def _choose(self, request: Request) -> Sequence[Effect]:
         code = ErrorCode.none

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
+from dlcore.base.errors import LogNotFoundError
+
 _ESCAPED = re.compile(r"/_|[^A-Za-z0-9_-]")
 _PARTS = re.compile(r"\._(?P<byte>[0-9a-f]{2})|(?P<slash>\.)|(?P<text>[A-Za-z0-9_-]+)")
 
@@ -49,6 +51,16 @@ def log_of(topic: str) -> str | None:
     except UnicodeDecodeError:
         return None
     return log if end == len(topic) and topic_of(log) == topic else None
+
+
+def log_in(topic: str | None, partition: int = 0) -> str:
+    """Return the log of a partition.  Raises: LogNotFoundError: no log can have it."""
+    log = log_of(topic or "")
+    if not log:
+        raise LogNotFoundError(f"topic {topic!r} is the topic of no log (docs/kafka-protocol.md)")
+    if partition:
+        raise LogNotFoundError(f"topic {topic!r} has no partition {partition}: expected 0")
+    return log
 
 
 def node_of(location: str) -> int:

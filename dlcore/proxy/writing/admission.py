@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.base.background import side_tasks
+from dlcore.base.clock import steady_s
 from dlcore.base.errors import LogNotReadyError
 from dlcore.base.metrics import Durations
 from dlcore.flight.put import PutMessage
 from dlcore.proxy.writing.budget import RETRY_AFTER_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     import grpc
 
     from dlcore.base.proto import flight_pb2 as pb
     from dlcore.proxy.writing.budget import ByteBudget, Holder, ReceivedBytes
-    from dlcore.proxy.writing.owned_log import OwnedLog
+    from dlcore.proxy.writing.owned_log import Accepted, OwnedLog
     from dlcore.proxy.writing.rates import StreamRates
 
 STALL_S = 30.0
@@ -90,6 +92,43 @@ class Limits:
                     "written: write it again",
                     retry_after_s=RETRY_AFTER_S,
                 ) from error
+
+    async def write(
+        self,
+        log: OwnedLog,
+        records: int,
+        size_bytes: int,
+        released: asyncio.Event,
+        accept: Callable[[], Awaitable[Accepted]],
+    ) -> tuple[Accepted, float]:
+        """Let a log accept a batch when it may, and hold memory until it is durable or failed.
+
+        Returns: what `accept` returns, and the seconds for which rates delayed it.
+
+        Raises: as `admit` and `accept`.
+        """
+        throttled_s = await self.admit(log, records, size_bytes, released)
+        try:
+            accepted = await accept()
+        except BaseException:
+            self.budget.give(self.holder, size_bytes)
+            raise
+        log.accepted_bytes += size_bytes
+        figures = self.figures
+        figures.records += accepted.fresh
+        figures.size_bytes += size_bytes
+        figures.repeated_records += records - accepted.fresh
+        figures.throttled_s += throttled_s
+        accepted.future.add_done_callback(partial(self._on_answer, size_bytes, steady_s()))
+        return accepted, throttled_s
+
+    def _on_answer(self, size_bytes: int, begun_s: float, future: asyncio.Future[Any]) -> None:
+        """Note that a batch is durable, or failed; the client may be gone by then."""
+        self.budget.give(self.holder, size_bytes)
+        if future.exception() is None:
+            self.figures.append_times.note(steady_s() - begun_s)
+        else:
+            self.figures.failed_batches += 1
 
     async def admit(
         self, log: OwnedLog, records: int, size_bytes: int, released: asyncio.Event

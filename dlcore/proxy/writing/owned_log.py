@@ -221,6 +221,21 @@ class OwnedLog:
                 f"log {name!r}: column txid has type {schema.field(_TXID).type}, expected int64"
             )
 
+    def producer(self, name: str) -> tuple[Claim, int] | None:
+        """Return a producer's claim and its last accepted sequence; None if it is not known.
+
+        Before a caller is refused by this it must `writer.verify`, as `begin` and `accept` do.
+        """
+        return self._producers.known_of(name)
+
+    def adopt(self, claim: Claim) -> None:
+        """Let an incarnation write, which begins behind all that its producer has written.
+
+        Raises:
+            OverCapacityError: there are too many producers.
+        """
+        self._producers.continue_with(claim, now_ms=self._clock.now_ms())
+
     @_while_owned
     async def begin(self, producer: str | Claim) -> tuple[Claim, int]:
         """Begin an incarnation of a producer by its name, or continue one by its claim.

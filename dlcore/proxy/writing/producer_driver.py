@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, assert_never
 import msgspec
 
 from dlcore.base.background import side_tasks
-from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError
 from dlcore.flight.calls import send_reply
 from dlcore.flight.producer_server import (
@@ -191,38 +190,23 @@ class ProducerStream:
 
     async def _write(self, write: Write) -> Accepted:
         """Write a batch when it may be, and hold its memory until it is durable or failed."""
-        size_bytes, expected = write.size_bytes, write.expected
-        throttled_s = await self._limits.admit(
-            self._log, write.batch.num_rows, size_bytes, self._released
+        batch, expected, mark = write.batch, write.expected, write.mark
+        if isinstance(expected, msgspec.UnsetType):
+            accept = partial(self._log.accept, batch, mark)
+        else:
+            accept = partial(self._log.accept_if, batch, expected, mark)
+        accepted, throttled_s = await self._limits.write(
+            self._log, batch.num_rows, write.size_bytes, self._released, accept
         )
-        try:
-            if isinstance(expected, msgspec.UnsetType):
-                accepted = await self._log.accept(write.batch, write.mark)
-            else:
-                accepted = await self._log.accept_if(write.batch, expected, write.mark)
-        except BaseException:
-            self._limits.budget.give(self._limits.holder, size_bytes)
-            raise
-        self._log.accepted_bytes += size_bytes
-        figures = self._limits.figures
-        figures.records += accepted.fresh
-        figures.size_bytes += size_bytes
-        figures.repeated_records += write.batch.num_rows - accepted.fresh
-        figures.throttled_s += throttled_s
-        answered = partial(self._on_answer, size_bytes, steady_s(), is_placed=accepted.is_placed)
+        answered = partial(self._on_answer, is_placed=accepted.is_placed)
         accepted.future.add_done_callback(answered)
         return Accepted(accepted.fresh, throttled_s)
 
-    def _on_answer(
-        self, size_bytes: int, begun_s: float, future: asyncio.Future[Any], *, is_placed: bool
-    ) -> None:
+    def _on_answer(self, future: asyncio.Future[Any], *, is_placed: bool) -> None:
         """Note that a batch is durable, or failed; the client may be gone by then."""
-        self._limits.budget.give(self._limits.holder, size_bytes)
         error = future.exception()
         if error is None:
-            self._limits.figures.append_times.note(steady_s() - begun_s)
             self._handle(BatchDurable(future.result() if is_placed else None))
         else:
             assert isinstance(error, DLError)
-            self._limits.figures.failed_batches += 1
             self._handle(BatchFailed(error))

@@ -6,6 +6,7 @@ this.  The protocol of a stream that is served here is `dlcore.flight.producer_s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from dlcore.proxy.writing.rates import Rate, Rates
 from dlcore.proxy.writing.route import Route
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
     from contextlib import AbstractContextManager
 
     from dlcore.flight.needs import Pass
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from dlcore.proxy.writing.forwarding import Forwarding, Refusal
     from dlcore.proxy.writing.owned_log import OwnedLog
     from dlcore.proxy.writing.owner import LogOwner
+    from dlcore.proxy.writing.rates import StreamRates
     from dlcore.proxy.writing.staging import Stagings
 
 logger = logging.getLogger(__name__)
@@ -106,15 +109,12 @@ class PutService:
                 with self._count(account), stay.ending_block():
                     await self._stagings.serve(context, decoder, target, rates, entry)
             else:
-                limits = Limits(holder, self._budget, self._received, rates, self.figures)
+                limits = self.limits(holder, rates)
                 # Before the limits here are checked: the owner may be another proxy with room.
                 log = await self._find(context, target, opening, limits, stay)
                 if log is None:
                     return
-                with (
-                    self._count(account),
-                    self._streams.join(f"log {name!r}", self._config.log_streams_max),
-                ):
+                with self.counted(name, account):
                     await self._serve(context, decoder, target, limits, log, stay)
 
     async def _find(
@@ -164,6 +164,42 @@ class PutService:
         opening.flight_descriptor.cmd = msgspec.json.encode(passing_over)
         first = opening.SerializeToString()
         return await self._forwarding.put(context, location, first, stay, limits.hold_here)
+
+    # What streams of other protocols use as well
+
+    async def owned(self, name: str, *, unreachable: Collection[str] = ()) -> OwnedLog:
+        """Return a log to write to, acquired if need be.  Raises: as `LogOwner.get`."""
+        return await self._owner.get(name, unreachable=unreachable)
+
+    async def verify(self, name: str, log: OwnedLog) -> None:
+        """Check that a log is owned still, before a refusal by what is known of it here.
+
+        Raises: why it is not, or MetadataError.
+        """
+        try:
+            async with self._owner.bounded():
+                await log.writer.verify()
+        except (WriteError, AlreadyClosedError) as error:
+            raise log.ending or self.lost(name, log, error) from error
+
+    def rates(self, name: str, account: str) -> StreamRates:
+        """Return the rates of a new stream."""
+        return self._rates.join(name, account)
+
+    def limits(self, holder: Holder, rates: StreamRates) -> Limits:
+        """Return the limits of a stream."""
+        return Limits(holder, self._budget, self._received, rates, self.figures)
+
+    def received(self, holder: Holder, size_bytes: int) -> AbstractContextManager[None]:
+        """Hold memory for what is being received, during a block.  Raises: LogNotReadyError."""
+        return self._received.hold(holder, size_bytes)
+
+    @contextlib.contextmanager
+    def counted(self, name: str, account: str) -> Iterator[None]:
+        """Count a stream to a log during a block.  Raises: OverCapacityError."""
+        streams_max = self._config.log_streams_max
+        with self._count(account), self._streams.join(f"log {name!r}", streams_max):
+            yield
 
     def _count(self, account: str) -> AbstractContextManager[None]:
         return self._streams.join(account, self._config.principal_streams_max)

@@ -121,6 +121,9 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert sent(machine, now_ms=now_ms) == 1
     assert machine.durable() == [Acknowledge(2, 0, [0, 0], ["c", "flush"])]
     assert machine.at.head.next_sequence_id == 2
+    known = [machine.sequence_id_of(DLSN(*each)) for each in ((1, 0, 0), (1, 1, 0), (2, 0, 0))]
+    assert known == [0, 1, 2]
+    assert machine.sequence_id_of(DLSN(2, 1, 0)) is None
     assert not machine.flush("nothing is left")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from dlcore.access.rights import Right
 from dlcore.base.errors import ConfigurationError
@@ -24,6 +24,7 @@ from dlcore.proxy.kafka.session import UNKNOWN_BYTES_MAX
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Authority
 from tests.fixtures.kafka import RawClient, consumed, consumer, offsets_in
+from tests.fixtures.kafka_batches import batch, body_of
 from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.tokens import Issuer
 
@@ -306,7 +307,7 @@ def test_each_call_lets_in_those_with_its_right(
 ) -> None:
     """And nobody else, as over Flight; a change of the rules is felt by the next call."""
     assert [each.name for each in ENTRANCES if each.right != "none"] == [
-        "Metadata", "ListOffsets", "Fetch",
+        "Metadata", "ListOffsets", "Fetch", "Produce",
     ]  # fmt: skip
 
     async def scenario(served: Proxies) -> None:
@@ -314,12 +315,15 @@ def test_each_call_lets_in_those_with_its_right(
         rules = [f"allow user:{right.value} {right.value} log a" for right in Right]
         await direct.change_access_rules(add=rules)
         address = await started(served, **users)
+        one = batch(body_of([(None, b"x", [])]), 1, producer=-1)
         for who in [*(right.value for right in Right), "nothing"]:
             client = await proven(address, issuer.token(who))
             may_describe = 0 if who != "nothing" else DENIED
             assert await client.metadata("a") == {"a": may_describe}, who
             assert await client.metadata() == ({"a": 0} if who != "nothing" else {})
             assert (await client.offset("a", LATEST))[0] == may_describe
+            may_append = 0 if who == "append" else DENIED
+            assert (await client.produce("a", one))[0] == may_append, who
             may_read = 0 if who == "read" else DENIED
             assert (await client.fetch("a", 0, wait_s=0)).error_code == may_read, who
             if who == "read":
@@ -388,24 +392,6 @@ def test_a_token_that_ends_ends_its_connection(
             await ending.metadata("a")
         for client in (lasting, ending, other):
             client.close()
-
-    with_proxies("a")(scenario)
-
-
-def test_records_are_refused() -> None:
-    """A producer is told at once."""
-
-    async def scenario(served: Proxies) -> None:
-        address = await started(served)
-        told: list[Any] = []
-
-        def produce() -> None:
-            producer = Producer({"bootstrap.servers": address})
-            producer.produce("a", b"value", on_delivery=lambda error, _: told.append(error))
-            producer.flush(30)
-
-        await asyncio.to_thread(produce)
-        assert [each.code() for each in told] == [KafkaError.UNSUPPORTED_VERSION]
 
     with_proxies("a")(scenario)
 

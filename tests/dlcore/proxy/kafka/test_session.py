@@ -23,7 +23,9 @@ from dlcore.proxy.kafka.session import (
     Received,
     Refused,
     Send,
+    SendLater,
     SessionState,
+    Taken,
     token_of,
 )
 from tests.dlcore.proxy.kafka.test_messages import filled, frame_of, sample
@@ -61,12 +63,12 @@ def body_of(effect: Effect, call: int, version: int) -> Any:
 
 def known() -> KafkaSession:
     """Return the session of a client that needs no proof."""
-    return KafkaSession(is_known=True, checks_tokens=True)
+    return KafkaSession(is_known=True, checks_tokens=True, produce_bytes_max=2**20)
 
 
 def unknown(*, checks_tokens: bool = True) -> KafkaSession:
     """Return the session of a client that does."""
-    return KafkaSession(is_known=False, checks_tokens=checks_tokens)
+    return KafkaSession(is_known=False, checks_tokens=checks_tokens, produce_bytes_max=2**20)
 
 
 def chosen(mechanism: str = "PLAIN") -> KafkaSession:
@@ -89,7 +91,6 @@ def test_a_known_client_is_answered_one_request_after_the_other() -> None:
         with pytest.raises(AssertionError):
             session.handle(asked())
         assert session.handle(Performed([b"x"])) == [Send([b"x"])]
-    assert session.request_bytes_max == REQUEST_BYTES_MAX
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -193,18 +194,27 @@ def test_a_mechanism_is_chosen_once() -> None:
 
 
 @pytest.mark.parametrize("version", range(3, 10))
-def test_records_are_refused_by_an_answer(version: int) -> None:
-    """A producer that expects no answer is sent away."""
+def test_records_are_answered_later(version: int) -> None:
+    """The next request is taken meanwhile.  A producer that wants no answer is sent away."""
     session = known()
-    (answer,) = session.handle(asked(messages.PRODUCE, version))
-    body = body_of(answer, messages.PRODUCE, version)
-    assert {part.error_code for each in body.responses for part in each.partition_responses} == {35}
+    for later in ("first", "second"):
+        (effect,) = session.handle(asked(messages.PRODUCE, version))
+        assert isinstance(effect, Perform)
+        assert session.handle(Taken(later)) == [SendLater(later)]
     kind = sample(messages.PRODUCE, version)
     request = kind(transactional_id=None, acks=0, timeout=filled(kind).timeout, topic_data=())
     (end,) = session.handle(Received(frame_of(request)))
-    assert end == Close(
-        "proxies take no records by Kafka's protocol: write by dlog or Arrow Flight"
-    )
+    assert end == Close("records with acks=0: expected -1, since what is refused must be told")
+
+
+def test_requests_with_records_are_larger() -> None:
+    """Those of a client that is known, as large as the proxy's configuration allows."""
+    session = known()
+    assert session.request_bytes_max == session.bytes_max_of(messages.PRODUCE) == 2**20
+    assert session.bytes_max_of(messages.FETCH) == REQUEST_BYTES_MAX
+    session = unknown()
+    assert session.request_bytes_max == UNKNOWN_BYTES_MAX
+    assert session.bytes_max_of(messages.PRODUCE) == UNKNOWN_BYTES_MAX
 
 
 @pytest.mark.parametrize(
