@@ -1,0 +1,195 @@
+"""Kafka's own client writes a log of real bookies through proxies, whose answers are lost.
+
+Goal: each record is in the log once and in the order in which it was sent, whatever happened to
+answers, to the owner of the log and to the proxy; an offset that was told is where it is read.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from dlcore.sync import open_namespace
+from tests.fixtures.lengths import amount
+from tests.fixtures.lost_answers import LossyRelay
+from tests.fixtures.ports import free_ports
+from tests.fixtures.proxies import (
+    ProxyProcess,
+    log_name_for,
+    payloads_in,
+    proxy_process,
+    wait_for_no_proxy,
+)
+from tests.fixtures.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.ops.sandbox.cluster import Sandbox
+
+pytestmark = pytest.mark.integration
+
+LOST = amount(200, sampled=12)
+"""So many answers are lost in each part of the test."""
+
+
+class Served:
+    """Two proxies behind relays that lose answers; the first may be killed."""
+
+    def __init__(self, uri: str, steps: ExitStack) -> None:
+        self.relays: list[LossyRelay] = []
+        self.proxies: list[ProxyProcess] = []
+        for is_killed in (True, False):
+            port = free_ports(1)
+            relay = steps.enter_context(LossyRelay(port, every=7, sent_min=20_000))
+            options = (f"--kafka-address=127.0.0.1:{port}", f"--kafka-advertised-port={relay.port}")
+            process = steps.enter_context(proxy_process(uri, *options, is_killed=is_killed))
+            self.relays.append(relay)
+            self.proxies.append(process)
+
+    @property
+    def addresses(self) -> str:
+        """Where clients connect to."""
+        return ",".join(f"127.0.0.1:{each.port}" for each in self.relays)
+
+    @property
+    def lost(self) -> int:
+        """How many answers were lost."""
+        return sum(each.lost for each in self.relays)
+
+    def lose(self, *, is_on: bool) -> None:
+        """Begin to lose answers, or end it."""
+        for each in self.relays:
+            each.is_losing = is_on
+
+
+@pytest.fixture
+def served(sandbox: Sandbox) -> Iterator[Served]:
+    """Two proxies behind relays."""
+    wait_for_no_proxy(sandbox.uri)
+    with ExitStack() as steps:
+        found = Served(sandbox.uri, steps)
+        yield found
+        found.proxies[0].kill()
+
+
+class Writer:
+    """A client of librdkafka that writes numbered records, until it is told to stop."""
+
+    def __init__(self, addresses: str, topic: str, **settings: Any) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": addresses,
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "batch.num.messages": 40,
+                "reconnect.backoff.max.ms": 200,
+                "retry.backoff.max.ms": 200,
+                "message.timeout.ms": 240_000,
+                **settings,
+            }
+        )
+        self._topic = topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.sent: list[bytes] = []
+        self.offsets: list[int | None] = []
+        self.errors: list[Any] = []
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            if len(self.sent) - len(self.offsets) < 2000:
+                self.sent.append(f"{len(self.sent)}:".encode().ljust(100, b"x"))
+                self._producer.produce(self._topic, self.sent[-1], on_delivery=self._told)
+                self._producer.poll(0)
+            else:
+                self._producer.poll(0.05)
+        self._producer.flush()
+
+    def _told(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.errors.append(error)
+        self.offsets.append(message.offset())
+
+    def wait_for(self, more: int) -> None:
+        """Wait until so many more are acknowledged."""
+        until = len(self.offsets) + more
+        wait_until(lambda: len(self.offsets) >= until or bool(self.errors), timeout_s=120)
+        assert not self.errors, self.errors[:3]
+
+    def end(self) -> None:
+        """Stop, and wait for all acknowledgements."""
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_lost_answers_double_nothing(sandbox: Sandbox, served: Served, codec: str) -> None:
+    """Also when the log moves to another proxy, back, and its owner is killed."""
+    killed, other = served.proxies
+    name = log_name_for(killed, sandbox.uri)
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(name)
+    topic = name.replace("/", ".")
+    writer = Writer(served.addresses, topic, **{"compression.type": codec})
+
+    def lose_some() -> None:
+        until = served.lost + LOST
+        served.lose(is_on=True)
+        wait_until(lambda: served.lost >= until or bool(writer.errors), timeout_s=240)
+        served.lose(is_on=False)
+        writer.wait_for(1000)
+
+    try:
+        writer.wait_for(100)
+        lose_some()
+        killed.act("drain")  # the log moves to the other one
+        lose_some()
+        killed.act("undrain")
+        other.act("drain")
+        writer.wait_for(1000)
+        other.act("undrain")
+        served.lose(is_on=True)
+        writer.wait_for(1000)
+        killed.kill()
+        writer.wait_for(1000)
+        served.lose(is_on=False)
+    finally:
+        writer.end()
+    assert not writer.errors, writer.errors[:3]
+    found = payloads_in(sandbox.uri, name)
+    assert found == writer.sent
+    told = [(number, offset) for number, offset in enumerate(writer.offsets) if offset_is(offset)]
+    assert all(number == offset for number, offset in told)
+    assert len(told) > len(found) // 2
+
+
+def offset_is(offset: int | None) -> bool:
+    """Whether an offset is one: of a record that came again it may be forgotten."""
+    return offset is not None and offset >= 0
+
+
+def test_without_numbers_all_is_written_at_least_once(sandbox: Sandbox, served: Served) -> None:
+    """What is sent again is there again: this is what the numbers are for."""
+    name = log_name_for(served.proxies[0], sandbox.uri)
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(name)
+    settings = {"enable.idempotence": False, "acks": -1, "max.in.flight": 1}
+    writer = Writer(served.addresses, name.replace("/", "."), **settings)
+    try:
+        writer.wait_for(100)
+        served.lose(is_on=True)
+        wait_until(lambda: served.lost >= LOST, timeout_s=240)
+        served.lose(is_on=False)
+        writer.wait_for(500)
+    finally:
+        writer.end()
+    assert not writer.errors
+    found = payloads_in(sandbox.uri, name)
+    assert len(found) > len(writer.sent)
+    assert list(dict.fromkeys(found)) == writer.sent
