@@ -110,6 +110,7 @@ TO_DO = {
     "ProducerFencedError": "stop, if another process has taken this producer's name; else begin "
     "again as a new incarnation",
     "ConditionFailedError": "read what was written since, up to `error.last`, then decide again",
+    "TableError": "do what the message says; rows stay in the log, and the table as it is",
     "WriteError": "close the writer and open another one; its first error said why",
     "WriteCancelledError": "write the record again with a new writer",
     "InvalidEntryError": DATA,

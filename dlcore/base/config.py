@@ -450,6 +450,9 @@ class LogSettings(
     tier_after_s: float | None = None
     """With `tier`: how old a segment's last record is when the segment goes there; None: an hour.
     """
+    table: str | None = None
+    """With `tier`: ``delta`` makes a Delta table of the objects, beside them; None: none is made or
+    kept up to date."""
 
     mode: str = "any"
     """Which programs may open writers from now on: ``direct``: programs with access to bookies;
@@ -482,6 +485,12 @@ class LogSettings(
             key="tier",
             value=self.tier,
             rule="expected none with encrypted=True: an encrypted log stays on bookies",
+        )
+        require(
+            condition=self.table is None or (self.table == "delta" and self.tier is not None),
+            key="table",
+            value=self.table,
+            rule="expected delta, with the setting tier, or nothing: no table",
         )
         require(
             condition=self.retention_s is None or self.retention_s > 0,

@@ -65,6 +65,7 @@ whether the same call may succeed later without a change by the caller.
         ├── SequenceGapError            records of a producer before these are missing
         ├── ProducerFencedError         a later incarnation of the producer writes, or none is known
         ├── ConditionFailedError        the log's last record is another than the append expects
+        ├── TableError                  a log's table is not as its log needs it
         ├── WriteError                  the writer failed earlier and refuses further writes
         ├── WriteCancelledError         a write queued behind one that failed
         ├── InvalidEntryError           an entry's body is not in a log writer's format
@@ -510,6 +511,12 @@ class ConditionFailedError(LogError):
     def __init__(self, message: str, *, last: str | None = None) -> None:
         super().__init__(message)
         self.last = last
+
+
+class TableError(LogError):
+    """The table of a log is ahead of it, of another log, or was changed by another program."""
+
+    code = 560
 
 
 class WriteError(LogError):

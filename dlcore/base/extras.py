@@ -3,7 +3,8 @@
 A plain installation reads and writes logs over proxies.  `pip install 'distributed-dlog[…]'` adds
 the rest: `cluster` for logs over ZooKeeper and bookies, and for running bookies, `cli` for the
 `dlog` command, `kafka` for Kafka's protocol at a proxy, `metrics` for a client's metrics, `spark`
-for the Spark data source, and `tier` for logs with cold segments in an object store.
+for the Spark data source, `table` for workers that keep Delta tables of logs, and `tier` for logs
+with cold segments in an object store.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ EXTRA_OF = {
     "click": "cli",
     "crc32c": "cluster",
     "cryptography": "cluster",
+    "deltalake": "table",
     "joserfc": "cluster",
     "kazoo": "cluster",
     "kio": "kafka",

@@ -260,11 +260,12 @@ class ObjectLayout:
         self._size_bytes = size_bytes
         try:
             # To Arrow, which begins with the end, this is a file of which it reads no more.
-            self._metadata = pq.read_metadata(pa.BufferReader(pa.py_buffer(tail)))
-            stored = self._metadata.metadata or {}
+            self.metadata = pq.read_metadata(pa.BufferReader(pa.py_buffer(tail)))
+            """The footer as Parquet has it."""
+            stored = self.metadata.metadata or {}
             self.facts = msgspec.json.decode(stored[_FACTS], type=ObjectFacts)
             self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored[_SCHEMA])))
-            groups = range(self._metadata.num_row_groups)
+            groups = range(self.metadata.num_row_groups)
             self.row_groups = [self._group(number) for number in groups]
         except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
             raise ObjectStoreError(f"{name} is no object of a cold ledger: {error}") from error
@@ -274,7 +275,7 @@ class ObjectLayout:
             )
 
     def _group(self, number: int) -> RowGroup:
-        group = self._metadata.row_group(number)
+        group = self.metadata.row_group(number)
         chunks = [group.column(each) for each in range(group.num_columns)]
         starts = [
             chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
@@ -299,7 +300,7 @@ class ObjectLayout:
             whole[start : start + len(data)] = np.frombuffer(data, np.uint8)
             file = pq.ParquetFile(
                 pa.BufferReader(pa.py_buffer(whole)),
-                metadata=self._metadata,
+                metadata=self.metadata,
                 page_checksum_verification=True,
             )
             table = file.read_row_group(number, use_threads=False).combine_chunks()

@@ -43,7 +43,7 @@ class StoredObjects(Objects):
                 obstore.put, store, key, data, mode="create", use_multipart=False
             )
             if url.startswith("file:"):
-                await asyncio.to_thread(_sync, Path("/", key))
+                await asyncio.to_thread(sync_file, Path("/", key))
 
     async def read(self, url: str, start: int, end: int) -> BytesLike:
         """Return a part of an object."""
@@ -104,7 +104,7 @@ class StoredObjects(Objects):
         return self._stores[root], parts.path.lstrip("/")
 
 
-def _sync(file: Path) -> None:
+def sync_file(file: Path) -> None:
     """Bring a file to disk, and its entries in all folders above, which may be new as well.
 
     The library leaves that to the system; a store over the network answers when it has done so.

@@ -17,6 +17,7 @@ from dlcore.ledger.metadata.values import LedgerMetadata
 from dlcore.log.metadata.store import persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell
+from dlcore.ops.upkeep.table_guard import TableGuard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,16 +45,18 @@ async def delete_strays(context: LogContext, *, age_s: float) -> int:
     before_ms = context.clock.now_ms() - int(age_s * 1000)
     for tier in tiers or ():
         folder = f"{unescape(tier)}/{context.cluster_id}"
+        guard = TableGuard(context, folder)
         with troubles.isolated(f"stray objects below {folder}"):
             async with aclosing(context.cold.objects.list_below(folder)) as pages:
                 async for page in pages:
                     old = [each.url for each in page if each.modified_ms < before_ms]
                     for start in range(0, len(old), _LEDGERS_AT_ONCE):
-                        count += await _delete(context, old[start : start + _LEDGERS_AT_ONCE])
+                        some = old[start : start + _LEDGERS_AT_ONCE]
+                        count += await _delete(context, some, guard)
     return count
 
 
-async def _delete(context: LogContext, urls: Sequence[str]) -> int:
+async def _delete(context: LogContext, urls: Sequence[str], guard: TableGuard) -> int:
     names = [_NAME.fullmatch(url.rpartition("/")[2]) for url in urls]
     # What dlog did not name is not dlog's.
     ours = [(url, name) for url, name in zip(urls, names, strict=True) if name is not None]
@@ -61,7 +64,7 @@ async def _delete(context: LogContext, urls: Sequence[str]) -> int:
     nodes = await persistently(lambda: context.store.get_many(paths, fresh=True)) if paths else []
     count = 0
     for (url, name), path, node in zip(ours, paths, nodes, strict=True):
-        if _is_stray(url, name["token"], path, node):
+        if _is_stray(url, name["token"], path, node) and not await guard.keeps(url):
             await context.cold.objects.delete(url)
             logger.info("deleted %s, which no ledger names", url)
             count += 1

@@ -40,6 +40,7 @@ from dlcore.ops.upkeep.expiry import expire_logs, listed_logs
 from dlcore.ops.upkeep.merger import LogMerger
 from dlcore.ops.upkeep.strays import delete_strays
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
+from dlcore.ops.upkeep.table_keeper import TableKeeper
 from dlcore.ops.upkeep.tierer import LogTierer
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class LogUpkeep:
         self._token = context.clock.new_token().encode()
         self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
         self._tierer = LogTierer(context, owner, config)
+        self._tables = TableKeeper(context, owner, compare_every_s=config.stray_interval_s)
         self._strays_due_s = 0.0  # by the event loop's clock
         self._mergers = [
             LogMerger(
@@ -206,6 +208,9 @@ class LogUpkeep:
                         except ObjectStoreError:
                             away.add(settings.tier)
                             raise
+                    if settings.table is not None and settings.tier not in away:
+                        with troubles.isolated(f"the table of log {log.name}"):
+                            await self._tables.follow(log)
         await self._repairs.tell("tiers", troubles)
         return count
 

@@ -1,0 +1,282 @@
+"""Delta tables of logs, by the library deltalake: looked at, made, and changed by one commit each.
+
+The library has a client of object stores of its own, which takes the same variables of the
+environment as that of the tier, and on S3 makes commits by ``If-None-Match``.  A commit is tried
+once: whoever calls looks again before the next one.  Calls run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlcore.base.errors import ConfigurationError, ObjectStoreError
+from dlcore.base.extras import missing_packages_explained
+from dlcore.log.cold.stores import sync_file
+from dlcore.log.cold.table_format import (
+    Field,
+    Place,
+    TableFile,
+    TableSeen,
+    boundary_of,
+    description_of,
+    files_of,
+    number_of,
+    place_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_OPTIONS = {
+    "timeout": "30 s",
+    "connect_timeout": "10 s",
+    "max_retries": "3",
+    "retry_timeout": "60 s",
+}
+_REASON_MAX = 300
+CHECKPOINT_EVERY = 100
+"""Commits after which a checkpoint is made: a reader reads one, and fewer commits than this."""
+PROPERTIES = {
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+    # How long old versions can be read, as far as their files are there.
+    "delta.logRetentionDuration": "interval 30 days",
+    # No file is deleted by this, only by dlog's own sweep; it is for those who call VACUUM.
+    "delta.deletedFileRetentionDuration": "interval 30 days",
+}
+
+
+class AddedFile(NamedTuple):
+    """A file that a commit adds, with its statistics in JSON."""
+
+    name: str
+    size_bytes: int
+    modified_ms: int
+    statistics: str
+
+
+class DeltaTables:
+    """The table in any folder, for the log with one id.
+
+    Args:
+        url: the folder.
+        app_id: the log, as its table names it.
+    """
+
+    def __init__(self, url: str, app_id: str) -> None:
+        self.url = url
+        self._app_id = app_id
+        self._table: Any = None
+        self._version = -1  # that was seen last
+
+    async def look(self, version: int | None = None) -> TableSeen | None:
+        """Return the table at its newest version, or at this one; None if there is none.
+
+        Later commits succeed only if no other one came after the version that was seen last.
+
+        Raises:
+            TableError: a file of it is none of dlog's.
+            ObjectStoreError: it cannot be read now, or is damaged, or has no such version.
+        """
+        return await asyncio.to_thread(self._look, version)
+
+    def _look(self, version: int | None) -> TableSeen | None:
+        module = _library(self.url)
+        with _told("reading", self.url):
+            try:
+                if self._table is None or version is not None:
+                    table = module.DeltaTable(self.url, version=version, storage_options=_OPTIONS)
+                else:
+                    table = self._table  # of which only later commits are read
+                    table.update_incremental()
+            except module.exceptions.TableNotFoundError:
+                self._table = None
+                return None
+            number = table.transaction_version(self._app_id)
+            rows = table.get_add_actions(flatten=True)
+            columns = rows.schema.names
+            rows = zip(*(rows.column(each).to_pylist() for each in columns), strict=True)
+            metadata = table.metadata()
+            fields = json.loads(table.schema().to_json())["fields"]
+        self._table, self._version = table, table.version()
+        return TableSeen(
+            version=self._version,
+            position=None if number is None else place_of(number),
+            description=metadata.description or "",
+            fields=tuple(fields),
+            files=files_of(dict(zip(columns, row, strict=True)) for row in rows),
+        )
+
+    async def position_at(self, version: int) -> Place | None:
+        """Return the position of a version.
+
+        Raises:
+            ObjectStoreError: there is no such version, or it is too old.
+        """
+        return await asyncio.to_thread(self._position_at, version)
+
+    def _position_at(self, version: int) -> Place | None:
+        module = _library(self.url)
+        with _told(f"reading version {version} of", self.url):
+            table = module.DeltaTable(self.url, version=version, storage_options=_OPTIONS)
+            number = table.transaction_version(self._app_id)
+        return None if number is None else place_of(number)
+
+    async def create(
+        self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place
+    ) -> None:
+        """Make the table, with its first files.
+
+        Raises:
+            ObjectStoreError: it was not made, or that is not known.
+        """
+        await asyncio.to_thread(self._create, name, fields, files, position)
+
+    def _create(
+        self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place
+    ) -> None:
+        module = _library(self.url)
+        with _told("making", self.url):
+            module.transaction.create_table_with_add_actions(
+                self.url,
+                _schema(module, fields),
+                _adds(module, files, data_change=True),
+                mode="error",
+                name=name,
+                description=description_of(self._app_id),
+                configuration=PROPERTIES,
+                storage_options=_OPTIONS,
+                **self._commit(module, position),
+            )
+            self._sync(0)
+
+    async def add_fields(self, fields: Sequence[Field], position: Place) -> None:
+        """Add columns to the table that was seen, or parts of columns.
+
+        Raises:
+            ObjectStoreError: they were not added, or that is not known.
+        """
+        await asyncio.to_thread(self._add_fields, fields, position)
+
+    def _add_fields(self, fields: Sequence[Field], position: Place) -> None:
+        module = _library(self.url)
+        with _told("adding columns to", self.url):
+            self._table.alter.add_columns(
+                list(_schema(module, fields).fields), **self._commit(module, position)
+            )
+            self._sync(self._version + 1)
+
+    async def commit(
+        self,
+        adds: Sequence[AddedFile],
+        removes: Sequence[TableFile],
+        position: Place,
+        *,
+        now_ms: int,
+        data_change: bool,
+    ) -> None:
+        """Add and remove files of the table that was seen, and set its position.
+
+        Without `data_change` the files that are added have the rows of those that are removed.
+
+        Raises:
+            ObjectStoreError: it was not done, or that is not known.
+        """
+        await asyncio.to_thread(self._apply, adds, removes, position, now_ms, data_change)
+
+    def _apply(
+        self,
+        adds: Sequence[AddedFile],
+        removes: Sequence[TableFile],
+        position: Place,
+        now_ms: int,
+        data_change: bool,
+    ) -> None:
+        module = _library(self.url)
+        actions = _adds(module, adds, data_change=data_change)
+        actions += [
+            module.transaction.RemoveAction(each.name, data_change, now_ms, each.size_bytes, {})
+            for each in removes
+        ]
+        with _told("changing", self.url):
+            self._table.create_write_transaction(
+                actions, "append", self._table.schema(), **self._commit(module, position)
+            )
+            self._sync(self._version + 1)
+
+    def _commit(self, module: Any, position: Place) -> dict[str, Any]:
+        transaction = module.transaction
+        return {
+            "commit_properties": transaction.CommitProperties(
+                app_transactions=[transaction.Transaction(self._app_id, number_of(position))],
+                # For people: it is in the history of the table.
+                custom_metadata={"dlog.end": str(boundary_of(position))},
+                max_commit_retries=0,
+            ),
+            "post_commithook_properties": transaction.PostCommitHookProperties(
+                create_checkpoint=False, cleanup_expired_logs=False
+            ),
+        }
+
+    def _sync(self, version: int) -> None:
+        """Bring a commit to disk, which the library leaves to the system.
+
+        A store over the network answers when it has done so.
+        """
+        if self.url.startswith("file://"):
+            folder = Path(self.url.removeprefix("file://"), "_delta_log")
+            sync_file(folder / f"{version:020}.json")
+
+    async def tidy(self) -> None:
+        """Make a checkpoint of the newest version, and delete commits that are too old.
+
+        Raises:
+            ObjectStoreError: that failed; nothing is lost.
+        """
+        await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        module = _library(self.url)
+        with _told("making a checkpoint of", self.url):
+            table = module.DeltaTable(self.url, storage_options=_OPTIONS)
+            table.create_checkpoint()
+            table.cleanup_metadata()
+
+
+def _schema(module: Any, fields: Sequence[Field]) -> Any:
+    return module.Schema.from_json(json.dumps({"type": "struct", "fields": list(fields)}))
+
+
+def _adds(module: Any, files: Sequence[AddedFile], *, data_change: bool) -> list[Any]:
+    return [
+        module.transaction.AddAction(
+            each.name, each.size_bytes, {}, each.modified_ms, data_change, each.statistics
+        )
+        for each in files
+    ]
+
+
+def _library(url: str) -> Any:
+    try:
+        with missing_packages_explained():
+            import deltalake
+            import deltalake.exceptions
+            import deltalake.transaction
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"the table in {url}: {error}") from error
+    return deltalake
+
+
+@contextmanager
+def _told(what: str, url: str) -> Iterator[None]:
+    """Raise what the library raises as `ObjectStoreError`."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:_REASON_MAX]
+        raise ObjectStoreError(f"{what} {url}: {type(error).__name__}: {reason}") from error

@@ -1,0 +1,441 @@
+"""Commits to the table of a log: it follows the cold part of the log's chain, exactly once.
+
+Theory of operation.  The table's position is the place in the log up to which it has all cold
+records, and is set by the same commit that adds the files.  Each step is therefore the same: look
+at the table, read what the chain has after the position, and make one commit for the difference.
+A commit whose outcome is unknown is no case of its own: the next look shows whether it was made, and
+nothing is added before that look.  The library refuses a commit if another one with the log's id
+came after the table that was seen; hence two workers, or a late request, never add a file twice.
+docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
+
+Promises:
+
+* A file is added once, in the order of the log, without a gap.
+* A table that is ahead of the log, of another log, or changed by another program is refused: it
+  stays as it is.
+* Files with truncated records only are removed.  Their objects are deleted later, by a sweep that
+  leaves what a table names (`table_guard.py`).
+* After the first look in a process, and now and then, all files are compared with the chain.
+
+The driver is `table_keeper.py`.  Each event has one effect.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from dlcore.base.errors import DLError, ObjectStoreError, TableError
+from dlcore.base.machines import Machine, State, Transitions
+from dlcore.log.cold.table_format import (
+    Field,
+    Place,
+    TableFile,
+    TableSeen,
+    boundary_of,
+    missing_fields,
+)
+from dlcore.ops.upkeep.swap import CallFailed, Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ATTEMPTS_MAX = 3
+"""How often a commit is tried until the log waits for the next round."""
+FILES_PER_COMMIT_MAX = 1_000
+
+
+class TableState(State):
+    """The state of the machine; FOLLOWED and FAILED are final."""
+
+    READY = "nothing has begun"
+    ASKING = "the chain is read: is there anything that the table lacked when it was seen last?"
+    LOOKING = "the table is looked at"
+    READING = "the chain is read from the table's position on, or whole"
+    CHANGING = "a commit is being made"
+    TIDYING = "a checkpoint is being made"
+    FOLLOWED = "the table has what is cold"
+    FAILED = "the table is refused, or a store did not do its part"
+
+
+_S = TableState
+TRANSITIONS = Transitions(
+    _S.READY,
+    {
+        _S.READY: {_S.ASKING: "it was seen before", _S.LOOKING: "it was not"},
+        _S.ASKING: {
+            _S.LOOKING: "something is new",
+            _S.FOLLOWED: "nothing is new",
+            _S.FAILED: "refused",
+        },
+        _S.LOOKING: {
+            _S.READING: "it is this log's, or there is none",
+            _S.TIDYING: "a checkpoint is due",
+            _S.FAILED: "another log's, or nobody's; or refused",
+        },
+        _S.READING: {
+            _S.CHANGING: "there is a difference",
+            _S.FOLLOWED: "there is none",
+            _S.FAILED: "the table is ahead, or differs; or refused; or a checkpoint failed",
+        },
+        _S.CHANGING: {
+            _S.LOOKING: "made; or its outcome is unknown",
+            _S.FAILED: "refused, or too many attempts",
+        },
+        _S.TIDYING: {_S.READING: "made, or left for later", _S.FAILED: "refused"},
+        _S.FOLLOWED: {},
+        _S.FAILED: {},
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectAt:
+    """An object of the chain: its name in the folder of the log, and its entries."""
+
+    name: str
+    size_bytes: int
+    start: Place
+    end: Place
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The cold part of a log from some place on, without gaps, and where that ends.
+
+    `first` is the first place that is not truncated, `end` the one after the last cold entry.
+    Objects with truncated records only are not among `objects`.
+    """
+
+    first: Place
+    end: Place
+    objects: tuple[ObjectAt, ...]
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A table that was seen to have what is cold: its position, and what it was compared with."""
+
+    position: Place
+    first: Place
+    fields: tuple[Field, ...]
+
+
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    BEGIN = "the log has a table, and it is this worker's turn"
+    NO_TABLE = "there is no table in the folder"
+    DONE = "the last effect is done"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Event: the newest version of the table."""
+
+    seen: TableSeen
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRead:
+    """Event: what `ReadChain` asked for."""
+
+    chain: Chain
+
+
+Event: TypeAlias = Signal | Looked | ChainRead | CallFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Effect: read the newest version of the table; answer with `Looked` or `NO_TABLE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChain:
+    """Effect: read the cold part from the place on; answer with `ChainRead`.
+
+    Without `whole`, as many objects as one commit takes are enough.
+    """
+
+    start: Place
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Effect: make the table with these files; answer with `DONE`."""
+
+    fields: tuple[Field, ...]
+    adds: tuple[ObjectAt, ...]
+    position: Place
+
+
+@dataclass(frozen=True, slots=True)
+class AddFields:
+    """Effect: add columns to the table that was seen; answer with `DONE`."""
+
+    fields: tuple[Field, ...]
+    position: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Effect: change the files of the table that was seen, and its position; answer with `DONE`.
+
+    With `is_same` the files that are added have the rows of those that are removed.
+    """
+
+    adds: tuple[ObjectAt, ...]
+    removes: tuple[TableFile, ...]
+    position: Place
+    is_same: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tidy:
+    """Effect: make a checkpoint, and delete commits that are too old; answer with `DONE`."""
+
+
+Effect: TypeAlias = Look | ReadChain | Create | AddFields | Commit | Tidy | Ended
+
+_BEGINNING: Place = (1, 0)
+
+
+class TableCommits(Machine[TableState]):
+    """Lets a table follow its log, once.
+
+    Args:
+        app_id: the log, as its table names it.
+        checkpoint_every: a checkpoint is made of each version that is a multiple of this.
+        known: the table as it was seen last; None: all of it is compared.
+    """
+
+    transitions = TRANSITIONS
+
+    def __init__(self, app_id: str, *, checkpoint_every: int, known: Followed | None) -> None:
+        self.state = TableState.READY
+        self._app_id = app_id
+        self._checkpoint_every = checkpoint_every
+        self._known = known
+        self._whole = known is None
+        self._table: TableSeen | None = None
+        self._chain: Chain | None = None
+        self._position: Place | None = None  # of the table at the end, or of the next commit
+        self._attempts = 0
+        self._tidied = -1  # the version of which a checkpoint was made, or tried
+        self._late: DLError | None = None
+        self._grown: tuple[Field, ...] = ()
+
+    @property
+    def followed(self) -> Followed | None:
+        """The table at the end; None if it has no file yet, or was refused."""
+        chain = self._chain
+        if self.state is not TableState.FOLLOWED or chain is None or self._position is None:
+            return None
+        return Followed(self._position, chain.first, chain.fields)
+
+    def handle(self, event: Event) -> Effect:
+        """Take one event."""
+        try:
+            match event:
+                case Signal.BEGIN:
+                    return self._begin()
+                case Signal.NO_TABLE:
+                    self._table = None
+                    return self._read()
+                case Looked(seen):
+                    return self._looked(seen)
+                case ChainRead(chain):
+                    is_asking = self.state is TableState.ASKING
+                    return self._asked(chain) if is_asking else self._decide(chain)
+                case Signal.DONE:
+                    return self._done()
+                case CallFailed(error):
+                    return self._failed(error)
+                case _:
+                    assert_never(event)
+        except DLError as error:
+            self._become(TableState.FAILED)
+            return Ended(error)
+
+    def _begin(self) -> Effect:
+        if self._known is None:
+            return self._look()
+        self._become(TableState.ASKING)
+        return ReadChain(self._known.position, whole=False)
+
+    def _asked(self, chain: Chain) -> Effect:
+        known = self._known
+        assert known is not None
+        if Followed(known.position, chain.first, chain.fields) != known or chain.objects:
+            return self._look()
+        self._chain, self._position = chain, known.position
+        self._become(TableState.FOLLOWED)
+        return Ended(False)
+
+    def _look(self) -> Effect:
+        self._become(TableState.LOOKING)
+        return Look()
+
+    def _looked(self, seen: TableSeen) -> Effect:
+        if seen.position is None:
+            raise TableError(
+                f"the table in the folder of log {self._app_id} is described as "
+                f"{seen.description[:200]!r} and has no position of this log: it is of another "
+                "log, or not made by dlog; to do: move its folder _delta_log away, or unset the "
+                "setting `table`"
+            )
+        if self._position is not None and not self._attempts and seen.position < self._position:
+            raise ObjectStoreError(
+                f"the store shows version {seen.version} of the table, which is older than the "
+                "last commit"
+            )
+        self._table = seen
+        if self._is_checkpoint_due(seen.version):
+            return self._tidy(seen.version)
+        return self._read()
+
+    def _is_checkpoint_due(self, version: int) -> bool:
+        return version > 0 and version % self._checkpoint_every == 0 and version != self._tidied
+
+    def _tidy(self, version: int) -> Effect:
+        self._tidied = version
+        self._become(TableState.TIDYING)
+        return Tidy()
+
+    def _read(self) -> Effect:
+        self._become(TableState.READING)
+        table = self._table
+        if table is None or table.position is None:
+            return ReadChain(_BEGINNING, whole=False)
+        return ReadChain(_BEGINNING if self._whole else table.position, whole=self._whole)
+
+    # The difference
+
+    def _decide(self, chain: Chain) -> Effect:
+        self._chain = chain
+        table = self._table
+        if table is None:
+            adds = chain.objects[:FILES_PER_COMMIT_MAX]
+            if not adds:
+                return self._end()
+            return self._change(Create(chain.fields, adds, adds[-1].end))
+        position = table.position
+        assert position is not None
+        self._require_fit(table, position, chain)
+        missing = missing_fields(table.fields, chain.fields)
+        if missing:
+            if self._grown == tuple(missing):
+                raise TableError(f"the table does not take the columns {missing}")
+            self._grown = tuple(missing)
+            return self._change(AddFields(self._grown, position))
+        if self._whole:
+            self._whole = False
+            replaced = self._replaced(table, position, chain)
+            if replaced is not None:
+                return self._change(replaced)
+        return self._advance(table, position, chain)
+
+    def _change(self, effect: Create | AddFields | Commit) -> Effect:
+        self._position = effect.position
+        self._become(TableState.CHANGING)
+        return effect
+
+    def _advance(self, table: TableSeen, position: Place, chain: Chain) -> Effect:
+        new = tuple(each for each in chain.objects if each.start >= position)
+        adds = new[:FILES_PER_COMMIT_MAX]
+        removes = tuple(each for each in table.files if each.end <= chain.first)
+        # Also over segments that were truncated before they came into the table: the sweep
+        # deletes no object that the table may still add.
+        reached = max(position, (chain.first[0], 0), *(each.end for each in adds[-1:]))
+        if reached == position and not removes:
+            self._position = position
+            return self._end()
+        return self._change(Commit(adds, removes[:FILES_PER_COMMIT_MAX], reached))
+
+    def _require_fit(self, table: TableSeen, position: Place, chain: Chain) -> None:
+        """Raise `TableError` if the table is not one that followed this chain."""
+        if position > max(chain.first, chain.end):
+            raise TableError(
+                f"the table has records up to {boundary_of(position)}, and the log's cold records "
+                f"end at {boundary_of(max(chain.first, chain.end))}: the table is ahead of the "
+                "log, as after an import of older metadata; to do: keep what only the table has "
+                "elsewhere, then delete its folder _delta_log, and it is made again"
+            )
+        beyond = next((each for each in table.files if each.end > position), None)
+        cut = next((each for each in chain.objects if each.start < position < each.end), None)
+        if beyond is not None or cut is not None:
+            name = cut.name if cut is not None else beyond.name if beyond is not None else ""
+            raise TableError(
+                f"the table has records up to {boundary_of(position)}, and {name} has some before "
+                "that and some after it: another program changed the table, or it is of another "
+                "chain; to do: delete its folder _delta_log, and it is made again"
+            )
+
+    def _replaced(self, table: TableSeen, position: Place, chain: Chain) -> Commit | None:
+        """Return the commit that puts objects in the place of those that had the same records.
+
+        Raises:
+            TableError: the table lacks objects, or has others.
+        """
+        files = {each.name: each for each in table.files if each.end > chain.first}
+        objects = {each.name: each for each in chain.objects if each.end <= position}
+        adds = [each for name, each in objects.items() if name not in files]
+        removes = [each for name, each in files.items() if name not in objects]
+        if not adds and not removes:
+            return None
+        if _rows_by_segment(adds) != _rows_by_segment(removes):
+            names = [*(each.name for each in adds), *(each.name for each in removes)]
+            raise TableError(
+                f"the table and the log differ in {', '.join(names[:3])}: another program changed "
+                "the table; to do: delete its folder _delta_log, and it is made again"
+            )
+        return Commit(tuple(adds), tuple(removes), position, is_same=True)
+
+    # Outcomes
+
+    def _done(self) -> Effect:
+        if self.state is TableState.TIDYING:
+            return self._read()
+        self._attempts = 0
+        return self._look()
+
+    def _end(self) -> Effect:
+        if self._late is not None:
+            raise self._late
+        self._become(TableState.FOLLOWED)
+        return Ended(True)
+
+    def _failed(self, error: DLError) -> Effect:
+        if not isinstance(error, ObjectStoreError):
+            raise error
+        if self.state is TableState.TIDYING:
+            self._late = error  # commits go on, and this is told at the end
+            return self._read()
+        self._grown = ()
+        self._attempts += 1
+        if self.state is not TableState.CHANGING or self._attempts == ATTEMPTS_MAX:
+            raise error
+        return self._look()
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        assert self._attempts <= ATTEMPTS_MAX
+        if self.state is TableState.CHANGING:
+            before = _BEGINNING if self._table is None else self._table.position
+            assert before is not None
+            assert self._position is not None
+            assert self._position >= before
+        if self.state is TableState.FOLLOWED:
+            assert self._late is None
+
+
+def _rows_by_segment(files: Sequence[ObjectAt | TableFile]) -> dict[int, int]:
+    rows: dict[int, int] = {}
+    for each in files:
+        rows[each.end[0]] = rows.get(each.end[0], 0) + each.records
+    return rows

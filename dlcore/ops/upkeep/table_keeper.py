@@ -1,0 +1,181 @@
+"""Keeps the tables of logs up to date: performs what `TableCommits` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from dlcore.base.background import all_of
+from dlcore.base.errors import CorruptMetadataError, LogNotFoundError
+from dlcore.log.cold.delta_tables import CHECKPOINT_EVERY, AddedFile, DeltaTables
+from dlcore.log.cold.table_format import app_id_of, boundary_of, statistics_of
+from dlcore.ops.upkeep.rewriting import run_to_end
+from dlcore.ops.upkeep.swap import Ended
+from dlcore.ops.upkeep.table_chain import ChainReader
+from dlcore.ops.upkeep.table_commits import (
+    AddFields,
+    ChainRead,
+    Commit,
+    Create,
+    Followed,
+    Look,
+    Looked,
+    ObjectAt,
+    ReadChain,
+    Signal,
+    TableCommits,
+    Tidy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.values import LogKey
+    from dlcore.ops.upkeep.table_commits import Effect, Event
+
+logger = logging.getLogger(__name__)
+
+_TABLES_KNOWN_MAX = 100_000
+_FOOTERS_AT_ONCE = 8
+
+
+class _Seen(NamedTuple):
+    followed: Followed
+    compared_s: float
+
+
+class TableKeeper:
+    """Keeps the tables of any logs, one after the other.
+
+    Args:
+        context: the namespace's adapters.
+        owner: the node that shows that this process lives.
+        compare_every_s: how often all files of a table are compared with the chain.
+        checkpoint_every: of how many commits one is followed by a checkpoint.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        *,
+        compare_every_s: float,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+    ) -> None:
+        self._context = context
+        self._chains = ChainReader(context, owner)
+        self._compare_every_s = compare_every_s
+        self._checkpoint_every = checkpoint_every
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()  # by log id
+
+    async def follow(self, log: LogKey) -> bool:
+        """Let the table of a log have what is cold; return whether it was looked at.
+
+        Raises:
+            TableError: the table is ahead of the log, or is not this log's alone.
+            UnsupportedError: the log has a column that tables cannot have, or not any more.
+            DLError: the store or the metadata did not answer; nothing is lost.
+        """
+        context = self._context
+        with contextlib.suppress(LogNotFoundError):
+            at, settings = await context.logs.open(log)
+            if settings.table is None or settings.tier is None:
+                return False
+            now_s = asyncio.get_running_loop().time()
+            seen = self._seen.pop(log.log_id, None)
+            if seen is not None and seen.compared_s + self._compare_every_s <= now_s:
+                seen = None
+            machine = TableCommits(
+                app_id_of(context.cluster_id, log.log_id),
+                checkpoint_every=self._checkpoint_every,
+                known=None if seen is None else seen.followed,
+            )
+            job = _Job(context, self._chains, at.log, settings.tier)
+            looked = await run_to_end(machine.handle(Signal.BEGIN), job.answer_of, machine.handle)
+            if machine.followed is not None:
+                compared_s = now_s if seen is None else seen.compared_s
+                self._seen[log.log_id] = _Seen(machine.followed, compared_s)
+                if len(self._seen) > _TABLES_KNOWN_MAX:
+                    self._seen.popitem(last=False)
+            return looked
+        return False
+
+
+class _Job:
+    """The driver of one machine."""
+
+    def __init__(self, context: LogContext, chains: ChainReader, log: LogKey, tier: str) -> None:
+        app_id = app_id_of(context.cluster_id, log.log_id)
+        self._context = context
+        self._chains = chains
+        self._log = log
+        self._url = f"{tier}/{app_id}"
+        self._table = DeltaTables(self._url, app_id)
+
+    async def answer_of(self, effect: Effect) -> Event:
+        """Perform an effect."""
+        match effect:
+            case Look():
+                seen = await self._table.look()
+                return Signal.NO_TABLE if seen is None else Looked(seen)
+            case ReadChain(start, whole):
+                return ChainRead(
+                    await self._chains.read_chain(self._log, self._url, start, whole=whole)
+                )
+            case Create(fields, adds, position):
+                await self._table.create(self._log.name, fields, await self._added(adds), position)
+                self._tell(f"made it of {len(adds)} files up to {boundary_of(position)}")
+            case AddFields(fields, position):
+                await self._table.add_fields(fields, position)
+                self._tell(f"added columns {', '.join(each['name'] for each in fields)}")
+            case Commit(adds, removes, position, is_same):
+                await self._table.commit(
+                    await self._added(adds),
+                    removes,
+                    position,
+                    now_ms=self._context.clock.now_ms(),
+                    data_change=not is_same,
+                )
+                self._tell(
+                    f"added {len(adds)} files and removed {len(removes)}, up to "
+                    f"{boundary_of(position)}"
+                )
+            case Tidy():
+                await self._table.tidy()
+            case Ended():
+                raise AssertionError("nothing follows")
+            case _:
+                assert_never(effect)
+        return Signal.DONE
+
+    def _tell(self, what: str) -> None:
+        logger.info("table of log=%s in=%s: %s", self._log.name, self._url, what)
+
+    async def _added(self, objects: Sequence[ObjectAt]) -> Sequence[AddedFile]:
+        limit = asyncio.Semaphore(_FOOTERS_AT_ONCE)
+
+        async def read(each: ObjectAt) -> AddedFile:
+            async with limit:
+                return await self._added_file(each)
+
+        return await all_of(*map(read, objects))
+
+    async def _added_file(self, found: ObjectAt) -> AddedFile:
+        """Return an object as a file of the table, with the statistics of its footer."""
+        url = f"{self._url}/{found.name}"
+        layout = await self._context.cold.layout_of(url, found.size_bytes)
+        facts = layout.facts
+        held = (facts.log_id, facts.lssn, facts.first_entry, facts.entries, facts.records)
+        entries = found.end[1] - found.start[1]
+        if held != (self._log.log_id, *found.start, entries, found.records):
+            raise CorruptMetadataError(
+                f"{url} says that it holds {facts}, and the log's chain that it holds {entries} "
+                f"entries with {found.records} records from {boundary_of(found.start)} on"
+            )
+        statistics = statistics_of(layout.metadata, found.end[1])
+        return AddedFile(found.name, found.size_bytes, self._context.clock.now_ms(), statistics)

@@ -1,0 +1,473 @@
+"""The machine that lets a table follow its log: no I/O, and a store that lies."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlcore.base.errors import (
+    CorruptMetadataError,
+    DLError,
+    ObjectStoreError,
+    TableError,
+    UnsupportedError,
+)
+from dlcore.log.cold.table_format import TableFile, TableSeen
+from dlcore.ops.upkeep import table_commits
+from dlcore.ops.upkeep.swap import CallFailed, Ended
+from dlcore.ops.upkeep.table_commits import (
+    ATTEMPTS_MAX,
+    AddFields,
+    Chain,
+    ChainRead,
+    Commit,
+    Create,
+    Effect,
+    Event,
+    Followed,
+    Look,
+    Looked,
+    ObjectAt,
+    ReadChain,
+    Signal,
+    TableCommits,
+    TableState,
+    Tidy,
+)
+from tests.fixtures.lengths import amount
+
+if TYPE_CHECKING:
+    from dlcore.log.cold.table_format import Field, Place
+
+LOST = ObjectStoreError("503")
+X: Field = {"name": "x", "type": "long", "nullable": True, "metadata": {}}
+Y: Field = {"name": "y", "type": "string", "nullable": True, "metadata": {}}
+FIRST: Place = (1, 0)
+
+
+def at(lssn: int, start: int, end: int, *, name: str = "") -> ObjectAt:
+    """Return an object with two records in each entry."""
+    found = name or f"{lssn}/7-t-{start}-1.parquet"
+    return ObjectAt(found, 100, (lssn, start), (lssn, end), 2 * (end - start))
+
+
+def as_file(found: ObjectAt) -> TableFile:
+    """Return the file of an object."""
+    return TableFile(found.name, found.size_bytes, found.end, found.records)
+
+
+SAME = Chain(FIRST, (1, 6), (), (X,))
+"""What a chain that ends with `B` has after it."""
+A, B, C = at(1, 0, 4), at(1, 4, 6), at(3, 0, 5)
+
+
+def chain(*objects: ObjectAt, first: Place = FIRST, fields: tuple[Field, ...] = (X,)) -> Chain:
+    """Return a chain that ends with the last object."""
+    return Chain(first, max([first, *(each.end for each in objects)]), objects, fields)
+
+
+def seen(version: int, *objects: ObjectAt, position: Place | None = None) -> TableSeen:
+    """Return a table that ends with the last object."""
+    files = tuple(map(as_file, objects))
+    return TableSeen(version, position or objects[-1].end, "of dlog", (X,), files)
+
+
+class Run:
+    """A machine that is checked after each event."""
+
+    def __init__(self, known: Followed | None = None, checkpoint_every: int = 100) -> None:
+        self.machine = TableCommits("c/l", checkpoint_every=checkpoint_every, known=known)
+
+    def handle(self, event: Event) -> Effect:
+        """Feed an event."""
+        effect = self.machine.handle(event)
+        self.machine.validate()
+        return effect
+
+    def refused(self, event: Event) -> DLError:
+        """Feed an event that ends it with an error."""
+        effect = self.handle(event)
+        assert isinstance(effect, Ended)
+        assert isinstance(effect.outcome, DLError)
+        assert self.machine.state is TableState.FAILED
+        assert self.machine.followed is None
+        return effect.outcome
+
+    def looked(self, table: TableSeen) -> Effect:
+        """Begin, and show the table."""
+        assert self.handle(Signal.BEGIN) == Look()
+        return self.handle(Looked(table))
+
+
+def test_a_table_is_made_with_the_first_objects_and_looked_at() -> None:
+    """Its position is the end of the last one; nothing more is done while nothing is new."""
+    run = Run()
+    assert run.handle(Signal.BEGIN) == Look()
+    assert run.handle(Signal.NO_TABLE) == ReadChain(FIRST, whole=False)
+    assert run.handle(ChainRead(chain(A, B))) == Create((X,), (A, B), (1, 6))
+    assert run.handle(Signal.DONE) == Look()
+    assert run.handle(Looked(seen(0, A, B))) == ReadChain(FIRST, whole=True)
+    assert run.handle(ChainRead(chain(A, B))) == Ended(True)
+    followed = Followed((1, 6), FIRST, (X,))
+    assert run.machine.followed == followed
+    again = Run(followed)
+    assert again.handle(Signal.BEGIN) == ReadChain((1, 6), whole=False)
+    assert again.handle(ChainRead(SAME)) == Ended(False)
+    assert again.machine.followed == followed
+
+
+def test_a_log_without_cold_records_has_no_table() -> None:
+    """None is made before there is a file for it."""
+    run = Run()
+    run.handle(Signal.BEGIN)
+    run.handle(Signal.NO_TABLE)
+    assert run.handle(ChainRead(chain())) == Ended(True)
+    assert run.machine.followed is None
+
+
+@pytest.mark.parametrize(
+    "changed", [chain(C), chain(first=(1, 4)), chain(fields=(X, Y))], ids=["new", "cut", "wider"]
+)
+def test_a_table_that_was_seen_is_looked_at_if_something_is_new(changed: Chain) -> None:
+    """An object, a truncation, or a column."""
+    run = Run(Followed((1, 6), FIRST, (X,)))
+    run.handle(Signal.BEGIN)
+    assert run.handle(ChainRead(changed)) == Look()
+    assert run.handle(Looked(seen(3, A, B))) == ReadChain((1, 6), whole=False)
+
+
+def test_new_objects_are_added_and_truncated_ones_removed_in_one_commit() -> None:
+    """A file with some records that are not truncated stays."""
+    run = Run(Followed((1, 6), FIRST, (X,)))
+    run.handle(Signal.BEGIN)
+    run.handle(ChainRead(chain(C, first=(1, 5))))
+    run.handle(Looked(seen(3, A, B)))
+    effect = run.handle(ChainRead(chain(C, first=(1, 5))))
+    assert effect == Commit((C,), (as_file(A),), (3, 5))
+
+
+def test_segments_that_were_truncated_before_they_came_are_passed() -> None:
+    """The position moves without a file, so that no commit may add them later."""
+    run = Run()
+    run.looked(seen(3, A, B))
+    effect = run.handle(ChainRead(chain(first=(4, 2))))
+    assert effect == Commit((), (as_file(A), as_file(B)), (4, 0))
+    run.handle(Signal.DONE)
+    run.handle(Looked(TableSeen(4, (4, 0), "", (X,), ())))
+    assert run.handle(ChainRead(chain(first=(4, 2)))) == Ended(True)
+
+
+def test_a_commit_takes_some_files_and_the_next_ones_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of those that go."""
+    monkeypatch.setattr(table_commits, "FILES_PER_COMMIT_MAX", 1)
+    run = Run()
+    run.handle(Signal.BEGIN)
+    run.handle(Signal.NO_TABLE)
+    assert run.handle(ChainRead(chain(A, B))) == Create((X,), (A,), (1, 4))
+    run.handle(Signal.DONE)
+    run.handle(Looked(seen(0, A)))
+    assert run.handle(ChainRead(chain(A, B, C))) == Commit((B,), (), (1, 6))
+    run.handle(Signal.DONE)
+    run.handle(Looked(seen(1, A, B)))
+    assert run.handle(ChainRead(chain(C, first=(3, 0)))) == Commit((C,), (as_file(A),), (3, 5))
+
+
+def test_an_unknown_outcome_is_looked_up_before_anything_is_added() -> None:
+    """If the commit was made, nothing is added; else it is tried again, three times at most."""
+    run = Run()
+    run.looked(seen(0, A))
+    assert run.handle(ChainRead(chain(A, B))) == Commit((B,), (), (1, 6))
+    assert run.handle(CallFailed(LOST)) == Look()
+    assert run.handle(Looked(seen(1, A, B))) == ReadChain((1, 6), whole=False)
+    assert run.handle(ChainRead(SAME)) == Ended(True)
+
+    run = Run()
+    run.looked(seen(0, A))
+    for _ in range(ATTEMPTS_MAX - 1):
+        assert run.handle(ChainRead(chain(A, B))) == Commit((B,), (), (1, 6))
+        assert run.handle(CallFailed(LOST)) == Look()
+        run.handle(Looked(seen(0, A)))
+    run.handle(ChainRead(chain(A, B)))
+    assert run.refused(CallFailed(LOST)) is LOST
+
+
+def test_errors_that_are_not_of_the_store_end_it_at_once() -> None:
+    """So do those of looks."""
+    run = Run()
+    run.looked(seen(0, A))
+    run.handle(ChainRead(chain(A, B)))
+    damage = CorruptMetadataError("another object")
+    assert run.refused(CallFailed(damage)) is damage
+    run = Run()
+    run.handle(Signal.BEGIN)
+    assert run.refused(CallFailed(LOST)) is LOST
+
+
+def test_a_store_that_shows_an_older_version_is_not_believed() -> None:
+    """Nothing is added by what it shows."""
+    run = Run()
+    run.looked(seen(0, A))
+    run.handle(ChainRead(chain(A, B)))
+    assert run.handle(Signal.DONE) == Look()
+    assert "older" in str(run.refused(Looked(seen(0, A))))
+
+
+def test_a_table_of_another_log_is_refused() -> None:
+    """It has no position of this one."""
+    run = Run()
+    run.handle(Signal.BEGIN)
+    error = run.refused(Looked(TableSeen(5, None, "sales of 2025", (X,), ())))
+    assert isinstance(error, TableError)
+    assert "sales of 2025" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("table", "found", "said"),
+    [
+        (seen(1, A, B), chain(A), "is ahead of the log"),
+        (seen(1, A, C), chain(A, B), "is ahead of the log"),
+        (seen(1, A, position=(1, 2)), chain(A), "some before that and some after"),
+        (seen(1, position=(1, 2)), chain(A), "some before that and some after"),
+        (seen(1, A, B, position=(3, 5)), chain(A, C), "the table and the log differ"),
+        (seen(1, A, position=(1, 6)), chain(A, B), "the table and the log differ"),
+    ],
+    ids=["fewer", "none", "beyond", "cut", "other", "lacking"],
+)
+def test_a_table_that_does_not_fit_is_refused(table: TableSeen, found: Chain, said: str) -> None:
+    """The error names positions or files, and says what to do."""
+    run = Run()
+    run.looked(table)
+    error = run.refused(ChainRead(found))
+    assert isinstance(error, TableError)
+    assert said in str(error)
+    assert "to do: " in str(error)
+
+
+def test_objects_with_the_same_records_take_the_place_of_others() -> None:
+    """As those that a scrub wrote again: the position stays."""
+    new = at(1, 0, 4, name="1/9-u-0-1.parquet")
+    run = Run()
+    run.looked(seen(1, A, B))
+    effect = run.handle(ChainRead(chain(new, B, C)))
+    assert effect == Commit((new,), (as_file(A),), (1, 6), is_same=True)
+    run.handle(Signal.DONE)
+    assert run.handle(Looked(seen(2, new, B))) == ReadChain((1, 6), whole=False)
+    assert run.handle(ChainRead(chain(C))) == Commit((C,), (), (3, 5))
+
+
+def test_columns_are_added_before_files_that_have_them() -> None:
+    """A table that does not take them is refused."""
+    run = Run()
+    run.looked(seen(1, A))
+    wider = chain(A, B, fields=(X, Y))
+    assert run.handle(ChainRead(wider)) == AddFields((Y,), (1, 4))
+    run.handle(Signal.DONE)
+    run.handle(Looked(seen(2, A)))
+    assert isinstance(run.refused(ChainRead(wider)), TableError)
+    run = Run()
+    run.looked(seen(1, A))
+    run.handle(ChainRead(wider))
+    run.handle(Signal.DONE)
+    run.handle(Looked(TableSeen(2, (1, 4), "", (X, Y), (as_file(A),))))
+    assert run.handle(ChainRead(wider)) == Commit((B,), (), (1, 6))
+
+
+def test_a_column_of_another_type_is_refused() -> None:
+    """Delta does not change it."""
+    run = Run()
+    run.looked(seen(1, A))
+    error = run.refused(ChainRead(chain(A, fields=({**X, "type": "double"},))))
+    assert isinstance(error, UnsupportedError)
+
+
+def test_checkpoints_are_made_of_some_versions() -> None:
+    """If one fails, commits go on, and it is told at the end; a new process tries again."""
+    run = Run(checkpoint_every=2)
+    assert run.looked(seen(2, A)) == Tidy()
+    assert run.handle(Signal.DONE) == ReadChain(FIRST, whole=True)
+    run.handle(ChainRead(chain(A, B)))
+    run.handle(Signal.DONE)
+    assert run.handle(Looked(seen(3, A, B))) == ReadChain((1, 6), whole=False)
+    run = Run(checkpoint_every=2)
+    assert run.looked(seen(2, A)) == Tidy()
+    assert run.handle(CallFailed(LOST)) == ReadChain(FIRST, whole=True)
+    assert run.handle(ChainRead(chain(A, B))) == Commit((B,), (), (1, 6))
+    run.handle(Signal.DONE)
+    run.handle(Looked(seen(3, A, B)))
+    assert run.refused(ChainRead(SAME)) is LOST
+
+
+@dataclass
+class Store:
+    """A table in a store that loses requests and answers, delays requests, and shows old ones."""
+
+    rng: random.Random
+    versions: list[TableSeen] = field(default_factory=list)
+    late: list[tuple[int, TableSeen]] = field(default_factory=list)
+
+    def put(self, base: int, after: TableSeen) -> bool:
+        """Make a commit on a version; return False if another one came after that."""
+        if base != len(self.versions) - 1:
+            return False
+        self.versions.append(after)
+        return True
+
+    def deliver(self) -> None:
+        """Deliver requests that were late."""
+        for base, after in self.late:
+            self.put(base, after)
+        self.late = []
+
+
+class World:
+    """A log that grows and is truncated, its table, and two workers that believe to be alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.store = Store(self.rng)
+        self.objects: list[ObjectAt] = []
+        self.first: Place = FIRST
+        self.fields: tuple[Field, ...] = (X,)
+        self.swept: set[str] = set()
+
+    def change(self) -> None:
+        """Let the log tier, truncate, or widen its schema; and let the sweep delete objects."""
+        what = self.rng.random()
+        last = self.objects[-1].end if self.objects else FIRST
+        if what < 0.5:
+            lssn, start = (last[0] + 1, 0) if self.rng.random() < 0.5 else last
+            self.objects.append(at(lssn, start, start + self.rng.randint(1, 3)))
+        elif what < 0.65 and self.objects:
+            found = self.rng.choice(self.objects)
+            self.first = max(self.first, (found.end[0], found.end[1] - self.rng.randint(0, 1)))
+        elif what < 0.7:
+            self.fields = (X, Y)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Delete objects that are truncated, as `table_guard` lets the sweep do."""
+        table = self.store.versions[-1] if self.store.versions else None
+        for each in self.objects:
+            if each.end > self.first:
+                continue
+            named = table is not None and each.name in {file.name for file in table.files}
+            if table is None or (table.position or FIRST)[0] <= each.start[0] or named:
+                continue
+            self.swept.add(each.name)
+
+    def chain_from(self, start: Place, *, whole: bool) -> Chain:
+        """Return what the driver reads."""
+        begin = max(start, self.first)
+        held = [each for each in self.objects if each.end > begin]
+        end = max([self.first, *(each.end for each in self.objects)])
+        if not whole and len(held) > 2:
+            held = held[:2]
+            end = max(self.first, held[-1].end)
+        return Chain(self.first, end, tuple(held), self.fields)
+
+    def answer(self, effect: Effect, looked: list[int]) -> Event:
+        """Perform an effect on the store, which may lie."""
+        versions = self.store.versions
+        match effect:
+            case Look():
+                if self.rng.random() < 0.1:
+                    return CallFailed(LOST)
+                looked[0] = len(versions) - 1
+                return Looked(versions[-1]) if versions else Signal.NO_TABLE
+            case ReadChain(start, whole):
+                return ChainRead(self.chain_from(start, whole=whole))
+            case Tidy():
+                return Signal.DONE if self.rng.random() < 0.5 else CallFailed(LOST)
+            case Create() | AddFields() | Commit():
+                after = self.after(effect, looked[0])
+            case _:
+                raise AssertionError(effect)
+        fate = self.rng.random()
+        if fate < 0.15:
+            return CallFailed(LOST)
+        if fate < 0.3:
+            self.store.late.append((looked[0], after))
+            return CallFailed(LOST)
+        if not self.store.put(looked[0], after) or fate < 0.45:
+            return CallFailed(LOST)
+        return Signal.DONE
+
+    def after(self, effect: Create | AddFields | Commit, base: int) -> TableSeen:
+        """Return the version that an effect makes of an older one."""
+        if isinstance(effect, Create):
+            files = tuple(map(as_file, effect.adds))
+            return TableSeen(0, effect.position, "", effect.fields, files)
+        old = self.store.versions[base]
+        if isinstance(effect, AddFields):
+            wider = (*old.fields, *effect.fields)
+            return old._replace(version=base + 1, position=effect.position, fields=wider)
+        names = {each.name for each in effect.removes}
+        kept = [each for each in old.files if each.name not in names]
+        files = (*kept, *map(as_file, effect.adds))
+        return old._replace(version=base + 1, position=effect.position, files=files)
+
+    def check(self) -> None:
+        """Each version has each file once, in order, without a gap, and none that is deleted."""
+        held = {each.name: each for each in self.objects}
+        for table in self.store.versions[-2:]:
+            names = [each.name for each in table.files]
+            assert len(names) == len(set(names))
+            assert table.position is not None
+            expected = [each.name for each in self.objects if each.end <= table.position]
+            begun = expected.index(names[0]) if names else len(expected)
+            assert names == expected[begun:]
+            missed = [held[name] for name in expected[:begun]]
+            assert all(each.end <= self.first for each in missed)
+        if self.store.versions:
+            assert not {each.name for each in self.store.versions[-1].files} & self.swept
+
+
+@pytest.mark.parametrize("seed", range(amount(3_000, sampled=150)))
+def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
+    """However they meet, a file is added once; in the end the table has what the log has."""
+    world = World(seed)
+    workers: list[tuple[TableCommits, Effect, list[int]] | None] = [None, None]
+    known: list[Followed | None] = [None, None]
+    for _ in range(120):
+        number = world.rng.randrange(2)
+        worker = workers[number]
+        if world.rng.random() < 0.15:
+            world.change()
+        if world.rng.random() < 0.1:
+            world.store.deliver()
+        if worker is None or world.rng.random() < 0.05:  # begin, or die and begin again
+            if worker is not None:
+                known[number] = None
+            machine = TableCommits("c/l", checkpoint_every=3, known=known[number])
+            workers[number] = machine, machine.handle(Signal.BEGIN), [-1]
+            continue
+        machine, effect, looked = worker
+        effect = machine.handle(world.answer(effect, looked))
+        machine.validate()
+        workers[number] = machine, effect, looked
+        if isinstance(effect, Ended):
+            assert effect.outcome in (True, False, LOST) or "older than" in str(effect.outcome)
+            known[number] = machine.followed
+            workers[number] = None
+        world.check()
+    world.store.deliver()
+    world.rng = random.Random(seed)
+    outcome: object = None
+    for _ in range(100):
+        machine = TableCommits("c/l", checkpoint_every=3, known=None)
+        effect, looked = machine.handle(Signal.BEGIN), [-1]
+        while not isinstance(effect, Ended):
+            effect = machine.handle(world.answer(effect, looked))
+        world.check()
+        outcome = effect.outcome
+        if outcome is True:
+            break
+    assert outcome is True
+    live = [each.name for each in world.objects if each.end > world.first]
+    table = [each.name for each in (world.store.versions or [seen(0, A)])[-1].files]
+    assert table == live or not world.store.versions

@@ -1,0 +1,531 @@
+"""Tables of logs as readers of Delta see them: the rows of the log, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
+from dlcore.base.errors import (
+    ConfigurationError,
+    CorruptMetadataError,
+    DLError,
+    ObjectStoreError,
+    TableError,
+    UnsupportedError,
+)
+from dlcore.base.ids import DLSN
+from dlcore.log.cold import delta_tables
+from dlcore.log.cold.stores import StoredObjects
+from dlcore.log.cold.table_format import boundary_of, place_of
+from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.table_keeper import TableKeeper
+from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.fixtures.lateness import run_in_own_time
+from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from dlcore.backends.direct.log import DirectLog
+    from dlcore.backends.direct.namespace import DirectNamespace
+
+CONFIG = UpkeepConfig(
+    merged_grace_s=0, tier_grace_s=0, tier_object_bytes=1_000, leftovers_age_s=0, stray_age_s=0
+)
+WRITING = LogConfig(quorum=QuorumConfig(), entry_bytes=1_000, lock_timeout_s=0)
+RIDES = pa.schema([("fare", pa.int32()), ("city", pa.string())])
+BYTES = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
+TIME_LIMIT_S = 120
+
+
+class TableScene:
+    """A log with a table in a folder, and a worker."""
+
+    def __init__(self, cluster: MemoryCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.tier = f"file://{folder}"
+        self.namespace: DirectNamespace
+        self.log: DirectLog
+        self.worker: LogUpkeep
+        self.count = 0
+
+    async def start(self, schema: pa.Schema | None) -> None:
+        """Make the log."""
+        self.cluster.objects = StoredObjects()  # type: ignore[assignment]
+        self.namespace = await self.cluster.open("driver", config=WRITING)
+        settings = LogSettings(tier=self.tier, tier_after_s=0, table="delta")
+        await self.namespace.create_log("rides", settings=settings, schema=schema)
+        self.log = await self.namespace.open_log("rides", config=WRITING)
+        self.start_worker()
+
+    def start_worker(self) -> None:
+        """Start a worker that knows nothing."""
+        self.worker = LogUpkeep.of(self.namespace, CONFIG)
+
+    @property
+    def url(self) -> str:
+        """The folder of the table."""
+        return f"{self.tier}/{self.cluster.cluster_id}/{self.log._log.log_id}"
+
+    @property
+    def folder(self) -> str:
+        """The same as a path."""
+        return self.url.removeprefix("file://")
+
+    async def write(self, rows: int = 60, **columns: list[Any]) -> None:
+        """Write a segment."""
+        numbers = list(range(self.count, self.count + rows))
+        self.count += rows
+        if self.log._log.typed:
+            batch = pa.record_batch(
+                {
+                    "fare": pa.array(numbers, pa.int32()),
+                    "city": [f"city-{each}" * 3 for each in numbers],
+                    **columns,
+                }
+            )
+        else:
+            values = [b"%09d" % each * 4 for each in numbers]
+            batch = pa.RecordBatch.from_arrays([numbers, values], schema=BYTES)
+        async with await self.log.open_writer() as writer:
+            for start in range(0, rows, 10):
+                await writer.write_batch(batch.slice(start, 10))
+
+    async def follow(self) -> bool:
+        """Tier, then let the table follow; return whether it was looked at."""
+        await self.worker._tierer.tier(self.log._log)
+        return await self.worker._tables.follow(self.log._log)
+
+    async def refused(self, kind: type[DLError], said: str) -> None:
+        """Require that a new worker refuses the table, and leaves it as it is."""
+        before = DeltaTable(self.url).version()
+        self.start_worker()
+        with pytest.raises(kind, match=said):
+            await self.follow()
+        assert DeltaTable(self.url).version() == before
+
+    def boundary(self) -> DLSN:
+        """Return where the table ends, as anybody computes it."""
+        app_id = f"{self.cluster.cluster_id}/{self.log._log.log_id}"
+        number = DeltaTable(self.url).transaction_version(app_id)
+        assert number is not None
+        return boundary_of(place_of(number))
+
+    async def check(self, *, tail: int = 0, first: int = 0) -> None:
+        """Require that readers of Delta see each row before the boundary once, and dlog the rest.
+
+        Args:
+            tail: how many rows are not in the table.
+            first: the first row that the log has.
+        """
+        table = DeltaTable(self.url).to_pyarrow_table().sort_by("_sequence_id")
+        ids = table["_sequence_id"].to_pylist()
+        assert ids == list(range(first, self.count - tail))
+        assert polars.scan_delta(self.url).collect()["_sequence_id"].sort().to_list() == ids
+        name = "_sequence_id" if self.log._log.typed else "sequence_id"
+        own = "fare" if self.log._log.typed else "value"
+        columns = [name, own]
+        whole = await (await self.log.read(columns=columns)).to_arrow()
+        assert whole[name].to_pylist() == list(range(first, self.count))
+        assert table[own].to_pylist() == whole[own].to_pylist()[: len(ids)]
+        rest = await (await self.log.read(start=self.boundary(), columns=columns)).to_arrow()
+        assert rest[name].to_pylist() == list(range(self.count - tail, self.count))
+
+
+def on_table(
+    folder: Path,
+    body: Callable[[TableScene], Awaitable[None]],
+    *,
+    schema: pa.Schema | None = RIDES,
+) -> None:
+    """Run `body` on a fresh log."""
+
+    async def run() -> None:
+        async with memory_cluster() as cluster:
+            scene = TableScene(cluster, folder)
+            await scene.start(schema)
+            await body(scene)
+
+    run_in_own_time(asyncio.wait_for(run(), TIME_LIMIT_S))
+
+
+@pytest.mark.parametrize("schema", [RIDES, None], ids=["typed", "bytes"])
+def test_a_table_has_what_is_cold_and_the_log_the_rest(
+    tmp_path: Path, schema: pa.Schema | None
+) -> None:
+    """Objects are its files, with field ids and statistics; nothing is copied."""
+
+    async def body(scene: TableScene) -> None:
+        assert await scene.follow()
+        assert not DeltaTable.is_deltatable(scene.url)
+        await scene.write()
+        assert await scene.follow()
+        await scene.check()
+        await scene.write(rows=7)
+        await scene.check(tail=7)
+        assert await scene.follow()
+        assert not await scene.follow()
+        await scene.check()
+        table = DeltaTable(scene.url)
+        files = {f"/{each}" for each in table.file_uris()} | set(table.file_uris())
+        objects = {
+            each.url.removeprefix("file://") async for page in listed(scene) for each in page
+        }
+        assert objects <= files
+        assert len(objects) > 2
+        fields = {each["name"]: each for each in json.loads(table.schema().to_json())["fields"]}
+        own = ["fare", "city"] if schema is not None else ["value"]
+        assert list(fields)[6:] == own
+        assert [fields[each]["metadata"]["parquet.field.id"] for each in own] == [
+            101 + number for number in range(len(own))
+        ]
+        rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        assert sum(each["num_records"] for each in rows) == 67
+        assert {each["max._sequence_id"] for each in rows} >= {59, 66}
+        some = table.to_pyarrow_table(filters=[("_sequence_id", ">=", 60)])
+        assert some.num_rows == 7
+        assert "dlog" in (table.metadata().description or "")
+        assert table.metadata().name == "rides"
+
+    on_table(tmp_path, body, schema=schema)
+
+
+def listed(scene: TableScene) -> Any:
+    """List the objects of the log, but for its table."""
+
+    async def pages() -> Any:
+        async for page in scene.cluster.objects.list_below(scene.url):
+            yield [each for each in page if "_delta_log" not in each.url]
+
+    return pages()
+
+
+def test_columns_that_are_added_and_parts_of_columns(tmp_path: Path) -> None:
+    """Older rows have null there; a type that changes is refused until the table is made again."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.follow()
+        point = pa.struct([("x", pa.int64())])
+        wider = pa.schema([*RIDES, ("n", pa.int16()), ("p", point), ("t", pa.timestamp("us"))])
+        await scene.log.update_schema(wider)
+        await scene.follow()
+        await scene.write(
+            rows=2,
+            n=pa.array([1, 2], pa.int16()),
+            p=pa.array([{"x": 1}, {"x": 2}], point),
+            t=pa.array([5, 6], pa.timestamp("us")),
+        )
+        await scene.follow()
+        await scene.check()
+        point = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))])
+        await scene.log.update_schema(pa.schema([*wider.remove(3), ("p", point)]))
+        await scene.write(rows=1, n=pa.array([3], pa.int16()), p=[{"x": 1, "y": ["a"]}], t=[None])
+        await scene.follow()
+        await scene.check()
+        found = DeltaTable(scene.url).to_pyarrow_table().sort_by("_sequence_id").to_pylist()
+        assert [each["n"] for each in found][59:] == [None, 1, 2, 3]
+        assert [each["p"] for each in found][59:] == [
+            None,
+            {"x": 1, "y": None},
+            {"x": 2, "y": None},
+            {"x": 1, "y": ["a"]},
+        ]
+        known = await scene.log.get_schema()
+        assert known is not None
+        now = known.set(2, pa.field("n", pa.int64()))
+        await scene.log.update_schema(now)
+        await scene.refused(UnsupportedError, r"column 'n'.*short.*cannot become long")
+        shutil.rmtree(f"{scene.folder}/_delta_log")
+        await scene.follow()
+        await scene.check()
+        again = DeltaTable(scene.url).to_pyarrow_table().sort_by("_sequence_id")
+        assert again["n"].to_pylist()[59:] == [None, 1, 2, 3]
+
+    on_table(tmp_path, body)
+
+
+def test_columns_that_tables_cannot_have(tmp_path: Path) -> None:
+    """The error names the column; the log stays cold as it is."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.log.update_schema(pa.schema([*RIDES, ("took", pa.duration("s"))]))
+        with pytest.raises(UnsupportedError, match="column 'took' has the type duration"):
+            await scene.follow()
+        assert not DeltaTable.is_deltatable(scene.url)
+
+    on_table(tmp_path, body)
+
+
+def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path) -> None:
+    """A sweep deletes what no ledger names, but for what the table has, or may still add."""
+
+    async def body(scene: TableScene) -> None:
+        for _ in range(3):
+            await scene.write()
+        await scene.follow()
+        await scene.log.truncate(DLSN(3, 0, 0))
+        await remove(scene)
+        await sweep(scene)
+        assert DeltaTable(scene.url).to_pyarrow_table().num_rows == 180  # nothing dangles
+        await scene.follow()
+        await scene.check(first=120)
+        await sweep(scene)
+        await scene.check(first=120)
+        left = [each.url async for page in listed(scene) for each in page]
+        assert left
+        assert all("/3/" in each for each in left)
+        # A whole segment that never came into the table.
+        await scene.write()
+        await scene.worker._tierer.tier(scene.log._log)
+        entries = (await scene.log.get_log_segments())[-1].closed_entry_count
+        await scene.log.truncate(DLSN(4, entries, 0))
+        await scene.write()
+        await remove(scene)
+        await sweep(scene)
+        kept = [each.url async for page in listed(scene) for each in page]
+        assert any("/4/" in each for each in kept)
+        await scene.follow()
+        await sweep(scene)
+        left = [each.url async for page in listed(scene) for each in page]
+        assert left
+        assert all("/5/" in each for each in left)
+        await scene.check(first=240)
+
+    on_table(tmp_path, body)
+
+
+async def remove(scene: TableScene) -> None:
+    """Remove what is truncated from the metadata."""
+    context = scene.namespace.log_context
+    await remove_truncated(context, await context.logs.read(scene.log._log))
+    await scene.worker.sweep()
+
+
+async def sweep(scene: TableScene) -> None:
+    """Delete objects that are not needed."""
+    scene.cluster.clocks["driver"].current_ms = 10**13
+    scene.worker._strays_due_s = 0
+    await scene.worker.sweep()
+
+
+def test_the_table_of_a_deleted_log_goes_with_its_objects(tmp_path: Path) -> None:
+    """Nothing of the log is left."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.follow()
+        await scene.namespace.delete_log("rides")
+        await scene.worker.sweep()
+        await sweep(scene)
+        assert [
+            each async for page in scene.cluster.objects.list_below(scene.tier) for each in page
+        ] == []
+
+    on_table(tmp_path, body)
+
+
+def test_a_table_without_the_setting_keeps_its_files(tmp_path: Path) -> None:
+    """It does not follow any more; what it names is not deleted."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.write()
+        await scene.follow()
+        await scene.log.update_settings(table=None)
+        await scene.log.truncate(DLSN(2, 0, 0))
+        await remove(scene)
+        await sweep(scene)
+        assert not await scene.follow()
+        assert DeltaTable(scene.url).to_pyarrow_table().num_rows == 120
+        shutil.rmtree(f"{scene.folder}/_delta_log")
+        await sweep(scene)
+        left = [each.url async for page in listed(scene) for each in page]
+        assert left
+        assert all("/2/" in each for each in left)
+
+    on_table(tmp_path, body)
+
+
+def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
+    """One that dlog did not make, one of another log, and one that another program wrote to."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.worker._tierer.tier(scene.log._log)
+        write_deltalake(scene.url, pa.table({"x": [1]}))
+        await scene.refused(TableError, "which dlog did not add")
+        shutil.rmtree(f"{scene.folder}/_delta_log")
+        DeltaTable.create(scene.url, pa.schema([("x", pa.int64())]), description="sales")
+        await scene.refused(TableError, "'sales' and has no position of this log")
+        shutil.rmtree(f"{scene.folder}/_delta_log")
+        await scene.follow()
+        await scene.check()
+        write_deltalake(scene.url, DeltaTable(scene.url).to_pyarrow_table()[:1], mode="append")
+        await scene.refused(TableError, "which dlog did not add")
+        shutil.rmtree(f"{scene.folder}/_delta_log")
+        await scene.follow()
+        DeltaTable(scene.url).delete()
+        await scene.refused(TableError, "differ")
+
+    on_table(tmp_path, body)
+
+
+def test_a_table_that_is_ahead_is_refused(tmp_path: Path) -> None:
+    """As after an import of metadata from before."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.follow()
+        before = scene.cluster.tree.dump()
+        await scene.write()
+        await scene.follow()
+        tree = scene.cluster.tree
+        store = tree.connect()
+        log_id = scene.log._log.log_id
+        for path in sorted(tree.dump(), reverse=True):
+            if log_id in path and path not in before:
+                await store.delete(path)
+            elif log_id in path and tree.dump()[path].value != before[path].value:
+                await store.put(path, before[path].value, version=-1)
+        await scene.refused(TableError, "the table is ahead of the log")
+
+    on_table(tmp_path, body)
+
+
+def test_objects_in_another_folder_are_refused(tmp_path: Path) -> None:
+    """A table names what is below it."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.follow()
+        await scene.log.update_settings(tier=f"{scene.tier}/elsewhere")
+        scene.start_worker()
+        with pytest.raises(TableError, match="set `tier` as it was"):
+            await scene.follow()
+
+    on_table(tmp_path, body)
+
+
+def test_objects_that_are_not_those_of_the_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their end is compared before they are added."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.worker._tierer.tier(scene.log._log)
+        chains = scene.worker._tables._chains
+        read = chains.read_chain
+
+        async def other(*arguments: Any, **options: Any) -> Any:
+            found = await read(*arguments, **options)
+            first, *rest = found.objects
+            changed = replace(first, records=first.records + 1)
+            return replace(found, objects=(changed, *rest))
+
+        monkeypatch.setattr(chains, "read_chain", other)
+        with pytest.raises(CorruptMetadataError, match="says that it holds"):
+            await scene.follow()
+
+    on_table(tmp_path, body)
+
+
+def test_two_workers_at_once(tmp_path: Path) -> None:
+    """Both believe to have the lock; each file is added once."""
+
+    async def body(scene: TableScene) -> None:
+        others = [
+            TableKeeper(
+                scene.namespace.log_context, scene.namespace.staging_owner, compare_every_s=0
+            )
+            for _ in range(2)
+        ]
+        for _ in range(4):
+            await scene.write()
+            await scene.worker._tierer.tier(scene.log._log)
+            results = await asyncio.gather(
+                *(each.follow(scene.log._log) for each in others), return_exceptions=True
+            )
+            assert all(each is True or isinstance(each, ObjectStoreError) for each in results)
+            await others[0].follow(scene.log._log)
+            await scene.check()
+
+    on_table(tmp_path, body)
+
+
+def test_answers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit whose answer is lost is looked up; one that is not made is made again."""
+    fates: list[str] = []
+
+    def lossy(method: str) -> None:
+        real = getattr(delta_tables.DeltaTables, method)
+
+        async def call(*arguments: Any, **options: Any) -> None:
+            fate = fates.pop(0) if fates else "done"
+            if fate != "lost":
+                await real(*arguments, **options)
+            if fate != "done":
+                raise ObjectStoreError("504")
+
+        monkeypatch.setattr(delta_tables.DeltaTables, method, call)
+
+    for method in ("create", "commit", "add_fields"):
+        lossy(method)
+
+    async def body(scene: TableScene) -> None:
+        for _ in range(2):
+            for fates[:] in (["lost"], ["answer lost"], ["answer lost", "lost"]):
+                await scene.write()
+                await scene.follow()
+                await scene.check()
+            shutil.rmtree(f"{scene.folder}/_delta_log")
+            scene.start_worker()
+        fates[:] = ["lost"] * 3
+        with pytest.raises(ObjectStoreError):
+            await scene.follow()
+        await scene.follow()
+        await scene.check()
+
+    on_table(tmp_path, body)
+
+
+def test_a_round_of_a_worker_names_the_tables_that_it_cannot_keep(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its log, and in the metadata that `dlog autorecovery status` shows."""
+    told: list[str] = []
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        write_deltalake(scene.url, pa.table({"x": [1]}))
+
+        async def tell(_: str, troubles: Any) -> None:
+            told.extend(troubles.found)
+
+        monkeypatch.setattr(scene.worker._repairs, "tell", tell)
+        assert await scene.worker.tier() == 1
+
+    on_table(tmp_path, body)
+    assert "the table of log rides: TableError: the table has the file" in told[0]
+    assert "the table of log rides" in caplog.text
+
+
+def test_the_setting() -> None:
+    """It needs a tier, and a kind of table that there is."""
+    assert LogSettings(tier="s3://bucket/f", table="delta").table == "delta"
+    for settings in ({"table": "delta"}, {"tier": "s3://bucket/f", "table": "hudi"}):
+        with pytest.raises(ConfigurationError, match="expected delta, with the setting tier"):
+            LogSettings.of(settings)
