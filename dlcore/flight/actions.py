@@ -76,6 +76,10 @@ def _of_rename(request: requests.RenameRequest) -> tuple[Need, ...]:
     )
 
 
+def _of_fork(request: requests.ForkRequest) -> tuple[Need, ...]:
+    return (Need(Right.READ, request.log), Need(Right.MANAGE, request.new_name))
+
+
 def _of_settings(request: requests.SettingsRequest) -> tuple[Need]:
     right = Right.MANAGE if request.changes else Right.DESCRIBE
     return (Need(right, request.log, request.log_id),)
@@ -92,6 +96,7 @@ def _of_places(request: planning.PlacesRequest) -> list[Need]:
 
 _OF_APPEND = Needs("append on each log, truncate on replaced ones", _of_append)
 _OF_RENAME = Needs("manage on the log and on its new name", _of_rename)
+_OF_FORK = Needs("read on the log, manage on the fork's name", _of_fork)
 _OF_SETTINGS = Needs("describe on the log, manage with `changes`", _of_settings)
 _OF_STREAM = Needs("describe on the log, append with `flush`", _of_stream)
 _OF_PLACES = Needs("describe on each log", _of_places)
@@ -164,6 +169,16 @@ RENAME = Action(
     text="Give a log another name.",
     details=f"{_BY_ID} {_LETS_GO}",
     errors=(*DELETE.errors, errors.LogExistsError, errors.InvalidLogNameError),
+    answer_s=LONG_ANSWER_S,
+)
+FORK = Action(
+    name="fork",
+    request=requests.ForkRequest,
+    answer=answers.ForkedLog,
+    needs=_OF_FORK,
+    text="Make a log that begins with the records that another one has in objects.",
+    details="`new_log_id` is a unique id; repeated with the same id the action succeeds.",
+    errors=(errors.LogNotFoundError, errors.LogExistsError, errors.InvalidLogNameError),
     answer_s=LONG_ANSWER_S,
 )
 SEAL = Action(
@@ -373,7 +388,7 @@ PLACES = Action(
 )
 
 ACTIONS: tuple[Action[Any, Any], ...] = (
-    CREATE, MERGE_SCHEMA, DELETE, RENAME, SEAL, SETTINGS, TRUNCATE, STREAM_END,
+    CREATE, MERGE_SCHEMA, DELETE, RENAME, FORK, SEAL, SETTINGS, TRUNCATE, STREAM_END,
     OWNER, LOGS, RELEASE, DRAIN, UNDRAIN, HEALTH, PROXIES, ACCESS_RULES,
     PRODUCER_INIT, COMMIT_APPEND, ABORT_APPEND,
     POSITIONS, SUBSCRIPTIONS, MOVE_SUBSCRIPTION, DELETE_SUBSCRIPTION,

@@ -116,6 +116,12 @@ class ReleasedLog(msgspec.Struct, frozen=True):
     released: bool
 
 
+class ForkedLog(msgspec.Struct, frozen=True):
+    """The position where the records of the source end in the fork."""
+
+    at: str
+
+
 class SettingsOfLog(msgspec.Struct, frozen=True):
     """The settings of a log that are set, after the change."""
 

@@ -51,6 +51,18 @@ class RenameRequest(ChangeRequest, forbid_unknown_fields=True, kw_only=True):
     new_name: str
 
 
+class ForkRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A log, and a new one that begins with its records before the position `at`, or all.
+
+    A client that retries the request after a lost answer sends the same `new_log_id`.
+    """
+
+    log: str
+    new_name: str
+    at: str | None = None
+    new_log_id: LogId | None = None
+
+
 class SettingsRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A log, and changes of its settings by name; null unsets one."""
 

@@ -28,6 +28,7 @@ from dlcore.flight.actions import described
 from dlcore.flight.answers import (
     AccessRules,
     BegunProducer,
+    ForkedLog,
     LivingProxies,
     NoAnswer,
     OwnedLogs,
@@ -42,6 +43,7 @@ from dlcore.flight.requests import (
     MALFORMED,
     ChangeRequest,
     CreateRequest,
+    ForkRequest,
     LogRequest,
     NoRequest,
     ProducerRequest,
@@ -53,6 +55,7 @@ from dlcore.flight.requests import (
     TruncateRequest,
 )
 from dlcore.log.metadata.values import LogKey
+from dlcore.log.upkeep.forks import fork_log
 from dlcore.proxy.reading.planning import Planning
 from dlcore.proxy.reading.subscriptions import Subscriptions
 from dlcore.proxy.writing.appends import Appends
@@ -104,6 +107,7 @@ class Actions:
         self._handle(actions.MERGE_SCHEMA, self._merge_schema)
         self._handle(actions.DELETE, self._delete)
         self._handle(actions.RENAME, self._rename)
+        self._handle(actions.FORK, self._fork)
         self._handle(actions.SEAL, self._seal)
         self._handle(actions.SETTINGS, self._settings)
         self._handle(actions.TRUNCATE, self._truncate)
@@ -191,6 +195,14 @@ class Actions:
         except LogNotFoundError as error:
             await self._require_done(request, request.new_name, error)
         return NoAnswer()
+
+    async def _fork(self, request: ForkRequest) -> ForkedLog:
+        context = self._namespace.log_context
+        at = None if request.at is None else DLSN.parse(request.at)
+        forked = await fork_log(
+            context, request.log, request.new_name, at=at, log_id=request.new_log_id
+        )
+        return ForkedLog(str(forked))
 
     async def _settings(self, request: SettingsRequest) -> SettingsOfLog:
         log = await self._find(request)

@@ -97,6 +97,31 @@ class NamespaceCalls(WritersNamespace):
         """
         self._call(self._namespace.rename_log(name, new_name))
 
+    def fork_log(self, name: str, new_name: str, *, at: DLSN | None = None) -> DLSN:
+        """Make a log that begins with the records that another one has in objects.
+
+        The fork names the same objects, so that nothing is copied, however large the log is.  Its
+        records have the positions, transaction ids, sequence ids and times of the source, and the
+        ones that are written to it follow.  It has the settings and the schema of the source, as
+        they are now, and no subscriptions.  From then on each of the two logs is written,
+        truncated and deleted without the other one; an object stays as long as one of them names
+        it.
+
+        Args:
+            name: the source.
+            new_name: the fork.
+            at: the fork has the records before this position, which is the beginning of an entry,
+                or the end of a segment; None: all that is in objects.
+
+        Returns: the position where the records of the source end in the fork.
+
+        Raises:
+            LogNotFoundError, LogExistsError: there is no log `name`, or one `new_name`.
+            ConfigurationError: no fork can end there, or what is before that is not in objects
+                yet.  The message names positions that work, or what to do.
+        """
+        return self._call(self._namespace.fork_log(name, new_name, at=at))
+
     def log_exists(self, name: str) -> bool:
         """Return whether the log exists.  Raises: MetadataError."""
         return self._call(self._namespace.log_exists(name))

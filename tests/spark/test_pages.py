@@ -186,6 +186,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/configuration.md", 1),
     ("docs/deploying.md", 1),
     ("docs/diagnosing.md", 1),
+    ("docs/forks.md", 3),
     ("docs/learn/operator.md", 8),
     ("docs/learn/python.md", 9),
     ("docs/learn/spark.md", 8),

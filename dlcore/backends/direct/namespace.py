@@ -228,6 +228,13 @@ class DirectNamespace(Namespace):
         await (await self.open_log(name)).rename(new_name)
 
     @override
+    async def fork_log(self, name: str, new_name: str, *, at: DLSN | None = None) -> DLSN:
+        from dlcore.log.upkeep.forks import fork_log  # seldom
+
+        self._require_open()
+        return await fork_log(self._context, name, new_name, at=at)
+
+    @override
     async def log_exists(self, name: str) -> bool:
         self._require_open()
         return await self._context.logs.exists(validate_log_name(name))
@@ -531,6 +538,7 @@ async def open_namespace(
         ConfigurationError: there is no namespace at that path, or there are no keys.
     """
     from dlcore.access.tls_in_use import TlsInUse
+    from dlcore.backends.direct.own_purse import own_purse
     from dlcore.metadata.binding import ensure_namespace, read_binding
     from dlcore.metadata.capability_keys import own_purse
     from dlcore.metadata.cluster_settings import ClusterSettingsStore

@@ -22,11 +22,12 @@ from dlcore.base.config import (
     require_positive,
 )
 from dlcore.base.errors import LogExistsError, LogNotFoundError
-from dlcore.base.ids import validate_log_name
+from dlcore.base.ids import DLSN, validate_log_name
 from dlcore.base.proto import flight_pb2 as pb
 from dlcore.flight import actions
 from dlcore.flight.requests import (
     CreateRequest,
+    ForkRequest,
     LogRequest,
     RulesRequest,
 )
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from dlcore.access.tls import TlsFiles
     from dlcore.backends.flight.bearer import Token
     from dlcore.backends.flight.staging import FlightStagedAppend, FlightStagingWriter
-    from dlcore.base.ids import DLSN
     from dlcore.base.records import NotLessThan, RecordPlace
     from dlcore.log.metadata.commits import AppendRun, SharedStaging
     from dlcore.log.reading.scan import LogSnapshot, ScanBatch, ScanRange
@@ -158,6 +158,16 @@ class FlightNamespace(Namespace):
     @override
     async def rename_log(self, name: str, new_name: str) -> None:
         await (await self._find(name)).rename(new_name)
+
+    @override
+    async def fork_log(self, name: str, new_name: str, *, at: DLSN | None = None) -> DLSN:
+        request = ForkRequest(
+            log=validate_log_name(name),
+            new_name=validate_log_name(new_name),
+            at=None if at is None else str(at),
+            new_log_id=SystemClock().new_token(),  # so that a retry finds the log that it made
+        )
+        return DLSN.parse((await planning.act(self._calls, actions.FORK, request)).at)
 
     async def _find(self, name: str) -> FlightLog:
         """Return a log with its id, by which a proxy recognizes a change that is retried."""

@@ -117,6 +117,12 @@ class LogKey(msgspec.Struct, frozen=True, kw_only=True):
     log_id: LogId
 
 
+class ForkOrigin(LogKey, frozen=True, kw_only=True):
+    """The log that a fork was made of, by its name at that time, and the position `at`."""
+
+    at: str
+
+
 class LogMetadata(LogKey, frozen=True, kw_only=True):
     """The value of the name's node: a log's name, and the metadata fixed at its creation."""
 
@@ -126,6 +132,8 @@ class LogMetadata(LogKey, frozen=True, kw_only=True):
     """The quorum of its ledgers."""
     typed: bool = False
     """Whether it has a schema (`LogSchema`), which may change."""
+    origin: ForkOrigin | None = None
+    """The source of a fork, which may be gone."""
 
 
 class StoredSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -111,7 +111,8 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
         if node is None:
             return
         try:
-            await _remove_all(context, log, node)
+            if not await _remove_all(context, log, node):
+                return
         except (ChunkMissingError, CorruptMetadataError, NodeNotEmptyError) as error:
             children = await context.store.get_children(paths.head, fresh=True) or []
             if paths.lock in (f"{paths.head}/{child}" for child in children):
@@ -129,11 +130,17 @@ async def remove_deleted(context: LogContext, log: LogKey) -> None:
     )
 
 
-async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None:
-    """Remove the segments of a deleted log, then its other nodes, then its head."""
+async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> bool:
+    """Remove the segments of a deleted log, then its other nodes, then its head.
+
+    Returns: False if it is not deleted: it was a fork that was being made, and is whole now.
+    """
     paths = context.logs.paths_of(log)
     head = decode(LogHead, node.value, source=paths.head)
     if not head.deleted:
+        listed = context.paths.deleted_log(log.log_id)
+        if await persistently(lambda: context.store.get(listed, fresh=True)) is None:
+            return False
         raise UnexpectedError(f"log {log.name!r} is listed as deleted, but its head is not deleted")
     at = VersionedHead(log=log, head=head, version=node.version)
     while pieces := await _next_pieces(context, at):
@@ -148,6 +155,7 @@ async def _remove_all(context: LogContext, log: LogKey, node: Versioned) -> None
             Delete(context.paths.deleted_log(log.log_id)),
         ]
     )
+    return True
 
 
 async def _remove_damaged(context: LogContext, log: LogKey, error: Exception) -> None:

@@ -28,6 +28,7 @@ from dlcore.ops.cli.context import (
     run_async,
     run_direct,
 )
+from dlcore.ops.cli.forking import fork_log
 from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
 from dlcore.ops.cli.keeping import reset_txids, set_retention, show_settings
 from dlcore.ops.cli.output import (
@@ -60,7 +61,7 @@ def log_group() -> None:
 for command in (
     write_log, tail_log, cat_log, dump_log, copy_records, purge_log,
     inspect_logs, repair_log, show_space, show_lag, watch_log, show_settings, set_retention,
-    reset_txids,
+    reset_txids, fork_log,
 ):  # fmt: skip
     log_group.add_command(command)
 

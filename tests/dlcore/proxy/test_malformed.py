@@ -125,7 +125,7 @@ ACTIONS = [
     *("create", "merge_schema", "commit_append", "abort_append", "rename", "settings", "truncate"),
     *("stream_end", "owner", "logs", "release", "producer_init", "positions", "subscriptions"),
     *("move_subscription", "delete_subscription", "health", "proxies", "snapshots", "schemas"),
-    *("places", "", "é"),
+    *("places", "fork", "", "é"),
 ]
 DESCRIPTORS = st.builds(
     pb.FlightDescriptor,

@@ -80,6 +80,8 @@ ARGUMENTS = {
     "log delete": "{fresh} --yes",
     "log dump": "{log}",
     "log inspect": "{log} --json",
+    # It needs cold segments, which its own tests have.
+    "log fork": "--help",
     "log lag": "{log} 1:0:0",
     "log list": "",
     "log position": "{log} --txid 1",

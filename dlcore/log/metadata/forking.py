@@ -1,0 +1,389 @@
+"""A fork of a log: a new log that begins with the same cold extents, up to a position.
+
+Theory of operation.  A cold ledger is registered with the number of extents that refer to it, as a
+staged one, and its objects stay while its metadata does.  A fork copies the nodes of segments, and
+counts its own extents to the same ledgers, in the same transactions.  Each of these is guarded by
+the versions of the registrations that it changes.  Therefore a truncation, a deletion or a rewrite
+of either log either comes before, and the fork begins again with what is left, or it comes after,
+and leaves the ledger to the other log.  No list of forks is needed, and forks may be forked.
+
+A fork of few segments is one transaction.  A larger one is made of several: until the last one, its
+head is that of a deleted log, and it is listed as one.  If its maker dies, the sweep of deleted
+logs removes it, and gives up what it had counted.  docs/architecture/machines.md shows
+`TRANSITIONS` as a diagram.
+
+Promises:
+
+* Nobody sees a fork before it is whole.
+* At each moment a ledger's count is that of the extents which refer to it, of all logs.
+* Positions, transaction ids and sequence ids are those of the source; the next ones follow.
+
+The driver is `dlcore/log/upkeep/forks.py`.  Each event has one effect.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from msgspec.structs import replace
+
+from dlcore.base.errors import (
+    DLError,
+    LogExistsError,
+    MetadataConnectionError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
+)
+from dlcore.base.machines import Machine, State, Transitions
+from dlcore.log.metadata.changes import plan_settings
+from dlcore.log.metadata.nodes import decode_node
+from dlcore.log.metadata.values import (
+    CHUNK_EXTENTS_MAX,
+    Chunk,
+    LogHead,
+    LogMetadata,
+    OpenSegment,
+    SegmentEnd,
+    Totals,
+    pack,
+)
+from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Create, Delete, Op, Put, Versioned
+from dlcore.metadata.stored import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from dlcore.base.config import LogSettings
+    from dlcore.log.metadata.segment import Extent, LogSegment
+    from dlcore.log.typed.schema import LogSchema
+    from dlcore.metadata.paths import NamespacePaths
+
+OPS_MAX = 300
+"""Operations of a transaction, about; each has a few hundred bytes at most, or some KB a node."""
+ATTEMPTS_MAX = 100
+_CONFLICT_DELAY_S_MAX = 0.05
+
+
+class ForkState(State):
+    """The state of the machine; FORKED, OVERTAKEN and FAILED are final."""
+
+    READY = "nothing has begun"
+    LOOKING = "the fork's own nodes and the registrations of some ledgers are read"
+    STORING = "some segments are being stored, with what they count"
+    PAUSING = "a transaction had a conflict, or no answer; its nodes are read again"
+    FORKED = "the fork is there"
+    OVERTAKEN = "the source gave up a ledger, or a sweep removed the unfinished fork"
+    FAILED = "the name is taken, or the metadata cannot be read or changes all the time"
+
+
+_S = ForkState
+TRANSITIONS = Transitions(
+    _S.READY,
+    {
+        _S.READY: {_S.LOOKING: "begin"},
+        _S.LOOKING: {
+            _S.STORING: "planned",
+            _S.LOOKING: "stored by an attempt whose answer was lost; the next segments",
+            _S.FORKED: "by an attempt whose answer was lost",
+            _S.OVERTAKEN: "a ledger or the fork itself is gone",
+            _S.FAILED: "refused, or the name is taken",
+        },
+        _S.STORING: {
+            _S.LOOKING: "stored; the next segments",
+            _S.FORKED: "stored; the last segments",
+            _S.PAUSING: "conflict, or no answer",
+            _S.FAILED: "refused, or too many attempts",
+        },
+        _S.PAUSING: {_S.LOOKING: "later"},
+        _S.FORKED: {},
+        _S.OVERTAKEN: {},
+        _S.FAILED: {},
+    },
+)
+
+
+class Signal(enum.Enum):
+    """Events that carry nothing."""
+
+    BEGIN = "the source was read"
+    STORED = "the transaction was applied"
+    PAUSE_OVER = "the pause is over"
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Event: the nodes of `Look`."""
+
+    nodes: Sequence[Versioned | None]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Event: the last effect was refused, or its outcome is unknown."""
+
+    error: DLError
+
+
+Event: TypeAlias = Signal | Looked | CallFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Effect: read these nodes in one round trip; answer with `Looked`."""
+
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Effect: apply these in one transaction; answer with `STORED`, or with `CallFailed`."""
+
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Effect: say `PAUSE_OVER` after a random time of at most `s_max`; `error` is the reason."""
+
+    s_max: float
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Effect: answer the caller: whether the fork is there, False if overtaken; or an error."""
+
+    outcome: bool | DLError
+
+
+Effect: TypeAlias = Look | Store | Pause | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The segments of one transaction: their nodes, what they count, and the head after them."""
+
+    ops: tuple[Op, ...]
+    counts: Mapping[int, int]
+    head: LogHead
+
+
+class ForkRun(Machine[ForkState]):
+    """Makes one fork.
+
+    Args:
+        paths: the namespace's nodes.
+        log: the fork, under an id that no other log has.
+        segments: what it begins with: at least one segment, each with one extent at least, all of
+            them cold.
+        first_active: the position below which the source is truncated, in the first segment.
+        removed_txid: the highest transaction id of what the source had before, or -1.
+        settings: the fork's settings.
+        schema: the schema of a typed log.
+    """
+
+    transitions = TRANSITIONS
+
+    def __init__(
+        self,
+        paths: NamespacePaths,
+        log: LogMetadata,
+        segments: Sequence[LogSegment],
+        *,
+        first_active: tuple[int, int, int],
+        removed_txid: int,
+        settings: LogSettings,
+        schema: LogSchema | None,
+    ) -> None:
+        self.state = ForkState.READY
+        self._paths = paths
+        self._own = paths.log_of(log.log_id)
+        self._log = log
+        self._settings = settings
+        self._schema = schema
+        self._segments = segments
+        start = LogHead(
+            first_lssn=segments[0].lssn, first_active=first_active, removed_txid=removed_txid
+        )
+        self._steps = tuple(self._steps_from(start))
+        self._number = 0  # of the step that is next, or being stored
+        self._version: int | None = None  # of the fork's head, as far as it is known
+        self._attempted: bytes | None = None  # the head of the last attempt of this step
+        self._attempts = 0
+
+    @property
+    def transactions(self) -> int:
+        """How many transactions it takes, if none has a conflict."""
+        return len(self._steps)
+
+    def handle(self, event: Event) -> Effect:
+        """Take one event."""
+        try:
+            match event:
+                case Signal.STORED:
+                    return self._advance(0 if self._version is None else self._version + 1)
+                case Signal.BEGIN | Signal.PAUSE_OVER:
+                    return self._look()
+                case Looked(nodes):
+                    return self._looked(nodes)
+                case CallFailed(error):
+                    return self._call_failed(error)
+                case _:
+                    assert_never(event)
+        except DLError as error:
+            self._become(ForkState.FAILED)
+            return Ended(error)
+
+    # The nodes
+
+    def _steps_from(self, head: LogHead) -> Iterator[_Step]:
+        """Yield the steps; the heads of all but the last are those of a deleted log."""
+        ops: list[Op] = []
+        counts: Counter[int] = Counter()
+        for node_ops, extents, after in self._nodes_from(head):
+            if ops and len(ops) + len(counts) + len(node_ops) + len(extents) > OPS_MAX:
+                yield _Step(tuple(ops), counts, replace(head, deleted=True))
+                ops, counts = [], Counter()
+            head = after
+            ops += node_ops
+            counts.update(extent.ledger_id for extent in extents)
+        yield _Step(tuple(ops), counts, head)
+
+    def _nodes_from(self, head: LogHead) -> Iterator[tuple[list[Op], Sequence[Extent], LogHead]]:
+        """Yield the nodes of all segments in order, each with its extents and the head after it."""
+        own = self._own
+        for segment in self._segments:
+            lssn, extents = segment.lssn, segment.extents
+            count = (len(extents) - 1) // CHUNK_EXTENTS_MAX
+            chunked = Totals()
+            for number in range(count):
+                part = extents[number * CHUNK_EXTENTS_MAX : (number + 1) * CHUNK_EXTENTS_MAX]
+                chunk = Chunk(
+                    first_entry_id=chunked.entries,
+                    first_sequence_id=segment.start_sequence_id + chunked.records,
+                    packed=pack(part),
+                )
+                chunked = chunked.plus(part)
+                opened = OpenSegment(
+                    created_ms=segment.created_ms,
+                    start_sequence_id=segment.start_sequence_id,
+                    chunk_count=number + 1,
+                    chunked=chunked,
+                )
+                head = _after(replace(head, max_lssn=lssn, segment=opened), part, chunked.entries)
+                ops: list[Op] = [] if number else [Create(own.segment(lssn))]
+                yield [*ops, Create(own.chunk(lssn, number), encode(chunk))], part, head
+            tail = extents[count * CHUNK_EXTENTS_MAX :]
+            end = SegmentEnd(
+                created_ms=segment.created_ms,
+                completed_ms=segment.completed_ms,
+                start_sequence_id=segment.start_sequence_id,
+                chunk_count=count,
+                chunked=chunked,
+                packed=pack(tail),
+            )
+            path, value = own.segment(lssn), encode(end)
+            next_id = segment.start_sequence_id + segment.closed_record_count
+            head = replace(head, max_lssn=lssn, segment=None, next_sequence_id=next_id)
+            head = _after(head, tail, segment.closed_entry_count)
+            yield [Put(path, value, ANY_VERSION) if count else Create(path, value)], tail, head
+
+    # The protocol
+
+    def _look(self) -> Effect:
+        self._become(ForkState.LOOKING)
+        step = self._steps[self._number]
+        staged = map(self._paths.staged_ledger, step.counts)
+        return Look((self._own.head, self._paths.log(self._log.name), *staged))
+
+    def _looked(self, nodes: Sequence[Versioned | None]) -> Effect:
+        head, name, *staged = nodes
+        if name is not None:
+            found = decode(LogMetadata, name.value, source=self._paths.log(self._log.name))
+            if found.log_id == self._log.log_id:
+                return self._end(ForkState.FORKED)  # the last attempt's answer was lost
+            raise LogExistsError(f"log {self._log.name!r} exists")
+        if head is not None and head.value == self._attempted:
+            return self._advance(head.version)
+        if (None if head is None else head.version) != self._version:
+            return self._end(ForkState.OVERTAKEN)
+        puts: list[Op] = []
+        for (ledger_id, count), node in zip(
+            self._steps[self._number].counts.items(), staged, strict=True
+        ):
+            known = decode_node(self._paths, ledger_id, node)
+            if known is None or not known.staged.extents:
+                return self._end(ForkState.OVERTAKEN)
+            puts.append(known.put(replace(known.staged, extents=known.staged.extents + count)))
+        return self._store(puts)
+
+    def _store(self, puts: Sequence[Op]) -> Effect:
+        self._become(ForkState.STORING)
+        step = self._steps[self._number]
+        own, paths, log = self._own, self._paths, self._log
+        listed = paths.deleted_log(log.log_id)
+        value = self._attempted = encode(step.head)
+        if self._version is None:
+            ops: list[Op] = [Create(own.head, value)]
+        else:
+            ops = [Put(own.head, value, self._version)]
+        ops += [*step.ops, *puts]
+        if self._number == len(self._steps) - 1:
+            ops += [Create(paths.log(log.name), encode(log))]
+            ops += plan_settings(paths, log, None, self._settings)
+            ops += [] if self._schema is None else [Create(own.schema, encode(self._schema))]
+            ops += [Delete(listed)] if self._number else []
+        elif not self._number:
+            ops.append(Create(listed, encode(log)))
+        return Store(tuple(ops))
+
+    def _advance(self, version: int) -> Effect:
+        self._number += 1
+        self._version, self._attempted, self._attempts = version, None, 0
+        if self._number == len(self._steps):
+            return self._end(ForkState.FORKED)
+        return self._look()
+
+    def _end(self, state: ForkState) -> Effect:
+        self._become(state)
+        return Ended(state is ForkState.FORKED)
+
+    def _call_failed(self, error: DLError) -> Effect:
+        is_open = isinstance(
+            error, (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED)
+        )
+        if self.state is not ForkState.STORING or not is_open:
+            raise error
+        self._attempts += 1
+        if self._attempts == ATTEMPTS_MAX:
+            raise MetadataConnectionError(
+                f"forking to log {self._log.name!r}: {ATTEMPTS_MAX} attempts to store a part of "
+                "it were overtaken or not answered"
+            )
+        self._become(ForkState.PAUSING)
+        return Pause(_CONFLICT_DELAY_S_MAX, error)
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        extents = [extent for segment in self._segments for extent in segment.extents]
+        assert all(extent.is_cold for extent in extents)
+        assert len(extents) == sum(sum(step.counts.values()) for step in self._steps)
+        assert [step.head.deleted for step in self._steps[:-1]] == [True] * (len(self._steps) - 1)
+        assert not self._steps[-1].head.deleted
+        assert (self._version is None) == (self._number == 0)
+        assert self._attempts <= ATTEMPTS_MAX
+        assert self._attempted or self.state not in (ForkState.STORING, ForkState.PAUSING)
+
+
+def _after(head: LogHead, extents: Sequence[Extent], entries: int) -> LogHead:
+    """Return the head after a segment's next extents, with which it has so many entries."""
+    return replace(
+        head,
+        end=(head.max_lssn, entries),
+        max_txid=max(head.max_txid, extents[-1].last_txid),
+        last_timestamp_ms=max(head.last_timestamp_ms, extents[-1].last_timestamp_ms),
+    )
