@@ -64,9 +64,9 @@ def table(spark: SparkSession, uri: str, log: str, **options: str) -> DataFrame:
     if not urls:
         return reader.options(**bounds).load()
     if boundary >= snapshot.end:
-        return _cold(spark, log, urls, reader.load().schema, snapshot.first)
+        return _cold(spark, snapshot, urls, reader.load().schema)
     tail = reader.options(**bounds).load()
-    return _cold(spark, log, urls, tail.schema, snapshot.first).unionByName(tail)
+    return _cold(spark, snapshot, urls, tail.schema).unionByName(tail)
 
 
 def cold_part(snapshot: LogSnapshot) -> tuple[list[str], DLSN]:
@@ -84,6 +84,17 @@ def cold_part(snapshot: LogSnapshot) -> tuple[list[str], DLSN]:
     return list(urls), snapshot.end
 
 
+def cut_ends(snapshot: LogSnapshot) -> dict[int, int]:
+    """Return the segments of a fork whose objects have more rows, each with the entry to end at."""
+    return {
+        segment.lssn: segment.entry_count
+        for segment in snapshot.segments
+        for extent in segment.extents
+        if segment.ledgers[extent.ledger_id].is_cold
+        and extent.last_entry_id < segment.ledgers[extent.ledger_id].last_entry_id
+    }
+
+
 def _is_native(snapshot: LogSnapshot) -> bool:
     """Return whether Spark's reader of Parquet knows all types of the log's columns."""
 
@@ -97,8 +108,8 @@ def _is_native(snapshot: LogSnapshot) -> bool:
     return snapshot.schema is None or are_known(snapshot.schema.latest)
 
 
-def _cold(spark: SparkSession, log: str, urls: list[str], wanted: Any, first: DLSN) -> DataFrame:
-    """Return the rows of objects from `first` on, with the columns of `wanted`."""
+def _cold(spark: SparkSession, snapshot: LogSnapshot, urls: list[str], wanted: Any) -> DataFrame:
+    """Return the rows of objects that are in the log, with the columns of `wanted`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -110,15 +121,18 @@ def _cold(spark: SparkSession, log: str, urls: list[str], wanted: Any, first: DL
     schema = StructType([*positions.fields, *own])
     paths = [f"s3a{url[2:]}" if url.startswith("s3://") else url for url in urls]
     rows = spark.read.schema(schema).parquet(*paths)
+    lssn, entry = F.col("_lssn"), F.col("_entry")
+    for cut, end in cut_ends(snapshot).items():  # an object may go on after the end of a fork
+        rows = rows.where((lssn != cut) | (entry < end))
+    first = snapshot.first
     if first > DLSN(first.lssn, 0, 0):  # an object may begin with truncated rows
-        lssn, entry = F.col("_lssn"), F.col("_entry")
         in_entry = (entry == first.entry_id) & (F.col("_slot") >= first.slot_id)
         in_segment = (lssn == first.lssn) & ((entry > first.entry_id) | in_entry)
         rows = rows.where((lssn > first.lssn) | in_segment)
 
     def column(name: str) -> Column:
         if name == f"{prefix}log":
-            return F.lit(log).alias(name)
+            return F.lit(snapshot.log).alias(name)
         if name == f"{prefix}dlsn":
             slot = F.col("_slot").cast("long").alias("slot")
             parts = (F.col("_lssn").alias("lssn"), F.col("_entry").alias("entry"), slot)
