@@ -22,6 +22,7 @@ from rich.table import Table
 from benchmarks import (
     bookies,
     encrypted,
+    forks,
     history,
     idle,
     kafka_reads,
@@ -90,6 +91,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "sink_history": history.sink_history,
     "sink_history_short": history.sink_history_short,
     "old_log": old_log.old_log,
+    "fork_log": forks.fork_log,
     "many_logs": many_logs.many_logs,
     "idle": idle.idle,
     "proxy_write_large": proxies.write_large,
@@ -125,6 +127,7 @@ LONG = (
     "append_p999_full",
     "sink_history",
     "old_log",
+    "fork_log",
     "many_logs",
     "proxy_rebalance",
     "proxy_transport",
