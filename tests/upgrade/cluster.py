@@ -112,7 +112,8 @@ class Mixed:
         self.warden = Warden()
         self.processes: list[Process] = []
         self._release = release
-        self._port = _free_port()
+        self._reserved: list[PortReservation] = []
+        self._port = self._free_port()
         command = ["-m", "dlcore.ops.cli", "metadata", "serve", "--port", str(self._port)]
         command += ["--data-dir", str(folder / "metadata")]
         self.metadata = self._add("metadata", command, r"^metadata server serving on")
@@ -132,6 +133,8 @@ class Mixed:
         for process in reversed(self.processes):
             process.stop()
         self.warden.close()
+        for each in self._reserved:
+            each.release()
 
     @property
     def uri(self) -> str:
@@ -155,7 +158,7 @@ class Mixed:
 
     def proxy(self, name: str) -> tuple[Process, str]:
         """Add a proxy; return it with its location."""
-        port = _free_port()
+        port = self._free_port()
         command = ["-m", "dlcore.ops.cli", "proxy", "run", "--uri", self.uri, "--host", HOST]
         command += ["--port", str(port), _SESSION]
         process = self._add(name, command, r"^proxy serving on")
@@ -207,8 +210,7 @@ class Mixed:
         self.processes.append(process)
         return process
 
-
-def _free_port() -> int:
-    reservation = PortReservation(0)
-    reservation.release()
-    return reservation.port
+    def _free_port(self) -> int:
+        """Return a port that nobody else gets while its process ends and starts again."""
+        self._reserved.append(PortReservation(0))
+        return self._reserved[-1].port
