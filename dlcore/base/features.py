@@ -54,6 +54,8 @@ class Feature:
 
 
 COLD_SEGMENTS = "cold-segments"
+TABLES = "tables"
+FORKS = "forks"
 FEATURES: tuple[Feature, ...] = (
     Feature(
         name="read-held",
@@ -69,6 +71,18 @@ FEATURES: tuple[Feature, ...] = (
         name=COLD_SEGMENTS,
         since="0.2.0",
         gates="the setting `tier`, which leads to extents whose entries no bookie has",
+        told=Told.REGISTRATION,
+    ),
+    Feature(
+        name=TABLES,
+        since="0.3.0",
+        gates="the setting `table`: a worker without it deletes objects that a table names",
+        told=Told.REGISTRATION,
+    ),
+    Feature(
+        name=FORKS,
+        since="0.3.0",
+        gates="logs that begin with segments of another one, and may end in an object",
         told=Told.REGISTRATION,
     ),
 )

@@ -538,7 +538,6 @@ async def open_namespace(
         ConfigurationError: there is no namespace at that path, or there are no keys.
     """
     from dlcore.access.tls_in_use import TlsInUse
-    from dlcore.backends.direct.own_purse import own_purse
     from dlcore.metadata.binding import ensure_namespace, read_binding
     from dlcore.metadata.capability_keys import own_purse
     from dlcore.metadata.cluster_settings import ClusterSettingsStore

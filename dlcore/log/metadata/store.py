@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.base.features import COLD_SEGMENTS
+from dlcore.base.features import COLD_SEGMENTS, TABLES
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.nodes import head_of, settings_of
@@ -246,10 +246,13 @@ class LogStore:
         )
 
     async def _require_features(self, settings: LogSettings) -> None:
-        if settings.tier is not None:
+        needed = {COLD_SEGMENTS: settings.tier is not None, TABLES: settings.table is not None}
+        if any(needed.values()):
             from dlcore.metadata.cluster_features import ClusterFeatures  # few settings need it
 
-            await ClusterFeatures(self._store, self._paths).require(COLD_SEGMENTS)
+            features = ClusterFeatures(self._store, self._paths)
+            for feature in (feature for feature, is_needed in needed.items() if is_needed):
+                await features.require(feature)
 
     async def _listed_settings(self, log: LogKey) -> LogSettings:
         """Return what else is known of a log's settings: whether it has a retention."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec.structs import replace
 
 from dlcore.base.errors import DLError, LedgerNotFoundError, LogExistsError, MetadataError
+from dlcore.base.features import FORKS
 from dlcore.base.ids import DLSN, validate_log_id, validate_log_name
 from dlcore.log.metadata.fork_cut import cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (
@@ -28,6 +29,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import ForkOrigin, LogMetadata
 from dlcore.log.recovery import bounded_extent
 from dlcore.log.upkeep.removal import remove_deleted
+from dlcore.metadata.cluster_features import ClusterFeatures
 
 if TYPE_CHECKING:
     from dlcore.log.context import LogContext
@@ -59,12 +61,14 @@ async def fork_log(
         log_id: the id of the fork, by which a call that is repeated finds the fork that it made.
 
     Raises:
+        UnsupportedError: the feature `forks` is not finalized.
         LogNotFoundError, LogExistsError: there is no log `source`, or one `name`.
         ConfigurationError: no fork can end at `at`; the message names positions that work.
         MetadataError: it is not known whether the fork is there; or the source changes all the
             time.
     """
     validate_log_name(name)
+    await ClusterFeatures(context.store, context.paths).require(FORKS)
     own_id = context.clock.new_token() if log_id is None else validate_log_id(log_id)
     if log_id is not None:
         for found in await context.logs.find_existing([name]):
@@ -81,7 +85,8 @@ async def fork_log(
             if (await context.logs.read(log)).version == state.version:
                 raise  # no change of the log explains it
             continue
-        settings = await context.logs.read_settings(log)
+        # A table cannot name objects in the folder of another log.
+        settings = (await context.logs.read_settings(log)).changed({"table": None})
         (schema,) = await context.logs.read_schemas([log])
         fork = LogMetadata(
             name=name,

@@ -3,9 +3,9 @@
 Theory of operation.  The table's position is the place in the log up to which it has all cold
 records, and is set by the same commit that adds the files.  Each step is therefore the same: look
 at the table, read what the chain has after the position, and make one commit for the difference.
-A commit whose outcome is unknown is no case of its own: the next look shows whether it was made, and
-nothing is added before that look.  The library refuses a commit if another one with the log's id
-came after the table that was seen; hence two workers, or a late request, never add a file twice.
+A commit whose outcome is unknown is no case of its own: the next look shows whether it was made,
+and nothing is added before that look.  The library refuses a commit if another one with the log's
+id came after the table that was seen; hence two workers, or a late request, never add a file twice.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 Promises:
