@@ -55,7 +55,6 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
     if not wanted:
         settings = _stored(log)
     else:
-        LogSettings().changed(wanted)  # a wrong setting is refused before the user is asked
         if not wanted.keys().isdisjoint(_KEEPING):
             require_consent(yes=yes)
         settings = _change(log, wanted, yes=yes)
@@ -143,7 +142,10 @@ def _stored(log: str) -> LogSettings:
 
 
 def _change(log: str, changes: Mapping[str, object], *, yes: bool) -> LogSettings:
-    """Change settings; ask for consent if this removes records that would have stayed."""
+    """Change settings; ask for consent if this removes records that would have stayed.
+
+    A wrong setting is refused before the user is asked.
+    """
     describe = partial(_describe_going, log=log, changes=changes)
     going = run_async(describe)
     if going:
@@ -164,6 +166,7 @@ async def _describe_going(namespace: Namespace, log: str, changes: Mapping[str, 
         try:
             settings = await manager.get_settings()
         except CorruptMetadataError as error:
+            LogSettings().changed(changes)
             return f"Replace the damaged settings of log {log} by the defaults and this: {error}"
         changed = settings.changed(changes)
         readable_s, truncated_s = readable_for_s(changed), truncated_for_s(changed)
