@@ -45,7 +45,7 @@ SPEAKS_OF_THE_OTHER = (
     "dlcore/proxy/kafka/",
     "tests/dlcore/proxy/kafka/",
     "tests/fixtures/kafka.py",
-    "tests/integration/test_kafka.py",
+    "tests/integration/test_kafka",
 )
 """Files that run the other system, or have the words of its protocol."""
 # A sentence that begins with one of these names its subject late or never, and is read twice.
