@@ -133,7 +133,7 @@ model: $(STAMP) ## Visit all interleavings of fencing and recovery. ARGS="--only
 mutants: $(STAMP) ## Put known bugs back one at a time: a seed of the simulation or a test must catch each.
 	@$(BIN)/python -m tests.simulation.mutants_run --seeds-max $(SEEDS_MAX) $(ARGS)
 
-chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan. ARGS=--secure.
+chaos: $(STAMP) ## Break real processes, links and disks for SECONDS=n; SEED=n repeats a plan. ARGS="--secure --mixed".
 	@$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos-spark: $(STAMP) ## Kill Spark's processes and bookies, cut hosts off, for SECONDS=n; SEED=n. ARGS=--secure.
