@@ -15,6 +15,7 @@ from tests.simulation import (
     mutants_tested_sharing,
     mutants_tested_spark,
     mutants_tested_syncs,
+    mutants_tested_tables,
     mutants_tested_ways,
     mutants_tested_wire,
 )
@@ -33,6 +34,7 @@ MODULES = (
     mutants_tested_proxy,
     mutants_tested_repair,
     mutants_tested_syncs,
+    mutants_tested_tables,
     mutants_tested_sharing,
     mutants_tested_spark,
     mutants_tested_ways,

@@ -38,8 +38,9 @@ _OPTIONS = {
     "retry_timeout": "60 s",
 }
 _REASON_MAX = 300
-CHECKPOINT_EVERY = 100
-"""Commits after which a checkpoint is made: a reader reads one, and fewer commits than this."""
+CHECKPOINT_EVERY = 20
+"""Commits after which a checkpoint is made, which has all files.  Opening the table takes some 30
+requests for a checkpoint, and 4 for each commit since."""
 PROPERTIES = {
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     # How long old versions can be read, as far as their files are there.

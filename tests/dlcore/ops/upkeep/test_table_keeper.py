@@ -30,8 +30,11 @@ from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.table_keeper import TableKeeper
 from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.fixtures.http_relay import http_relay
 from tests.fixtures.lateness import run_in_own_time
+from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
+from tests.fixtures.s3 import s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,7 +49,7 @@ CONFIG = UpkeepConfig(
 WRITING = LogConfig(quorum=QuorumConfig(), entry_bytes=1_000, lock_timeout_s=0)
 RIDES = pa.schema([("fare", pa.int32()), ("city", pa.string())])
 BYTES = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
-TIME_LIMIT_S = 120
+TIME_LIMIT_S = amount(600, sampled=120)
 
 
 class TableScene:
@@ -521,6 +524,41 @@ def test_a_round_of_a_worker_names_the_tables_that_it_cannot_keep(
     on_table(tmp_path, body)
     assert "the table of log rides: TableError: the table has the file" in told[0]
     assert "the table of log rides" in caplog.text
+
+
+def test_the_next_commit_costs_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After hundreds of commits as after few: it reads a checkpoint, and the commits since."""
+    every, rounds = amount(20, sampled=5), amount(15, sampled=4)
+
+    async def body(scene: TableScene) -> None:
+        scene.tier = f"{server.url}/many"
+        await scene.log.update_settings(tier=scene.tier)
+        counts: list[list[int]] = []
+        for _ in range(rounds):
+            counts.append([])
+            for _ in range(every):
+                await scene.write(rows=1)
+                await scene.worker._tierer.tier(scene.log._log)
+                keeper = TableKeeper(  # one that knows nothing costs most
+                    scene.namespace.log_context,
+                    scene.namespace.staging_owner,
+                    compare_every_s=1,
+                    checkpoint_every=every,
+                )
+                relay.requests.clear()
+                await keeper.follow(scene.log._log)
+                counts[-1].append(len(relay.requests))
+        await scene.check()
+        assert max(counts[0]) > min(counts[0])  # they are counted
+        assert max(counts[-1]) <= max(counts[2]) + 2, counts
+
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
+        with http_relay(address) as relay:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
+            on_table(tmp_path, body)
 
 
 def test_the_setting() -> None:

@@ -1,0 +1,261 @@
+"""Goal: no kill and no lost answer puts a record into a table twice, or leaves one out.
+
+Method: workers are processes, killed at each step of theirs, and at each request to an S3 server;
+readers of Delta and of dlog compare what they see after each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from dlcore import LogConfig, LogSettings, QuorumConfig
+from dlcore.backends.direct.namespace import open_namespace
+from dlcore.base.ids import DLSN
+from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.fixtures.http_relay import http_relay
+from tests.fixtures.lateness import run_in_own_time
+from tests.fixtures.lengths import amount
+from tests.fixtures.s3 import s3_server
+from tests.fixtures.tier_worker import CONFIG
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.ops.sandbox.cluster import Sandbox
+    from tests.fixtures.http_relay import HttpRelay
+
+pytestmark = pytest.mark.integration
+
+WRITING = LogConfig(quorum=QuorumConfig(), entry_bytes=5_000)
+ROWS = 300
+STEPS_MAX = 70
+STRIDE = amount(1, sampled=12)
+REQUESTS_MAX = amount(60, sampled=6)
+TIME_LIMIT_S = amount(1700, sampled=280)
+BYTES = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
+TYPED = pa.schema([("fare", pa.int64()), ("city", pa.string())])
+
+
+class Logs:
+    """Logs with tables, and how much was written to them."""
+
+    def __init__(
+        self, namespace: DirectNamespace, tier: str, schemas: dict[str, pa.Schema]
+    ) -> None:
+        self.namespace = namespace
+        self.tier = tier
+        self.schemas = schemas
+        self.written = 0
+        self.first = 0
+        self.tables = 0
+
+    async def start(self) -> None:
+        """Make the logs."""
+        settings = LogSettings(tier=self.tier, tier_after_s=0, table="delta")
+        for name, schema in self.schemas.items():
+            if await self.namespace.log_exists(name):
+                await self.namespace.delete_log(name)
+            typed = None if schema is BYTES else schema
+            await self.namespace.create_log(name, config=WRITING, settings=settings, schema=typed)
+
+    async def write(self) -> None:
+        """Write a segment to each."""
+        numbers = range(self.written, self.written + ROWS)
+        for name, schema in self.schemas.items():
+            log = await self.namespace.open_log(name, config=WRITING)
+            columns = [pa.array(numbers), pa.array([b"%09d" % each * 5 for each in numbers])]
+            batch = pa.RecordBatch.from_arrays(columns, names=schema.names).cast(schema)
+            async with await log.open_writer() as writer:
+                for start in range(0, ROWS, 100):
+                    await writer.write_batch(batch.slice(start, 100))
+        self.written += ROWS
+
+    async def truncate(self) -> None:
+        """Drop the oldest segment of each."""
+        for name in self.schemas:
+            log = await self.namespace.open_log(name)
+            first = (await log.get_log_segments())[0]
+            await log.truncate(DLSN(first.lssn + 1, 0, 0))
+        self.first += ROWS
+
+    def table_of(self, name: str, log_id: str) -> DeltaTable | None:
+        """Return the table of a log."""
+        url = f"{self.tier}/{self.namespace.log_context.cluster_id}/{log_id}"
+        with contextlib.suppress(TableNotFoundError):
+            return DeltaTable(url)  # `is_deltatable` would keep the relay's threads from their turn
+        return None
+
+    async def check(self, *, whole: bool = False) -> None:
+        """Require that each row is in the table or in the log after its end, once and in order."""
+        context = self.namespace.log_context
+        for name, schema in self.schemas.items():
+            log = await self.namespace.open_log(name, config=WRITING)
+            key = "sequence_id" if schema is BYTES else "_sequence_id"
+            columns = [key, schema.names[0]]
+            written = await (await log.read(columns=columns)).to_arrow()
+            assert written[key].to_pylist() == list(range(self.first, self.written))
+            log_id = (await context.logs.find(name)).log_id
+            table = self.table_of(name, log_id)
+            if table is None:
+                assert not whole
+                continue
+            self.tables += 1
+            rows = table.to_pyarrow_table().sort_by("_sequence_id")
+            ids = rows["_sequence_id"].to_pylist()
+            assert ids == sorted(set(ids))
+            number = table.transaction_version(f"{context.cluster_id}/{log_id}")
+            assert number is not None
+            boundary = DLSN(*divmod(number, 2**32), 0)
+            tail = (await (await log.read(start=boundary, columns=columns)).to_arrow())[key]
+            assert [each for each in ids if each >= self.first] + tail.to_pylist() == list(
+                range(self.first, self.written)
+            )
+            value = pc.cast(rows[schema.names[-1]], pa.binary()).to_pylist()
+            assert value == [b"%09d" % each * 5 for each in ids]
+            if whole:
+                assert ids == list(range(self.first, self.written))
+                seen = polars.scan_delta(table.table_uri).collect()["_sequence_id"].sort()
+                assert seen.to_list() == ids
+
+
+async def _work(logs: Logs, step: int, **environment: str) -> asyncio.subprocess.Process:
+    """Start a worker."""
+    command = [sys.executable, "-m", "tests.fixtures.table_worker", logs.namespace.uri, str(step)]
+    command += logs.schemas
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.timeout(1800)  # some seconds for each step, with --full
+def test_a_worker_that_is_killed_at_each_step(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Segments come and go meanwhile; in the end both tables have all."""
+    tier = f"file://{tmp_path}/tier"
+    run_in_own_time(asyncio.wait_for(_kill_at_each_step(sandbox.uri, tier), TIME_LIMIT_S))
+
+
+async def _kill_at_each_step(uri: str, tier: str) -> None:
+    async with await open_namespace(uri) as namespace:
+        logs = Logs(namespace, tier, {"table-clicks": BYTES, "table-rides": TYPED})
+        await logs.start()
+        ends = []
+        for number, step in enumerate(range(1, STEPS_MAX, STRIDE)):
+            await logs.write()
+            if number % 3 == 2:
+                await logs.truncate()
+            ends.append(await (await _work(logs, step)).wait())
+            await logs.check()
+        assert set(ends) <= {0, -signal.SIGKILL}
+        assert ends.count(-signal.SIGKILL) > len(ends) // 3
+        assert await (await _work(logs, 0)).wait() == 0
+        await logs.check(whole=True)
+        assert logs.tables > 2
+
+
+@pytest.mark.timeout(1800)
+def test_a_worker_that_is_killed_at_each_request_to_s3(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the server has it, and after, also in the middle of a commit or a checkpoint."""
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
+        with http_relay(address) as relay:
+            scenario = _kill_at_each_request(sandbox.uri, f"{server.url}/killed", relay)
+            run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
+
+
+async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay) -> None:
+    async with await open_namespace(uri) as namespace:
+        logs = Logs(namespace, tier, {"table-killed": TYPED})
+        await logs.start()
+        ends = []
+        for number in range(REQUESTS_MAX):
+            await logs.write()
+            if number % 5 == 4:
+                await logs.truncate()
+            worker = await _work(logs, 0, AWS_ENDPOINT_URL=f"http://{relay.address}")
+            # Writes of a round: an object, a commit, and now and then a checkpoint.
+            _kill(relay, worker, at=1 + number // 2 % 4, after=bool(number % 2))
+            ends.append(await worker.wait())
+            await logs.check()
+        assert set(ends) <= {0, -signal.SIGKILL}
+        assert -signal.SIGKILL in ends
+        assert await (await _work(logs, 0)).wait() == 0
+        await logs.check(whole=True)
+        assert logs.tables > 2
+
+
+def _kill(relay: HttpRelay, worker: asyncio.subprocess.Process, *, at: int, after: bool) -> None:
+    """Kill a worker at one of its requests that write, before the server has it, or after."""
+    count = 0
+
+    def before(method: str, _: str) -> str:
+        nonlocal count
+        count += method in ("PUT", "POST", "DELETE")
+        if count == at and not after:
+            worker.kill()
+            return "lose"
+        return "pass"
+
+    def later(method: str, _: str) -> None:
+        if count == at and after and method in ("PUT", "POST", "DELETE"):
+            worker.kill()
+
+    relay.before, relay.after = before, later
+
+
+def test_a_store_that_loses_answers(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's client sends a request again by itself: the store has a commit, and refuses.
+
+    That commit is this worker's own, and must not be made again as another one.
+    """
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
+        with http_relay(address) as relay:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
+            scenario = _lose_answers(sandbox.uri, f"{server.url}/lost", relay)
+            run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
+
+
+async def _lose_answers(uri: str, tier: str, relay: HttpRelay) -> None:
+    async with await open_namespace(uri) as namespace:
+        logs = Logs(namespace, tier, {"table-lost": TYPED})
+        await logs.start()
+        worker = LogUpkeep.of(namespace, CONFIG)
+        found = await namespace.log_context.logs.find("table-lost")
+        met: list[str] = []
+        for fate in ("lose answer", "503", "lose answer", "lose", "lose answer"):
+            await logs.write()
+            await worker._tierer.tier(found)
+            left = [fate]
+
+            def before(method: str, path: str, left: list[str] = left) -> str:
+                if method == "PUT" and path.endswith(".json") and left:
+                    met.append(path)
+                    return left.pop()
+                return "pass"
+
+            relay.before = before
+            await worker._tables.follow(found)
+            await logs.check(whole=True)
+        assert len(met) == 5

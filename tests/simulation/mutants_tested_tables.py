@@ -1,0 +1,121 @@
+"""Bugs of the tables of logs that named tests catch: the simulation has no tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from dlcore.log.cold import delta_tables as delta_tables_module, table_format
+from dlcore.log.cold.delta_tables import DeltaTables
+from dlcore.ops.upkeep import table_guard as table_guard_module
+from dlcore.ops.upkeep.table_commits import Commit, TableCommits, TableState
+from dlcore.ops.upkeep.table_guard import TableGuard
+from tests.simulation.tested import caught_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from dlcore.base.errors import DLError
+    from dlcore.log.cold.table_format import Place, TableSeen
+    from dlcore.ops.upkeep.table_commits import Chain, Effect
+
+COMMITS = "dlcore/ops/upkeep/test_table_commits.py"
+KEEPER = "dlcore/ops/upkeep/test_table_keeper.py"
+
+
+@caught_by(f"{COMMITS}::test_workers_that_die_and_a_store_that_lies")
+def a_commit_without_an_answer_was_made() -> Iterator[None]:
+    """redpanda-data/connect#4591 the other way: what is not known is taken as done."""
+    failed = TableCommits._failed
+
+    def hopeful(self: TableCommits, error: DLError) -> Effect:
+        if self.state is TableState.CHANGING and self._table is not None:
+            self._table = self._table._replace(position=self._position)
+            self._become(TableState.LOOKING)
+            return self._read()
+        return failed(self, error)
+
+    with patch.object(TableCommits, "_failed", hopeful):
+        yield
+
+
+@caught_by(f"{COMMITS}::test_a_table_that_does_not_fit_is_refused")
+def a_table_that_is_ahead_is_left() -> Iterator[None]:
+    """Rows of a log that was restored are dropped in silence, as by connectors keyed by name."""
+
+    def silent(self: TableCommits, table: TableSeen, position: Place, chain: Chain) -> None:
+        """Refuse nothing."""
+
+    with patch.object(TableCommits, "_require_fit", silent):
+        yield
+
+
+@caught_by(f"{COMMITS}::test_segments_that_were_truncated_before_they_came_are_passed")
+def truncated_segments_are_not_passed() -> Iterator[None]:
+    """The position stays before segments that were truncated, and their objects for ever."""
+    advance = TableCommits._advance
+
+    def staying(self: TableCommits, table: TableSeen, position: Place, chain: Chain) -> Effect:
+        effect = advance(self, table, position, chain)
+        if isinstance(effect, Commit) and not effect.adds and not effect.removes:
+            self._position = position
+            self.state = TableState.READING
+            return self._end()
+        return effect
+
+    with patch.object(TableCommits, "_advance", staying):
+        yield
+
+
+@caught_by(f"{KEEPER}::test_truncated_records_leave_the_table_before_their_objects")
+def sweeps_do_not_ask_tables() -> Iterator[None]:
+    """Objects go as soon as no ledger names them, and the table's files dangle."""
+
+    async def never(self: TableGuard, url: str) -> bool:
+        return False
+
+    with patch.object(TableGuard, "keeps", never):
+        yield
+
+
+@caught_by(f"{KEEPER}::test_truncated_records_leave_the_table_before_their_objects")
+def sweeps_take_what_tables_may_still_add() -> Iterator[None]:
+    """An object goes that is not in the table yet, and a commit that was begun before names it."""
+    table = table_guard_module._Table
+
+    def named(self: Any, name: str) -> bool:
+        return name in self._names
+
+    with patch.object(table, "keeps", named):
+        yield
+
+
+@caught_by(f"{KEEPER}::test_two_workers_at_once")
+def commits_have_no_position() -> Iterator[None]:
+    """A commit is tried again on top of another worker's, and its files are there twice."""
+    commit = DeltaTables._commit
+
+    def free(self: DeltaTables, module: Any, position: Place) -> dict[str, Any]:
+        found = commit(self, module, position)
+        if self._table is not None:
+            found["commit_properties"].app_transactions = None
+            found["commit_properties"].max_commit_retries = 5
+        return found
+
+    with patch.object(DeltaTables, "_commit", free):
+        yield
+
+
+@caught_by("dlcore/log/test_table_format.py::test_files_that_dlog_did_not_add")
+def files_of_others_are_taken() -> Iterator[None]:
+    """A table that another program changed is followed, as if it were the log's."""
+
+    def all_of(rows: Any) -> tuple[Any, ...]:
+        return tuple((row["path"], row["size_bytes"], (1, 1), row["num_records"]) for row in rows)
+
+    with (
+        patch.object(table_format, "files_of", all_of),
+        patch.object(delta_tables_module, "files_of", all_of),
+    ):
+        yield
