@@ -86,8 +86,15 @@ async def write_one(scene: TierScene, name: str) -> None:
         await writer.write(LogRecord(clock.current_ms, name.encode()))
 
 
+def unfinished(scene: TierScene) -> list[str]:
+    """Return the deleted logs that are left, and forks that are not whole."""
+    parent = f"{scene.cluster.paths.deleted_logs}/"
+    return [path for path in scene.cluster.tree.dump() if path.startswith(parent)]
+
+
 def check(scene: TierScene) -> None:
     """Check what the metadata counts, and that no object is missing or left over."""
+    assert not unfinished(scene)
     check_ledgers(scene.cluster, filled=0)
     check_objects(scene.cluster)
 
@@ -296,7 +303,7 @@ def test_what_cannot_be_forked() -> None:
 
 async def truncate_all(scene: TierScene) -> None:
     """Truncate the source, and sweep."""
-    await scene.log.truncate(DLSN(4, 0, 0))
+    await scene.log.truncate((await scene.log.get_snapshot()).end)
     await scene.namespace.tidied()
     await sweep(scene)
 
@@ -380,7 +387,14 @@ async def interrupt(
     """Fork, with `change` before the request number `at`; return whether there was such one."""
     before = await read_all(scene.log)
     cut = DLSN(3, 5, 0)
-    scene.store.arm(at, lambda: change(scene))
+
+    async def met() -> None:
+        try:
+            await change(scene)
+        except DLError as error:
+            raise AssertionError("the change itself failed") from error
+
+    scene.store.arm(at, met)
     outcome: DLError | CrashError | None = None
     try:
         assert await scene.merging.fork_log("clicks", "test", at=cut) == cut
@@ -395,6 +409,8 @@ async def interrupt(
         crash: CrashError,
     }
     assert outcome is None or isinstance(outcome, refusals[change])
+    if not isinstance(outcome, CrashError):
+        assert not unfinished(scene)
     expected = [record for record in before if record.dlsn < cut]
     for _ in range(2):
         if outcome is None:
