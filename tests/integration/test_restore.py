@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.ops.sandbox.cluster import Sandbox
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 LOGS = ("clicks", "views", "orders")
 
 
@@ -58,11 +58,14 @@ class Writers:
     def _write(self, name: str) -> None:
         with open_namespace(self._uri) as namespace, namespace.open_log(name) as log:
             while not self._is_over.is_set():
+                first = self.acknowledged[name]
                 with log.open_writer() as writer:  # each begins another ledger
-                    for _ in range(5):
-                        number = self.acknowledged[name]
+                    for number in range(first, first + 5):
                         writer.write(LogRecord(number, b"%d" % number))
-                        self.acknowledged[name] = number + 1
+                        if number % 2:
+                            writer.flush()
+                            self.acknowledged[name] = number + 1
+                self.acknowledged[name] = first + 5
 
 
 def test_every_record_is_read_after_a_restore(
