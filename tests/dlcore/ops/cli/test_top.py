@@ -36,13 +36,20 @@ def viewed(capsys: pytest.CaptureFixture[str], uri: str, *options: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+def be_patient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let a look wait so long for each server."""
+    for module in (asking, looking):
+        monkeypatch.setattr(module, "PATIENCE_S", seconds)
+    monkeypatch.setattr(looking, "PART_S", 2 * seconds)
+
+
 def test_one_view_also_of_a_cluster_that_hangs(
     fresh_sandbox: Callable[..., Sandbox],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A bookie and a proxy that do not answer are rows of it."""
-    monkeypatch.setattr(asking, "PATIENCE_S", 1.0)
+    be_patient(monkeypatch, WAIT_S)
     cluster = fresh_sandbox(3, proxies=1)
     with open_namespace(cluster.uri) as namespace:
         for name in ("clicks[red]", "views"):
@@ -70,6 +77,7 @@ def test_one_view_also_of_a_cluster_that_hangs(
         assert owners["clicks[red]"] is None
         assert str(os.getpid()) in owners["views"]
 
+    be_patient(monkeypatch, 1.0)
     cluster.bookies[0].pause()
     cluster.proxies[0].pause()
     assert run(["top", "--once", "--interval", "0.1", "--uri", cluster.uri]) == 0

@@ -20,7 +20,7 @@ import pytest
 from dlcore.base.records import LogRecord
 from dlcore.metadata.stored import decode
 from dlcore.ops.cli.app import run
-from dlcore.ops.diagnosis import asking
+from dlcore.ops.diagnosis import asking, collecting, servers
 from dlcore.proxy.load import LiveProxy
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
@@ -57,6 +57,20 @@ time.time_ns = lambda: now() - 90_000_000_000
 sys.argv[0] = "bookie"
 runpy.run_module("bookie", run_name="__main__")
 """
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let an archive wait so long for each server."""
+    for module in (asking, collecting):
+        monkeypatch.setattr(module, "PATIENCE_S", seconds)
+    monkeypatch.setattr(collecting, "PART_S", 4 * seconds)
+    monkeypatch.setattr(servers, "_STACKS_WAIT_S", seconds)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is slow on a busy machine is none that does not answer."""
+    be_patient(monkeypatch, 20.0)
 
 
 class Explained:
@@ -186,7 +200,7 @@ def test_what_does_not_answer_costs_only_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Servers that are stopped, and then no metadata store; the rest is in the archive."""
-    monkeypatch.setattr(asking, "PATIENCE_S", 1.0)
+    be_patient(monkeypatch, 8.0)  # to be waited for, twice
     cluster = fresh_sandbox(1, proxies=1)
     hanging, proxy = cluster.bookies[0], cluster.proxies[0]
     hanging.pause()
