@@ -18,8 +18,9 @@ from dlcore.ops.sandbox import Sandbox
 from dlcore.proxy import metrics as proxy_metrics
 from dlcore.sync import open_namespace
 from dlcore.transport import operator_port
-from tests.fixtures.operators import PORT, asked, asked_json, scraped, url_of
+from tests.fixtures.operators import PORT, WAIT_S, asked, asked_json, scraped, url_of
 from tests.fixtures.shell import Shell
+from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,11 +83,14 @@ def test_each_process_has_its_metrics(watched: Sandbox) -> None:
         fill(namespace, "counted", 50)
     always = names_of(operator_port.METRICS) - {operator_port.CERTIFICATE.name}
     client = names_of(client_metrics.METRICS)
-    found = scraped(url_of(watched.bookies[0].log_path))
+    bookie = url_of(watched.bookies[0].log_path)
+    added = "dlog_bookie_added_bytes_total"
+    # Two of the three bookies acknowledge; the last one may come later.
+    wait_until(lambda: scraped(bookie)[added][()] > 50_000, timeout_s=WAIT_S)
+    found = scraped(bookie)
     assert found.keys() >= always | names_of(bookie_metrics.METRICS)
     assert found["dlog_bookie_sync_seconds_count"][()] > 0
     assert found["dlog_bookie_add_seconds_sum"][()] > 0
-    assert found["dlog_bookie_added_bytes_total"][()] > 50_000
     found = scraped(url_of(watched.data_dir / "proxy-1.log"))
     assert found.keys() >= (always | client | names_of(proxy_metrics.METRICS)) - {
         proxy_metrics.AUDIT.name
@@ -97,9 +101,10 @@ def test_each_process_has_its_metrics(watched: Sandbox) -> None:
     assert found["dlog_proxy_acquired_logs_total"][()] > 0
     assert found["dlog_proxy_append_seconds_count"][()] > 0
     assert found["dlog_client_append_seconds_sum"][()] > 0
-    found = scraped(url_of(watched.data_dir / "autorecovery.log"))
-    assert found.keys() >= always | client | names_of(recovery_metrics.METRICS)
-    assert found["dlog_autorecovery_is_auditor"][()] == 1
+    recovery = url_of(watched.data_dir / "autorecovery.log")
+    names = always | client | names_of(recovery_metrics.METRICS)
+    wait_until(lambda: scraped(recovery).keys() >= names, timeout_s=WAIT_S)  # after an audit
+    assert scraped(recovery)["dlog_autorecovery_is_auditor"][()] == 1
 
 
 def test_a_proxy_names_only_the_busiest_logs(watched: Sandbox) -> None:
