@@ -66,9 +66,13 @@ async def capability_secrets(sandbox: Sandbox) -> list[bytes]:
 def processes_below(root: int) -> Iterator[int]:
     """Yield a process and its descendants."""
     yield root
-    for path in Path(f"/proc/{root}/task").glob("*/children"):
-        for child in path.read_text().split():
-            yield from processes_below(int(child))
+    children: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        for thread in Path(f"/proc/{root}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # or one of its threads
+                children += (thread / "children").read_text().split()
+    for child in children:
+        yield from processes_below(int(child))
 
 
 def shown_by(process_id: int) -> bytes:
@@ -101,7 +105,8 @@ class Searched:
 
     def look_at_files(self, folder: Path, *, but: tuple[Path, ...]) -> None:
         """Look at the files of a job, and at what servers tell; those of metadata have a key."""
-        for path in folder.rglob("*"):
+        # `rglob` would fail at a folder that goes meanwhile.
+        for path in (Path(at, name) for at, _, names in os.walk(folder) for name in names):
             is_told = path.suffix in (".log", ".err") or "job" in path.parts
             if is_told and path.is_file() and not {path, *path.parents} & set(but):
                 with suppress(FileNotFoundError):  # Spark's own come and go
