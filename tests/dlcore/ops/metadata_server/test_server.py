@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+SESSION_S = 5.0
+"""A client that the machine keeps from its turn for less keeps its session."""
+
+
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[MetadataServer, str, int]]:
     """Run a server in this process; yield it with its host and port."""
@@ -237,6 +241,7 @@ def test_a_killed_server_has_all_it_acknowledged(process: EmbeddedMetadataServer
             await until(lambda: store.session_state is SessionState.SUSPENDED)
             await asyncio.to_thread(process.start)
             await until(lambda: store.session_state is SessionState.CONNECTED)
+            await until(lambda: other.session_state is SessionState.CONNECTED)
             assert store.session_token == token
             assert await store.get("/kept") == Versioned(b"19", 20)
             assert await other.get("/mine") == Versioned(b"x", 0, token)
@@ -261,13 +266,13 @@ def test_a_paused_server_ends_no_session(process: EmbeddedMetadataServer) -> Non
     """Its pause is longer than the time-out of the session."""
 
     async def scenario() -> None:
-        store = await ZooKeeperStore.connect(process.servers, session_timeout_s=1)
+        store = await ZooKeeperStore.connect(process.servers, session_timeout_s=SESSION_S)
         token = store.session_token
         try:
             await store.create("/mine", ephemeral=True)
             await asyncio.to_thread(process.pause)
             await until(lambda: store.session_state is SessionState.SUSPENDED)
-            await asyncio.sleep(2.5)  # the pause itself is under test
+            await asyncio.sleep(SESSION_S + 1.5)  # the pause itself is under test
             await asyncio.to_thread(process.resume)
             await until(lambda: store.session_state is SessionState.CONNECTED)
             assert store.session_token == token
