@@ -76,7 +76,9 @@ class Namespace(AsyncClosing):
             name: the log.
             config: its quorums are stored with the log, for all its writers.  Proxies give the
                 quorums of their own configuration, and refuse this argument.
-            settings: settings that are stored with the log, for all its writers.
+            settings: settings that are stored with the log, for all its writers.  A cluster may
+                have a `retention_s` and `explicit_truncation` for new logs (`dlog cluster
+                settings`), which a log gets if these set neither.
             schema: an Arrow schema of its columns, for a typed log; without it a byte log.
 
         Raises: InvalidLogNameError, LogExistsError, ConfigurationError.

@@ -532,19 +532,6 @@ class LogSettings(
         values = {**msgspec.structs.asdict(self), **changes}
         return self.of({k: unset.get(k) if v is None else v for k, v in values.items()})
 
-    def with_defaults(self, values: Mapping[str, object]) -> LogSettings:
-        """Return the settings of a new log: these, and of a cluster's `values` what they lack.
-
-        A log gets all of `NEW_LOG_SETTINGS` that the cluster has, or none if it sets one itself.
-
-        Raises:
-            ConfigurationError: a value is wrong.
-        """
-        unset = LogSettings()
-        if any(getattr(self, key) != getattr(unset, key) for key in NEW_LOG_SETTINGS):
-            return self
-        return self.changed({key: values[key] for key in NEW_LOG_SETTINGS if key in values})
-
     @classmethod
     def of(cls, values: Mapping[str, object]) -> LogSettings:
         """Return settings by name.

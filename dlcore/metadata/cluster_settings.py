@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from dlcore.base.config import NEW_LOG_SETTINGS, LogSettings
 from dlcore.base.errors import (
     ConfigurationError,
     CorruptMetadataError,
@@ -25,7 +26,6 @@ from dlcore.metadata.stored import LAYOUT, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dlcore.base.config import LogSettings
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 
@@ -54,6 +54,17 @@ def changed_tables(tables: Tables, changes: Mapping[tuple[str, str], Value | Non
         else:
             found.setdefault(table, {})[key] = value
     return {table: values for table, values in found.items() if values}
+
+
+def _with_defaults(given: LogSettings, values: Mapping[str, object]) -> LogSettings:
+    """Return the settings of a new log: all of `NEW_LOG_SETTINGS`, unless it sets one itself.
+
+    Raises: ConfigurationError: a value is wrong.
+    """
+    unset = LogSettings()
+    if any(getattr(given, key) != getattr(unset, key) for key in NEW_LOG_SETTINGS):
+        return given
+    return given.changed({key: values[key] for key in NEW_LOG_SETTINGS if key in values})
 
 
 class ClusterSettingsStore:
@@ -115,7 +126,7 @@ class ClusterSettingsStore:
         Raises: MetadataError: the store failed.
         """
         try:
-            return given.with_defaults((await self.read()).get("log", {}))
+            return _with_defaults(given, (await self.read()).get("log", {}))
         except (ConfigurationError, CorruptMetadataError) as error:
             logger.error(  # noqa: TRY400  not ours
                 "the settings of the cluster give nothing to a new log, which keeps all records: "
