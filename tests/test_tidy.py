@@ -44,7 +44,7 @@ SPEAKS_OF_THE_OTHER = (
     "benchmarks/peers/",
     "dlcore/proxy/kafka/",
     "tests/dlcore/proxy/kafka/",
-    "tests/fixtures/kafka.py",
+    "tests/fixtures/kafka",
     "tests/integration/test_kafka",
 )
 """Files that run the other system, or have the words of its protocol."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.gatekeeper import Entry
+    from dlcore.proxy.kafka.groups import Groups
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.serving import ReadPath
     from dlcore.proxy.writing.put import PutService
@@ -72,6 +73,7 @@ class Shared:
     membership: Membership
     reads: ReadPath
     puts: PutService
+    groups: Groups
     config: ProxyConfig
     tasks: BackgroundTasks
     feeds: dict[Feed, None] = field(default_factory=dict)
@@ -131,6 +133,8 @@ class Calls:
             case messages.PRODUCE:
                 waiting = await self._producing.take(request, make, entry)
                 return partial(_framed, make, request.number, waiting)
+            case call if call in messages.GROUP_CALLS:
+                body = await self._shared.groups.perform(request, make, entry)
             case messages.INIT_PRODUCER_ID:
                 body = self._producing.begun(request, make)
             case messages.METADATA:
@@ -425,5 +429,12 @@ ENTRANCE_OF = {
     messages.FETCH: entrances.FETCH,
     messages.INIT_PRODUCER_ID: entrances.INIT_PRODUCER_ID,
     messages.PRODUCE: entrances.PRODUCE,
+    messages.FIND_COORDINATOR: entrances.FIND_COORDINATOR,
+    messages.JOIN_GROUP: entrances.GROUP,
+    messages.SYNC_GROUP: entrances.GROUP,
+    messages.HEARTBEAT: entrances.GROUP,
+    messages.LEAVE_GROUP: entrances.GROUP,
+    messages.OFFSET_COMMIT: entrances.OFFSETS,
+    messages.OFFSET_FETCH: entrances.OFFSETS,
 }
 """The entrance of each call that is performed."""

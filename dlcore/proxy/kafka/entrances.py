@@ -35,5 +35,26 @@ PRODUCE = _call(
     "one request of at most `message_bytes_max`, within `received_bytes_max`; each batch has at "
     "most as much when it is unpacked; the rates and limits of a stream of `DoPut`",
 )
-ENTRANCES = (API_VERSIONS, SASL, METADATA, LIST_OFFSETS, FETCH, INIT_PRODUCER_ID, PRODUCE)
+FIND_COORDINATOR = _call("FindCoordinator", "the proxy for a group", "none", _ASKED)
+GROUP = _call(
+    "JoinGroup, SyncGroup, Heartbeat and LeaveGroup",
+    "a group, of the principal of its first member",
+    "none",
+    "one request of at most 256 KiB; a member is kept for its session, with 32 KiB of its own",
+)
+OFFSETS = _call(
+    "OffsetCommit and OffsetFetch", "the logs of the request", "read on each log", _ASKED
+)
+ENTRANCES = (
+    API_VERSIONS,
+    SASL,
+    METADATA,
+    LIST_OFFSETS,
+    FETCH,
+    INIT_PRODUCER_ID,
+    PRODUCE,
+    FIND_COORDINATOR,
+    GROUP,
+    OFFSETS,
+)
 """The calls, in the order of the documentation."""

@@ -27,11 +27,22 @@ if TYPE_CHECKING:
 PRODUCE, FETCH, LIST_OFFSETS, METADATA = 0, 1, 2, 3
 SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 17, 18, 36
 INIT_PRODUCER_ID = 22
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 8, 9, 10
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP = 11, 12, 13, 14
+GROUP_CALLS = frozenset(range(OFFSET_COMMIT, SYNC_GROUP + 1))
+"""The calls of consumers that form groups."""
 CALLS = {
     PRODUCE: (3, 9),
     FETCH: (4, 12),
     LIST_OFFSETS: (1, 10),
     METADATA: (0, 12),
+    OFFSET_COMMIT: (2, 6),
+    OFFSET_FETCH: (1, 7),
+    FIND_COORDINATOR: (0, 3),
+    JOIN_GROUP: (0, 4),
+    HEARTBEAT: (0, 2),
+    LEAVE_GROUP: (0, 2),
+    SYNC_GROUP: (0, 2),
     SASL_HANDSHAKE: (0, 1),
     API_VERSIONS: (0, 4),
     INIT_PRODUCER_ID: (0, 5),
@@ -41,7 +52,8 @@ CALLS = {
 
 From version 13 on, Fetch names topics by ids, and so does Produce.  A log is found by its name, and
 a client may come to a proxy that never told it the id of a topic.  Versions of Produce above 9 are
-those of transactions.
+those of transactions.  Later versions of the calls of groups have static members, or several
+groups.
 """
 _HEAD_BYTES = 8
 _NEVER = timedelta(0)

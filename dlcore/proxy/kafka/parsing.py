@@ -141,8 +141,8 @@ def _element(
             )
         case "uuid":
             return _uuid
-        case "timedelta_i32":
-            return _time
+        case "timedelta_i32" | "timedelta_i64":
+            return partial(_time, ">i" if name == "timedelta_i32" else ">q")
     return partial(_number, _NUMBERS[name])
 
 
@@ -171,5 +171,9 @@ def _uuid(unread: Unread) -> UUID | None:
     return found if found.int else None
 
 
-def _time(unread: Unread) -> timedelta:
-    return timedelta(milliseconds=unread.number(">i"))
+def _time(form: str, unread: Unread) -> timedelta:
+    count = unread.number(form)
+    try:
+        return timedelta(milliseconds=count)
+    except OverflowError as error:
+        raise ConfigurationError(f"{count:,} ms: expected less than 10**17") from error

@@ -15,6 +15,7 @@ from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
 from dlcore.proxy.config import address_of
 from dlcore.proxy.kafka import entrances, messages
 from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
+from dlcore.proxy.kafka.groups import Groups
 from dlcore.proxy.kafka.session import (
     Close,
     Effect,
@@ -125,6 +126,7 @@ class KafkaServer:
             membership=membership,
             reads=reads,
             puts=puts,
+            groups=Groups(namespace, membership, reads),
             config=self._config,
             tasks=self._tasks,
         )
@@ -134,6 +136,8 @@ class KafkaServer:
         """Accept no more, and end the connections."""
         self._listener.close()
         await self._tasks.aclose()
+        if self._serving is not None:
+            self._serving[0].groups.close()
 
     async def _renew(self) -> None:
         while True:

@@ -79,6 +79,7 @@ def filled(kind: type[Any]) -> Any:
             value = {
                 "string": "text", "bytes": b"bytes", "records": b"records", "bool": True,
                 "uuid": UUID(int=5), "timedelta_i32": timedelta(milliseconds=12),
+                "timedelta_i64": timedelta(milliseconds=13),
             }.get(field.metadata["kafka_type"], 3)  # fmt: skip
         values[name] = (value, value) if is_array else value
     return kind(**values)
@@ -136,6 +137,7 @@ def test_tags_of_later_clients_are_passed_over() -> None:
         ((18).to_bytes(2) + bytes(6) + b"\0\1\xff", "expected UTF-8"),
         ((3).to_bytes(2) + bytes(6) + b"\xff\xff" + b"\xff" * 4, "an array is null"),
         ((17).to_bytes(2) + bytes(6) + b"\xff\xff" + b"\xff" * 2, "a value is null"),
+        ((8).to_bytes(2) + b"\0\2" + bytes(4) + b"\xff\xff\0\1g\0\0\0\0\0\0\x7f" + bytes(7), "ms:"),
     ],
 )
 def test_what_is_no_request_is_refused(frame: bytes, reason: str) -> None:

@@ -307,7 +307,7 @@ def test_each_call_lets_in_those_with_its_right(
 ) -> None:
     """And nobody else, as over Flight; a change of the rules is felt by the next call."""
     assert [each.name for each in ENTRANCES if each.right != "none"] == [
-        "Metadata", "ListOffsets", "Fetch", "Produce",
+        "Metadata", "ListOffsets", "Fetch", "Produce", "OffsetCommit and OffsetFetch",
     ]  # fmt: skip
 
     async def scenario(served: Proxies) -> None:
@@ -325,6 +325,7 @@ def test_each_call_lets_in_those_with_its_right(
             may_append = 0 if who == "append" else DENIED
             assert (await client.produce("a", one))[0] == may_append, who
             may_read = 0 if who == "read" else DENIED
+            assert await client.stored_offset("a", group="g") == (may_read, -1), who
             assert (await client.fetch("a", 0, wait_s=0)).error_code == may_read, who
             if who == "read":
                 await direct.change_access_rules(remove=["allow user:read read log a"])
