@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 IMPATIENT = LedgerClientConfig(add_timeout_s=15.0, read_timeout_s=20.0)
 RECORDS = [b"one", b"two", b"three"]
+WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def on_keys(cluster: TlsCluster, *, rotate: bool = False, withdraw: bool = False
 
     async def scenario() -> None:
         store = await ZooKeeperStore.connect(
-            parsed.servers, session_timeout_s=10.0, connect_timeout_s=10.0
+            parsed.servers, session_timeout_s=WAIT_S, connect_timeout_s=WAIT_S
         )
         paths, clock = NamespacePaths(parsed.root), SystemClock()
         if rotate or withdraw:
@@ -149,7 +150,7 @@ def test_a_capability_is_used_in_another_process(
         cwd=REPOSITORY,
         input=ScanRange.pack([part]),
         capture_output=True,
-        timeout=60,
+        timeout=2 * WAIT_S,
         check=False,
     )
     assert done.stdout.decode().strip() == str(RECORDS), done.stderr
@@ -295,8 +296,8 @@ def test_keys_are_rotated_while_capabilities_are_in_use(
                 return "was withdrawn" in str(error) or "not known" in str(error)
             return False
 
-        wait_until(is_denied, timeout_s=30.0)
-        wait_until(lambda: payloads(planned(cluster, log), nameless) == RECORDS, timeout_s=30.0)
+        wait_until(is_denied, timeout_s=WAIT_S)
+        wait_until(lambda: payloads(planned(cluster, log), nameless) == RECORDS, timeout_s=WAIT_S)
         with namespace.open_log(log) as manager, manager.open_reader(dlsn=DLSN.INITIAL) as reader:
             assert reader.read_next() is not None
 
@@ -308,7 +309,7 @@ def test_the_command_shows_and_rotates_the_keys(cluster: TlsCluster) -> None:
         command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", cluster.uri, "--json"]
         command += ["namespace", "keys", *options]
         done = subprocess.run(
-            command, cwd=REPOSITORY, text=True, capture_output=True, timeout=60, check=False
+            command, cwd=REPOSITORY, text=True, capture_output=True, timeout=2 * WAIT_S, check=False
         )
         assert done.returncode == 0, done.stderr
         assert not any(key.private and key.private in done.stdout for key in on_keys(cluster).keys)
@@ -331,7 +332,7 @@ def test_the_control_service_is_for_certificates(
     command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", cluster.uri]
     command += ["--tls-ca", nameless.ca, "ledger", "check", str(ledger_id)]
     done = subprocess.run(
-        command, cwd=REPOSITORY, text=True, capture_output=True, timeout=60, check=False
+        command, cwd=REPOSITORY, text=True, capture_output=True, timeout=2 * WAIT_S, check=False
     )
     assert done.returncode != 0
     assert "a server that asks for a certificate closes so" in done.stdout, done.stderr

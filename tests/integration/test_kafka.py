@@ -6,6 +6,7 @@ truncation, a move of the log to another proxy, and the death of the proxy that 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -54,12 +55,13 @@ ROLLING = LogConfig(segment_bytes_max=1024 * 1024)
 
 
 def kafka_address(proxy: ProxyProcess, uri: str) -> str:
-    """Return where a live proxy serves Kafka's clients, as its registration tells."""
+    """Return where a proxy serves Kafka's clients, as its registration tells once it is live."""
 
     async def look(store: ZooKeeperStore, paths: NamespacePaths) -> str | None:
         path = paths.proxy(proxy.location)
-        node = await store.get(path)
-        assert node is not None
+        # The short session of a proxy that is to be killed may end sooner, and begin anew.
+        while (node := await store.get(path)) is None:  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(0.1)
         return decode(LiveProxy, node.value, source=path).kafka
 
     found = ask_store(uri, look)
