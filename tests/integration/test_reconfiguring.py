@@ -206,7 +206,9 @@ def test_the_level_of_a_module_changes(
             process.send_signal(signal.SIGHUP)
             (*told, line) = map(json.loads, await log.until("the configuration stays as it was"))
             assert "log_level='loud': expected one of debug" in line["message"]
-            assert not told
+            # Of a busy machine others may warn meanwhile.
+            assert not [each for each in told if each["logger"] == line["logger"]]
+            assert {each["level"] for each in told} <= {"warning", "error"}
             process.send_signal(signal.SIGTERM)
             await process.communicate()
             assert process.returncode == 0
