@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from dlcore.ops.sandbox.zookeeper import EmbeddedZooKeeper
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 DLOG = f'dlog() {{ {sys.executable} -m dlcore.ops.cli "$@"; }}\n'
 RSYNC = 'rsync() { mkdir -p "hosts/${3%%:*}/etc"; cp -a "$2." "hosts/${3%%:*}/etc/"; }\n'
 ADDRESSES = {f"node-{number}": f"127.0.0.{number + 1}" for number in (1, 2, 3)}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import MetadataStore
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 _STOP = "import os, signal, sys; os.kill(int(open(sys.argv[1]).read()), signal.SIGTERM)"
 
 
@@ -50,7 +50,7 @@ def running_sandbox() -> Iterator[dict[str, Any]]:
             yield json.loads(process.stdout.readline())
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(180)
 
 
 class Writers:
@@ -81,7 +81,7 @@ class Writers:
         before = dict(self.count)
         wait_until(
             lambda: self.failed or all(self.count[log] > before[log] + 20 for log in before),
-            timeout_s=60,
+            timeout_s=180,
         )
         assert not self.failed
 
