@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ops.sandbox.cluster import Sandbox
     from tests.fixtures.http_relay import HttpRelay
+    from tests.fixtures.shell import Shell
 
 pytestmark = pytest.mark.integration
 
@@ -259,3 +260,46 @@ async def _lose_answers(uri: str, tier: str, relay: HttpRelay) -> None:
             await worker._tables.follow(found)
             await logs.check(whole=True)
         assert len(met) == 5
+
+
+def test_the_command_shows_the_table_and_its_versions(shell: Shell, tmp_path: Path) -> None:
+    """Positions for versions, and versions for positions, as the history has them."""
+    tier = f"file://{tmp_path}/tier"
+    name = "table-shown"
+
+    async def fill() -> None:
+        async with await open_namespace(shell.uri) as namespace:
+            logs = Logs(namespace, tier, {name: TYPED})
+            await logs.start()
+            worker = LogUpkeep.of(namespace, CONFIG)
+            found = await namespace.log_context.logs.find(name)
+            for _ in range(3):
+                await logs.write()
+                await worker._tierer.tier(found)
+                await worker._tables.follow(found)
+            await logs.write()
+
+    exit_code, _, said = shell.outcome("log", "table", "table-nowhere")
+    assert (exit_code, "table-nowhere" in said) == (1, True)
+    run_in_own_time(asyncio.wait_for(fill(), TIME_LIMIT_S))
+    shown = shell.json("log", "table", name)
+    ends = [shell.json("log", "table", name, "--version", str(each))["end"] for each in range(3)]
+    assert [DLSN.parse(each).lssn for each in ends] == [1, 2, 3]
+    assert (shown["version"], shown["end"]) == (2, ends[2])
+    assert (shown["records"], shown["records_after"]) == (3 * ROWS, ROWS)
+    assert shown["table"].startswith(tier)
+    assert shown["files"] >= 3
+    assert shown["bytes"] > 0
+    for version, end in enumerate(ends):
+        assert shell.text("log", "table", name, "--at", end).strip() == str(version)
+        assert shell.text("log", "table", name, "--version", str(version)).strip() == end
+    assert shell.text("log", "table", name, "--at", "2:0:0").strip() == "1"
+    assert shell.text("log", "table", name, "--at", "1:0:1").strip() == "0"
+    for wrong, why in (
+        (["--at", "4:1:0"], "none of its versions has all before 4:1:0"),
+        (["--version", "7"], "version 7 of"),
+        (["--version", "1", "--at", "1:0:0"], "exclude each other"),
+    ):
+        exit_code, _, said = shell.outcome("log", "table", name, *wrong)
+        assert exit_code > 0
+        assert why in said

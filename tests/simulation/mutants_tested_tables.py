@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -58,10 +59,9 @@ def truncated_segments_are_not_passed() -> Iterator[None]:
 
     def staying(self: TableCommits, table: TableSeen, position: Place, chain: Chain) -> Effect:
         effect = advance(self, table, position, chain)
-        if isinstance(effect, Commit) and not effect.adds and not effect.removes:
+        if isinstance(effect, Commit) and not effect.adds:
             self._position = position
-            self.state = TableState.READING
-            return self._end()
+            return replace(effect, position=position)
         return effect
 
     with patch.object(TableCommits, "_advance", staying):

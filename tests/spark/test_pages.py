@@ -79,6 +79,7 @@ NOT_RUN = {
     "docs/learn/operator.md, text: too few bookies: ledger": SHOWS,
     "docs/package.md, text: pip install '.[cli,spark": INSTALLS,
     "docs/package.md, text: pip wheel . --no-deps -w": INSTALLS,
+    "docs/tables.md, text: pip install 'distributed": INSTALLS,
     "docs/tier.md, text: pip install 'distributed": "tests/integration/test_tier.py has one",
 }
 """How blocks begin that are not run, and why."""
@@ -196,6 +197,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/proxy.md", 4),
     ("docs/python.md", 2),
     ("docs/spark.md", 4),
+    ("docs/tables.md", 5),
     ("docs/tier.md", 4),
 ]
 """Pages, and how many blocks of each are run."""
@@ -237,9 +239,15 @@ def _saw_learn_python(_: Reader, told: str) -> None:
     assert told.count("SchemaMismatchError 551 ") == 2
 
 
+def _saw_tables(_: Reader, told: str) -> None:
+    assert told.endswith("\n2000\n2000\n"), "rows of the table, and those of the log after it"
+    assert "999.0" in told
+
+
 SEEN = {
     "docs/clients.md": _saw_clients,
     "docs/learn/operator.md": _saw_learn_operator,
     "docs/learn/python.md": _saw_learn_python,
     "docs/proxy.md": _saw_proxy,
+    "docs/tables.md": _saw_tables,
 }

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlcore.base.errors import ConfigurationError, ObjectStoreError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError, TableError
 from dlcore.base.extras import missing_packages_explained
 from dlcore.log.cold.stores import sync_file
 from dlcore.log.cold.table_format import (
@@ -125,6 +125,34 @@ class DeltaTables:
             table = module.DeltaTable(self.url, version=version, storage_options=_OPTIONS)
             number = table.transaction_version(self._app_id)
         return None if number is None else place_of(number)
+
+    async def version_with(self, place: Place, *, oldest: int) -> int:
+        """Return the first version, from `oldest` on, that has all records before a place.
+
+        Raises:
+            TableError: the newest version does not have them, or there is no table.
+            ObjectStoreError: the table cannot be read now.
+        """
+        seen = await self.look()
+        if seen is None or seen.position is None or seen.position < place:
+            has = (
+                "no records"
+                if seen is None or seen.position is None
+                else (f"records up to {boundary_of(seen.position)}")
+            )
+            raise TableError(
+                f"the table in {self.url} has {has}, and none of its versions has all before "
+                f"{boundary_of(place)}"
+            )
+        low, high = oldest, seen.version
+        while low < high:
+            middle = (low + high) // 2
+            position = await self.position_at(middle)
+            if position is not None and position >= place:
+                high = middle
+            else:
+                low = middle + 1
+        return high
 
     async def create(
         self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place

@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import polars
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import (
-    ConfigurationError,
-    CorruptMetadataError,
     DLError,
     ObjectStoreError,
-    TableError,
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN
@@ -259,19 +255,6 @@ def test_columns_that_are_added_and_parts_of_columns(tmp_path: Path) -> None:
     on_table(tmp_path, body)
 
 
-def test_columns_that_tables_cannot_have(tmp_path: Path) -> None:
-    """The error names the column; the log stays cold as it is."""
-
-    async def body(scene: TableScene) -> None:
-        await scene.write()
-        await scene.log.update_schema(pa.schema([*RIDES, ("took", pa.duration("s"))]))
-        with pytest.raises(UnsupportedError, match="column 'took' has the type duration"):
-            await scene.follow()
-        assert not DeltaTable.is_deltatable(scene.url)
-
-    on_table(tmp_path, body)
-
-
 def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path) -> None:
     """A sweep deletes what no ledger names, but for what the table has, or may still add."""
 
@@ -362,90 +345,6 @@ def test_a_table_without_the_setting_keeps_its_files(tmp_path: Path) -> None:
     on_table(tmp_path, body)
 
 
-def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
-    """One that dlog did not make, one of another log, and one that another program wrote to."""
-
-    async def body(scene: TableScene) -> None:
-        await scene.write()
-        await scene.worker._tierer.tier(scene.log._log)
-        write_deltalake(scene.url, pa.table({"x": [1]}))
-        await scene.refused(TableError, "which dlog did not add")
-        shutil.rmtree(f"{scene.folder}/_delta_log")
-        DeltaTable.create(scene.url, pa.schema([("x", pa.int64())]), description="sales")
-        await scene.refused(TableError, "'sales' and has no position of this log")
-        shutil.rmtree(f"{scene.folder}/_delta_log")
-        await scene.follow()
-        await scene.check()
-        write_deltalake(scene.url, DeltaTable(scene.url).to_pyarrow_table()[:1], mode="append")
-        await scene.refused(TableError, "which dlog did not add")
-        shutil.rmtree(f"{scene.folder}/_delta_log")
-        await scene.follow()
-        DeltaTable(scene.url).delete()
-        await scene.refused(TableError, "differ")
-
-    on_table(tmp_path, body)
-
-
-def test_a_table_that_is_ahead_is_refused(tmp_path: Path) -> None:
-    """As after an import of metadata from before."""
-
-    async def body(scene: TableScene) -> None:
-        await scene.write()
-        await scene.follow()
-        before = scene.cluster.tree.dump()
-        await scene.write()
-        await scene.follow()
-        tree = scene.cluster.tree
-        store = tree.connect()
-        log_id = scene.log._log.log_id
-        for path in sorted(tree.dump(), reverse=True):
-            if log_id in path and path not in before:
-                await store.delete(path)
-            elif log_id in path and tree.dump()[path].value != before[path].value:
-                await store.put(path, before[path].value, version=-1)
-        await scene.refused(TableError, "the table is ahead of the log")
-
-    on_table(tmp_path, body)
-
-
-def test_objects_in_another_folder_are_refused(tmp_path: Path) -> None:
-    """A table names what is below it."""
-
-    async def body(scene: TableScene) -> None:
-        await scene.write()
-        await scene.follow()
-        await scene.log.update_settings(tier=f"{scene.tier}/elsewhere")
-        scene.start_worker()
-        with pytest.raises(TableError, match="set `tier` as it was"):
-            await scene.follow()
-
-    on_table(tmp_path, body)
-
-
-def test_objects_that_are_not_those_of_the_chain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their end is compared before they are added."""
-
-    async def body(scene: TableScene) -> None:
-        await scene.write()
-        await scene.worker._tierer.tier(scene.log._log)
-        chains = scene.worker._tables._chains
-        read = chains.read_chain
-
-        async def other(*arguments: Any, **options: Any) -> Any:
-            found = await read(*arguments, **options)
-            first, *rest = found.objects
-            changed = replace(first, records=first.records + 1)
-            return replace(found, objects=(changed, *rest))
-
-        monkeypatch.setattr(chains, "read_chain", other)
-        with pytest.raises(CorruptMetadataError, match="says that it holds"):
-            await scene.follow()
-
-    on_table(tmp_path, body)
-
-
 def test_two_workers_at_once(tmp_path: Path) -> None:
     """Both believe to have the lock; each file is added once."""
 
@@ -505,27 +404,6 @@ def test_answers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     on_table(tmp_path, body)
 
 
-def test_a_round_of_a_worker_names_the_tables_that_it_cannot_keep(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In its log, and in the metadata that `dlog autorecovery status` shows."""
-    told: list[str] = []
-
-    async def body(scene: TableScene) -> None:
-        await scene.write()
-        write_deltalake(scene.url, pa.table({"x": [1]}))
-
-        async def tell(_: str, troubles: Any) -> None:
-            told.extend(troubles.found)
-
-        monkeypatch.setattr(scene.worker._repairs, "tell", tell)
-        assert await scene.worker.tier() == 1
-
-    on_table(tmp_path, body)
-    assert "the table of log rides: TableError: the table has the file" in told[0]
-    assert "the table of log rides" in caplog.text
-
-
 def test_the_next_commit_costs_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After hundreds of commits as after few: it reads a checkpoint, and the commits since."""
     every, rounds = amount(20, sampled=5), amount(15, sampled=4)
@@ -559,11 +437,3 @@ def test_the_next_commit_costs_the_same(tmp_path: Path, monkeypatch: pytest.Monk
         with http_relay(address) as relay:
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
             on_table(tmp_path, body)
-
-
-def test_the_setting() -> None:
-    """It needs a tier, and a kind of table that there is."""
-    assert LogSettings(tier="s3://bucket/f", table="delta").table == "delta"
-    for settings in ({"table": "delta"}, {"tier": "s3://bucket/f", "table": "hudi"}):
-        with pytest.raises(ConfigurationError, match="expected delta, with the setting tier"):
-            LogSettings.of(settings)

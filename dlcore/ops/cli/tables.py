@@ -1,0 +1,62 @@
+"""`dlog log table`: the Delta table of a log, and its versions by positions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.base.ids import DLSN
+from dlcore.ops.cli.context import common_options, run_direct
+from dlcore.ops.cli.output import show_done, show_fields
+
+if TYPE_CHECKING:
+    from dlcore.backends.direct.namespace import DirectNamespace
+
+
+@click.command("table", epilog="Example: dlog log table clicks --at 3:17:0")
+@click.argument("log")
+@click.option("--at", metavar="DLSN", help="Print the first version with all records before it.")
+@click.option(
+    "--version",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Print the first position that this version does not have.",
+)
+@common_options
+def show_table(log: str, at: str | None, version: int | None) -> None:
+    """Show the Delta table that LOG has with the setting table.
+
+    The end is the first position that is not in it, from which on the log has the rest.
+    """
+    if at is not None and version is not None:
+        raise click.UsageError("--at and --version exclude each other")
+    dlsn = None if at is None else DLSN.parse(at)
+
+    async def read(namespace: DirectNamespace) -> dict[str, object]:
+        from dlcore.ops.upkeep.table_status import TableReader
+
+        table = await TableReader.of(namespace.log_context, log)
+        if dlsn is not None:
+            return {"log": log, "version": await table.version_with(dlsn)}
+        if version is not None:
+            return {"log": log, "end": str(await table.end_of(version))}
+        status = await table.status()
+        async with await namespace.open_log(log) as manager:
+            behind = await manager.get_log_record_count(status.end)
+        return {
+            "log": log,
+            "table": status.url,
+            "version": status.version,
+            "end": str(status.end),
+            "records": status.records,
+            "records_after": behind,
+            "files": status.files,
+            "bytes": status.size_bytes,
+        }
+
+    found = run_direct(read)
+    if len(found) == 2:
+        show_done(str(found["version" if dlsn is not None else "end"]), found)
+    else:
+        show_fields(found)
