@@ -80,6 +80,9 @@ NOT_RUN = {
     "docs/package.md, text: pip install '.[cli,spark": INSTALLS,
     "docs/package.md, text: pip wheel . --no-deps -w": INSTALLS,
     "docs/tables.md, text: pip install 'distributed": INSTALLS,
+    "docs/restore.md, text: dlog metadata export s3:": "loses a cluster; "
+    "tests/integration/test_lost_cluster.py does so",
+    "docs/restore.md, text: log     records  lost": SHOWS,
     "docs/tier.md, text: pip install 'distributed": "tests/integration/test_tier.py has one",
 }
 """How blocks begin that are not run, and why."""
@@ -178,6 +181,7 @@ def test_nothing_is_left_out_without_a_reason() -> None:
     found = {block.name for page in PAGES for block in blocks_of(page)}
     assert set(NOT_RUN) <= found, sorted(set(NOT_RUN) - found)
     assert len(NOT_RUN) == 25
+    assert len(NOT_RUN) == 26
     assert all(NOT_RUN.values())
     here = [page for page in PAGES if page not in OTHER_TESTS and runnable(page)]
     assert here == [page for page, _ in EXPECTED], "a page that no test runs, or none any more"

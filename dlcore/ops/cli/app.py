@@ -34,6 +34,7 @@ from dlcore.ops.cli.metadata import metadata_group
 from dlcore.ops.cli.namespace import namespace_group
 from dlcore.ops.cli.output import show_error
 from dlcore.ops.cli.proxy import proxy_group
+from dlcore.ops.cli.restoring import restore_command
 from dlcore.ops.cli.sandbox import sandbox_command
 from dlcore.ops.cli.secure import secure_group
 from dlcore.ops.cli.segment import segment_group
@@ -61,6 +62,7 @@ SECTIONS = {
         "proxy",
         "autorecovery",
         "metadata",
+        "restore",
         "upgrade",
     ),
     "For those who secure it": ("secure", "acl", "audit"),
@@ -100,6 +102,7 @@ def dlog() -> None:
 
 dlog.add_command(sandbox_command)
 dlog.add_command(metadata_group)
+dlog.add_command(restore_command)
 dlog.add_command(namespace_group)
 dlog.add_command(log_group)
 dlog.add_command(segment_group)

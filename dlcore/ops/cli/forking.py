@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 )
 @common_options
 def fork_log(log: str, new_name: str, at: str | None) -> None:
-    """Make a log NEW_NAME that begins with the cold records of LOG, without copying them.
+    """Begin a log NEW_NAME with the cold records of LOG.
 
-    Positions, transaction ids and sequence ids are those of LOG, and the fork is written on from
-    there.  Each of the two logs is truncated and deleted without the other one.
+    Nothing is copied.  Positions, transaction ids and sequence ids are those of LOG, and the fork
+    is written on from there.  Each of the two logs is truncated and deleted without the other one.
     """
     cut = None if at is None else DLSN.parse(at)
 

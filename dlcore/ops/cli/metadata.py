@@ -6,8 +6,9 @@ import asyncio
 import ipaddress
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import click
 from msgspec import to_builtins
@@ -30,7 +31,7 @@ from dlcore.ops.cli.namespace import on_store
 from dlcore.ops.cli.output import show_done, time_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dlcore.metadata.port import MetadataStore
     from dlcore.ops.backup.archive import Export, LeftOut
@@ -132,43 +133,42 @@ async def _serve(folder: Path, host: str, port: int, operators: _Operators) -> N
 
 
 @metadata_group.command("export", epilog="Example: dlog metadata export monday.dlog")
-@click.argument("file", type=_FILE)
+@click.argument("place")
 @common_options
-def export_metadata(file: Path) -> None:
-    """Copy the namespace's metadata to the new FILE.
+def export_metadata(place: str) -> None:
+    """Copy the metadata to the new file PLACE, or into a store.
 
-    The namespace may be in use: all logs and commits are as they were at one moment.  The file has
-    everything but records, also the keys that sign capabilities: keep it as you keep those.
+    The namespace may be in use: all logs and commits are as they were at one moment.  A file has
+    everything but records, also the keys that sign capabilities: keep it as you keep those.  With
+    the URL of a tier, as s3://bucket/folder, the copy is an object there, without these keys, and
+    `dlog restore` finds it.
 
-    A log whose metadata are damaged is left out.  Standard error and the file name it, and the exit
+    A log whose metadata are damaged is left out.  Standard error and the copy name it, and the exit
     code is 1.
     """
-    parsed = parse_uri(namespace_uri())
-    # Made before anything is read, for its owner alone, and never over another file.
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigurationError(f"{file} exists: expected the name of a new file") from None
-    try:
-        with os.fdopen(descriptor, "wb") as out:
-            from dlcore.ops.backup.archive import packed
-            from dlcore.ops.backup.exporting import export_namespace
+    from dlcore.ops.backup.exporting import export_namespace
+    from dlcore.ops.backup.in_store import is_url
 
-            async def read(store: MetadataStore) -> tuple[Export, Copy]:
-                return await export_namespace(store, NamespacePaths(parsed.root), SystemClock())
+    parsed = parse_uri(namespace_uri())
+
+    async def read(store: MetadataStore) -> tuple[Export, Copy]:
+        return await export_namespace(store, NamespacePaths(parsed.root), SystemClock())
+
+    if is_url(place):
+        export, copy = on_store(parsed.servers, read, is_long=True)
+        at = _to_store(place, export)
+    else:
+        at = place
+        with _new_file(Path(place)) as out:
+            from dlcore.ops.backup.archive import packed
 
             export, copy = on_store(parsed.servers, read, is_long=True)
             out.write(packed(export))
-            out.flush()
-            os.fsync(out.fileno())
-    except BaseException:
-        file.unlink()
-        raise
     lost = f"; {len(copy.missing)} ledgers that logs name are gone" if copy.missing else ""
     show_done(
-        f"{file} has {copy.logs} logs, {copy.ledgers} ledgers, {len(copy.nodes)} nodes{lost}",
+        f"{at} has {copy.logs} logs, {copy.ledgers} ledgers, {len(copy.nodes)} nodes{lost}",
         {
-            "file": str(file),
+            "file": at,
             "cluster": export.header.cluster_id,
             "logs": copy.logs,
             "ledgers": copy.ledgers,
@@ -185,6 +185,31 @@ def export_metadata(file: Path) -> None:
 def _tell_left_out(logs: Sequence[LeftOut]) -> None:
     for each in logs:
         note(f"left out: log {each.log}, whose metadata are damaged: {each.reason}")
+
+
+def _to_store(url: str, export: Export) -> str:
+    from dlcore.log.cold.stores import StoredObjects
+    from dlcore.ops.backup.in_store import put_export
+
+    return asyncio.run(put_export(StoredObjects(), url, export))
+
+
+@contextmanager
+def _new_file(file: Path) -> Iterator[BinaryIO]:
+    """Yield a file that is whole and on disk after the block, or not there."""
+    # Made before anything is read, for its owner alone, and never over another file.
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{file} exists: expected the name of a new file") from None
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+    except BaseException:
+        file.unlink()
+        raise
 
 
 @metadata_group.command("import", epilog="Example: dlog metadata import monday.dlog --dry-run")

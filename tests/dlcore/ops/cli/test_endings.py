@@ -120,6 +120,8 @@ ARGUMENTS = {
     "proxy release": "--help",
     "proxy run": "",
     "proxy undrain": "--help",
+    # It needs an export in a store, which its own tests make.
+    "restore": "--help",
     "sandbox": "--bookies 1 --proxies 0 --no-autorecovery",
     "secure init": "{folder} --host a.example --uri {uri}",
     # It needs the folder of a cluster, which its own tests have.

@@ -1,0 +1,125 @@
+"""`dlog restore`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ObjectStoreError
+from dlcore.metadata.paths import NamespacePaths, parse_uri
+from dlcore.ops.cli.context import common_options, namespace_uri, wants_json
+from dlcore.ops.cli.namespace import on_store
+from dlcore.ops.cli.output import show_done, show_rows, time_text
+
+if TYPE_CHECKING:
+    from dlcore.metadata.port import MetadataStore
+    from dlcore.ops.backup.archive import Export
+    from dlcore.ops.backup.rebuilding import Rebuilt, RebuiltLog
+
+_NAMES_SHOWN = 3
+_SEGMENTS_SKIPPED = 100
+
+
+@click.command("restore", epilog="Example: dlog restore --from s3://bucket/folder")
+@click.option(
+    "--from",
+    "place",
+    required=True,
+    metavar="PLACE",
+    help="The URL with exports and cold segments, or an exported file.",
+)
+@click.option("--cluster", "cluster_id", metavar="ID", help="Which cluster, if there are several.")
+@click.option(
+    "--skip-segments",
+    type=click.IntRange(min=1),
+    default=_SEGMENTS_SKIPPED,
+    show_default=True,
+    metavar="N",
+    help="Numbers of segments left out, for those begun since the export.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be there.")
+@common_options
+def restore_command(
+    place: str, cluster_id: str | None, *, skip_segments: int, dry_run: bool
+) -> None:
+    """Make a namespace again whose bookies and metadata are lost.
+
+    It has all logs of the newest export of `dlog metadata export`, with the records that were in
+    objects then.  For each log it is shown what is lost.  New records get positions that no record
+    had.  If bookies are left, use `dlog metadata import` instead.
+    """
+    uri = namespace_uri()
+    parsed, clock = parse_uri(uri), SystemClock()
+    paths = NamespacePaths(parsed.root)
+
+    async def make(store: MetadataStore) -> tuple[Rebuilt, float, int]:
+        from dlcore.log.cold.stores import StoredObjects
+        from dlcore.ops.backup.importing import changed_nodes, import_namespace, require_empty
+        from dlcore.ops.backup.in_store import missing_objects
+        from dlcore.ops.backup.rebuilding import rebuilt
+
+        loop = asyncio.get_running_loop()
+        start_s, objects = loop.time(), StoredObjects()
+        export = await _read(place, cluster_id)
+        made = rebuilt(paths, export, segments_skipped=skip_segments)
+        if missing := await missing_objects(objects, made.export):
+            raise ObjectStoreError(
+                f"{len(missing)} objects that the export names are not there, or not whole, such "
+                f"as {', '.join(missing[:_NAMES_SHOWN])}: nothing was made"
+            )
+        changed_nodes(paths, made.export, clock.now_ms())  # it is of a namespace
+        if dry_run:
+            await require_empty(store, paths)
+        else:
+            await import_namespace(store, paths, clock, made.export)
+        return made, loop.time() - start_s, clock.now_ms()
+
+    made, took_s, now_ms = on_store(parsed.servers, make, is_long=True)
+    _show(uri, made, took_s, now_ms, dry_run=dry_run)
+
+
+async def _read(place: str, cluster_id: str | None) -> Export:
+    from dlcore.log.cold.stores import StoredObjects
+    from dlcore.ops.backup.archive import unpacked
+    from dlcore.ops.backup.in_store import is_url, newest_export
+
+    if is_url(place):
+        return await newest_export(StoredObjects(), place, cluster_id=cluster_id)
+    data = await asyncio.to_thread(Path(place).read_bytes)
+    return unpacked(data, source=place)
+
+
+def _show(uri: str, made: Rebuilt, took_s: float, now_ms: int, *, dry_run: bool) -> None:
+    header = made.export.header
+    rows = [_row(log) for log in made.logs]
+    if not wants_json():
+        show_rows(rows, columns=("log", "records", "lost", "next"), empty="no logs")
+    what = "would be" if dry_run else "is"
+    age_s = max(0, now_ms - header.exported_ms) // 1000
+    show_done(
+        f"{uri} {what} cluster {header.cluster_id} as of {time_text(header.exported_ms)}, "
+        f"{age_s} s ago, with {len(rows)} logs; it took {took_s:.1f} s; records written since are "
+        "lost",
+        {
+            "uri": uri,
+            "cluster": header.cluster_id,
+            "exported": time_text(header.exported_ms),
+            "recovery_point_age_s": age_s,
+            "took_s": round(took_s, 3),
+            "logs": rows,
+            "dry_run": dry_run,
+        },
+    )
+
+
+def _row(log: RebuiltLog) -> dict[str, object]:
+    return {
+        "log": log.name,
+        "records": log.records,
+        "lost": ", ".join(map(str, log.lost)),
+        "next": str(log.next_position),
+    }
