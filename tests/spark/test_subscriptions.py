@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.integration,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not has_admission_control(), reason="PySpark 4.1 tells the last batch late"),
 ]
-TIMEOUT_S = 60
+TIMEOUT_S = 400
+"""A query waits a hundred times as long as its last position took to store, on a busy machine."""
 
 
 def run(logs: LogBench, log: str, folder: Path, **options: str) -> None:
@@ -40,7 +42,7 @@ def run(logs: LogBench, log: str, folder: Path, **options: str) -> None:
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(TIMEOUT_S)
+    assert query.awaitTermination(TIMEOUT_S)
 
 
 def append(logs: LogBench, log: str, count: int) -> None:
@@ -95,7 +97,7 @@ def test_a_query_over_proxies(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(TIMEOUT_S)
+    assert query.awaitTermination(TIMEOUT_S)
     (row,) = shell.json("log", "lag", log)
     assert row["records_behind"] == 0
     append(logs, log, 2)
