@@ -112,7 +112,7 @@ def test_every_record_is_read_after_a_restore(
 def test_a_damaged_log_does_not_keep_the_others_from_a_copy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The export names it, in the file as well, and exits with 1; so the import names it, too."""
+    """The export names it, and exits with 1; file, import and restore name it, too."""
     file = tmp_path / "export"
 
     async def damage(store: ZooKeeperStore, paths: NamespacePaths) -> None:
@@ -135,3 +135,7 @@ def test_a_damaged_log_does_not_keep_the_others_from_a_copy(
             assert (code, "left out: log damaged" in err) == (0, True)
         assert json.loads(out)["left_out"][0]["log"] == "damaged"
         assert [each["log"] for each in other.json("log", "list")] == ["whole"]
+        third = Shell(f"distributedlog://{server.servers}/third", capsys)
+        code, out, err = third.outcome("restore", "--from", str(file), "--json")
+        assert (code, "left out: log damaged" in err) == (0, True)
+        assert json.loads(out)["left_out"][0]["log"] == "damaged"

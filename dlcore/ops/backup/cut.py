@@ -28,9 +28,9 @@ Nodes that are deleted leave no trace of when.  For these and for the rest the h
 
 A log whose metadata are damaged is left out, and the copy says so.  A node that does not decode is
 damaged, and so is one that is missing or does not fit a head that is known not to have changed
-during both readings of all nodes.  It is not known then how many extents of such a log refer to a staged
-ledger, so the stored number counts if it is higher: rather a ledger stays for ever than it goes too
-early.
+during both readings of all nodes.  It is not known then how many extents of such a log refer to a
+staged ledger, so the stored number counts if it is higher: rather a ledger stays for ever than it
+goes too early.
 """
 
 from __future__ import annotations

@@ -178,11 +178,12 @@ def export_metadata(place: str) -> None:
         },
     )
     if copy.left_out:
-        _tell_left_out(copy.left_out)
+        tell_left_out(copy.left_out)
         click.get_current_context().exit(1)
 
 
-def _tell_left_out(logs: Sequence[LeftOut]) -> None:
+def tell_left_out(logs: Sequence[LeftOut]) -> None:
+    """Name the logs that an export does not have, with the reasons, on standard error."""
     for each in logs:
         note(f"left out: log {each.log}, whose metadata are damaged: {each.reason}")
 
@@ -255,7 +256,7 @@ def import_metadata(file: Path, *, dry_run: bool) -> None:
             "left_out": [to_builtins(each) for each in header.left_out],
         },
     )
-    _tell_left_out(header.left_out)
+    tell_left_out(header.left_out)
 
 
 @metadata_group.command("accept", epilog="Example: dlog metadata accept --yes")

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import to_builtins
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ObjectStoreError
 from dlcore.metadata.paths import NamespacePaths, parse_uri
 from dlcore.ops.cli.context import common_options, namespace_uri, wants_json
+from dlcore.ops.cli.metadata import tell_left_out
 from dlcore.ops.cli.namespace import on_store
 from dlcore.ops.cli.output import show_done, show_rows, time_text
 
@@ -111,9 +113,11 @@ def _show(uri: str, made: Rebuilt, took_s: float, now_ms: int, *, dry_run: bool)
             "recovery_point_age_s": age_s,
             "took_s": round(took_s, 3),
             "logs": rows,
+            "left_out": [to_builtins(each) for each in header.left_out],
             "dry_run": dry_run,
         },
     )
+    tell_left_out(header.left_out)
 
 
 def _row(log: RebuiltLog) -> dict[str, object]:
