@@ -39,6 +39,7 @@ from benchmarks import (
     secured,
     small_entries,
     spark,
+    tier_rounds,
     typed,
     wire,
 )
@@ -93,6 +94,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "old_log": old_log.old_log,
     "fork_log": forks.fork_log,
     "many_logs": many_logs.many_logs,
+    "tier_rounds": tier_rounds.tier_rounds,
     "idle": idle.idle,
     "proxy_write_large": proxies.write_large,
     "proxy_write_small": proxies.write_small,

@@ -326,7 +326,9 @@ def test_each_setting_of_autorecovery_counts() -> None:
     others: set[_ServiceConfig] = set()
     for key, option in autorecovery_options().items():
         assert _ServiceConfig.of({key: option.default}, known.client) == known
-        other = "debug" if option.kind is str else 2 * option.default  # type: ignore[operator]
+        other: object = "s3://bucket/logs" if key == "tier" else "debug"
+        if option.kind is not str:
+            other = 2 * option.default  # type: ignore[operator]
         others.add(_ServiceConfig.of({"merge_run_weight_max": 2**27, key: other}, known.client))
     assert len(others - {known}) == len(autorecovery_options())
 

@@ -413,6 +413,17 @@ class LogConfig(ShownFields):
 NEW_LOG_SETTINGS = ("retention_s", "explicit_truncation")
 """The settings of logs that a cluster may give to those that are created."""
 
+_TIER = re.compile(r"(?:s3://[a-z0-9][a-z0-9.-]+|file://)(?:/(?!\.\.?(?:/|$))[\w.=+-]+)+", re.ASCII)
+TIER_RULE = "expected s3://bucket/folder or file:///folder, without a slash at the end"
+NO_TIER = "none"
+"""The tier of a log that stays on bookies whatever the namespace says."""
+
+
+def require_tier(key: str, url: str | None, *, rule: str = TIER_RULE) -> None:
+    """Raise `ConfigurationError` if a tier is no URL of one; None is right."""
+    condition = url is None or _TIER.fullmatch(url) is not None
+    require(condition=condition, key=key, value=url, rule=rule)
+
 
 class LogSettings(
     ShownFields,
@@ -446,10 +457,14 @@ class LogSettings(
 
     tier: str | None = None
     """Where completed segments go as Parquet objects: ``s3://bucket/folder``, or ``file:///folder``
-    on a cluster of one host; None: they stay on bookies.  A log that is encrypted stays there."""
+    on a cluster of one host; ``none``: they stay on bookies; None: as the namespace says.  A log
+    that is encrypted stays there."""
     tier_after_s: float | None = None
-    """With `tier`: how old a segment's last record is when the segment goes there; None: an hour.
-    """
+    """With a tier: how old a segment's last record is when the segment goes there; None: as the
+    namespace says, an hour by default."""
+    tier_after_bytes: int | None = None
+    """With a tier: a segment goes there at any age once the log has so many newer bytes on bookies;
+    None: only by its age."""
     table: str | None = None
     """With `tier`: ``delta`` makes a Delta table of the objects, beside them; None: none is made or
     kept up to date."""
@@ -475,22 +490,24 @@ class LogSettings(
             rule="expected seconds >= 0, or nothing: an hour",
         )
         require(
-            condition=self.tier is None or _TIER.fullmatch(self.tier) is not None,
-            key="tier",
-            value=self.tier,
-            rule="expected s3://bucket/folder or file:///folder, without a slash at the end",
+            condition=self.tier_after_bytes is None or self.tier_after_bytes >= 0,
+            key="tier_after_bytes",
+            value=self.tier_after_bytes,
+            rule="expected bytes >= 0, or nothing: only age counts",
         )
+        if self.tier != NO_TIER:
+            require_tier("tier", self.tier, rule=f"{TIER_RULE}, or {NO_TIER}")
         require(
-            condition=self.tier is None or not self.encrypted,
+            condition=self.tier_url is None or not self.encrypted,
             key="tier",
             value=self.tier,
             rule="expected none with encrypted=True: an encrypted log stays on bookies",
         )
         require(
-            condition=self.table is None or (self.table == "delta" and self.tier is not None),
+            condition=self.table is None or (self.table == "delta" and self.tier_url is not None),
             key="table",
             value=self.table,
-            rule="expected delta, with the setting tier, or nothing: no table",
+            rule="expected delta, with a tier of its own, or nothing: no table",
         )
         require(
             condition=self.retention_s is None or self.retention_s > 0,
@@ -500,14 +517,14 @@ class LogSettings(
         )
 
     @property
-    def cold_after_s(self) -> float:
-        """`tier_after_s`, or its default."""
-        return 3600.0 if self.tier_after_s is None else self.tier_after_s
+    def tier_url(self) -> str | None:
+        """The log's own tier; None: it has none, or wants none."""
+        return None if self.tier == NO_TIER else self.tier
 
     @property
     def needs_visits(self) -> bool:
         """Whether workers look at the log from time to time."""
-        return self.retention_s is not None or self.tier is not None
+        return self.retention_s is not None or self.tier_url is not None
 
     def require_mode(self, log: str, *, proxied: bool) -> None:
         """Raise `LogModeError` if the log's mode forbids a writer of this kind."""
@@ -546,7 +563,6 @@ class LogSettings(
             raise ConfigurationError(f"a log's settings {dict(values)!r}: {error}") from error
 
 
-_TIER = re.compile(r"(?:s3://[a-z0-9][a-z0-9.-]+|file://)(?:/(?!\.\.?(?:/|$))[\w.=+-]+)+", re.ASCII)
 SESSION_TIMEOUT_S = 10.0
 """After this long without contact the metadata store removes a client's ephemeral nodes."""
 _OVERRIDES = ("entry_bytes", "segment_bytes_max", "segment_age_max_s", "compression", "encrypted")

@@ -54,7 +54,7 @@ class Feature:
 
 
 COLD_SEGMENTS = "cold-segments"
-TABLES = "tables"
+TIER_SETTINGS = "tier-settings"
 FORKS = "forks"
 FEATURES: tuple[Feature, ...] = (
     Feature(
@@ -74,9 +74,10 @@ FEATURES: tuple[Feature, ...] = (
         told=Told.REGISTRATION,
     ),
     Feature(
-        name=TABLES,
+        name=TIER_SETTINGS,
         since="0.3.0",
-        gates="the setting `table`: a worker without it deletes objects that a table names",
+        gates="the settings `table` and `tier=none`: a worker without `table` deletes objects "
+        "that a table names",
         told=Told.REGISTRATION,
     ),
     Feature(

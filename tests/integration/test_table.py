@@ -247,7 +247,7 @@ async def _lose_answers(uri: str, tier: str, relay: HttpRelay) -> None:
         met: list[str] = []
         for fate in ("lose answer", "503", "lose answer", "lose", "lose answer"):
             await logs.write()
-            await worker._tierer.tier(found)
+            await worker._tiers._tierer.tier(found)
             left = [fate]
 
             def before(method: str, path: str, left: list[str] = left) -> str:
@@ -257,7 +257,7 @@ async def _lose_answers(uri: str, tier: str, relay: HttpRelay) -> None:
                 return "pass"
 
             relay.before = before
-            await worker._tables.follow(found)
+            await worker._tiers._tables.follow(found)
             await logs.check(whole=True)
         assert len(met) == 5
 
@@ -275,8 +275,8 @@ def test_the_command_shows_the_table_and_its_versions(shell: Shell, tmp_path: Pa
             found = await namespace.log_context.logs.find(name)
             for _ in range(3):
                 await logs.write()
-                await worker._tierer.tier(found)
-                await worker._tables.follow(found)
+                await worker._tiers._tierer.tier(found)
+                await worker._tiers._tables.follow(found)
             await logs.write()
 
     exit_code, _, said = shell.outcome("log", "table", "table-nowhere")

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from dlcore.ledger.metadata.values import LedgerMetadata, StoredObject
+    from dlcore.log.cold.facts import ObjectFacts
     from dlcore.log.cold.objects import Objects
-    from dlcore.log.cold.parquet import ColdEntry, ObjectLayout
-    from dlcore.wire.digest import EntryFrame
+    from dlcore.log.cold.parquet import ObjectLayout
+    from dlcore.wire.digest import BytesLike, EntryFrame
 
     Run = Callable[..., Awaitable[Any]]
 
@@ -63,6 +64,7 @@ class ColdLedgers(ColdEntries):
         """Yield entries in order, a row group at a time; the next one is fetched meanwhile."""
         async with side_tasks() as fetching:
             ahead: asyncio.Task[Sequence[EntryFrame]] | None = None
+            next_entry_id = first_entry_id
             try:
                 for stored, layout, number in [
                     each async for each in self._groups(ledger, first_entry_id, last_entry_id)
@@ -72,9 +74,14 @@ class ColdLedgers(ColdEntries):
                         fetching.start(self._fetch(ledger, stored, layout, number)),
                     )
                     if before is not None:
-                        yield _within(await before, first_entry_id, last_entry_id)
+                        frames = _within(await before, next_entry_id, last_entry_id)
+                        next_entry_id += len(frames)
+                        yield frames
                 if ahead is not None:
-                    yield _within(await ahead, first_entry_id, last_entry_id)
+                    frames = _within(await ahead, next_entry_id, last_entry_id)
+                    next_entry_id += len(frames)
+                    yield frames
+                _require_end(next_entry_id, last_entry_id)
             except ObjectStoreError as error:
                 raise LedgerReadError(
                     f"ledger {ledger.ledger_id} is cold, and its entries {first_entry_id} to "
@@ -124,21 +131,59 @@ class ColdLedgers(ColdEntries):
         self._layouts.move_to_end(url)
         return found
 
-    async def entries_of(self, url: str, size_bytes: int) -> AsyncGenerator[ColdEntry, None]:
-        """Yield all entries of an object, as they are in the store now.
+    async def facts_of(
+        self, url: str, size_bytes: int, *, sent: BytesLike | None = None
+    ) -> ObjectFacts:
+        """Return what an object holds by its rows, all of which are read from the store now.
+
+        With `sent` each byte of the object must be as it was sent, those of its footer, too.
 
         Raises:
-            ObjectStoreError: it is missing, damaged, or cannot be read now.
+            ObjectStoreError: it is missing, damaged, differs, or cannot be read now.
         """
-        layout = await self.layout_of(url, size_bytes)
+        from dlcore.log.cold.parquet import FactsCounter, ObjectLayout
+
+        self._layouts.pop(url, None)
+        layout = (
+            await self.layout_of(url, size_bytes)
+            if sent is None
+            else ObjectLayout(sent, size_bytes, url)
+        )
+        counter, end = FactsCounter(), 0
         for number, group in enumerate(layout.row_groups):
-            data = await self.objects.read(url, group.start, group.end)
-            for entry in await self.run(layout.decode, number, data):
-                yield entry
+            data = await self._read_as_sent(url, end, group.end, sent)
+            rows = memoryview(data)[group.start - end :]
+            for entry in await self.run(layout.decode, number, rows):
+                counter.add(entry)
+            end = group.end
+        await self._read_as_sent(url, end, size_bytes, sent)
+        said = layout.facts
+        facts = counter.facts((said.cluster_id, said.log_id, said.lssn), said.schema_id)
+        if facts != said:
+            raise ObjectStoreError(f"{url} holds {facts} by its rows, and says {said}")
+        return facts
+
+    async def _read_as_sent(
+        self, url: str, start: int, end: int, sent: BytesLike | None
+    ) -> BytesLike:
+        data = await self.objects.read(url, start, end)
+        if sent is not None and data != memoryview(sent)[start:end]:
+            raise ObjectStoreError(f"{url} has other bytes from {start} to {end} than were sent")
+        return data
 
 
 def _within(frames: Sequence[EntryFrame], first: int, last: int) -> Sequence[EntryFrame]:
-    return [each for each in frames if first <= each.entry_id <= last]
+    """Return the frames from the entry `first` on, up to `last` at most, and without a gap."""
+    found = [each for each in frames if first <= each.entry_id <= last]
+    expected = range(first, first + len(found))
+    if [each.entry_id for each in found] != [*expected]:
+        raise ObjectStoreError(f"entries from {first} on are missing, or out of order")
+    return found
+
+
+def _require_end(next_entry_id: int, last_entry_id: int) -> None:
+    if next_entry_id <= last_entry_id:
+        raise ObjectStoreError(f"entry {next_entry_id} is in no object")
 
 
 def _frames(

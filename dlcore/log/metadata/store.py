@@ -12,7 +12,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from dlcore.base.config import LogSettings, require_kind
+from dlcore.base.config import NO_TIER, LogSettings, require_kind
 from dlcore.base.errors import (
     CorruptMetadataError,
     LogExistsError,
@@ -22,7 +22,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.base.features import COLD_SEGMENTS, TABLES
+from dlcore.base.features import COLD_SEGMENTS, TIER_SETTINGS
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
 from dlcore.log.metadata.nodes import head_of, settings_of
@@ -246,7 +246,10 @@ class LogStore:
         )
 
     async def _require_features(self, settings: LogSettings) -> None:
-        needed = {COLD_SEGMENTS: settings.tier is not None, TABLES: settings.table is not None}
+        needed = {
+            COLD_SEGMENTS: settings.tier is not None,
+            TIER_SETTINGS: settings.table is not None or settings.tier == NO_TIER,
+        }
         if any(needed.values()):
             from dlcore.metadata.cluster_features import ClusterFeatures  # few settings need it
 

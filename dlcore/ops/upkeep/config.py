@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlcore.base.config import MIB, checked, require, require_not_negative, require_positive
+from dlcore.base.config import (
+    MIB,
+    checked,
+    require,
+    require_not_negative,
+    require_positive,
+    require_tier,
+)
 
 _DAY_S = 24 * 3600.0
 ENTRY_WEIGHT = 1024
@@ -62,6 +69,13 @@ class UpkeepConfig:
     """Age at which the staged ledgers of an identity that never came back are removed."""
     commits_age_s: float = 90 * _DAY_S
     """Age at which records of commits are removed: an older replay is not recognised."""
+    tier: str = ""
+    """Where completed segments of all logs go that have no setting `tier` of their own, as
+    ``s3://bucket/folder`` or, on a cluster of one host, ``file:///folder``; empty: nowhere.  Set
+    it for the cluster, so that all workers agree: ``dlog cluster settings``."""
+    tier_after_s: float = 3600.0
+    """How old a segment's last record is when the segment goes to a tier, in logs that have no
+    setting `tier_after_s` of their own."""
     tier_interval_s: float = 60.0
     """How often a worker looks for segments that are old enough for their log's tier."""
     tier_bytes_per_s: float = 32.0 * MIB
@@ -95,6 +109,8 @@ class UpkeepConfig:
             "merged_grace_s",
             "leftovers_age_s",
             "commits_age_s",
+            "tier_after_s",
             "tier_grace_s",
             "stray_age_s",
         )
+        require_tier("tier", self.tier or None)

@@ -84,7 +84,7 @@ class TableKeeper:
         context = self._context
         with contextlib.suppress(LogNotFoundError):
             at, settings = await context.logs.open(log)
-            if settings.table is None or settings.tier is None:
+            if settings.table is None or settings.tier_url is None:
                 return False
             now_s = asyncio.get_running_loop().time()
             seen = self._seen.pop(log.log_id, None)
@@ -95,7 +95,7 @@ class TableKeeper:
                 checkpoint_every=self._checkpoint_every,
                 known=None if seen is None else seen.followed,
             )
-            job = _Job(context, self._chains, at.log, settings.tier)
+            job = _Job(context, self._chains, at.log, settings.tier_url)
             looked = await run_to_end(machine.handle(Signal.BEGIN), job.answer_of, machine.handle)
             if machine.followed is not None:
                 compared_s = now_s if seen is None else seen.compared_s

@@ -48,7 +48,7 @@ class TableReader:
     async def of(cls, context: LogContext, name: str) -> TableReader:
         """Return one for the log of a name."""
         log = await context.logs.find(name)
-        return cls(context, log, (await context.logs.read_settings(log)).tier)
+        return cls(context, log, (await context.logs.read_settings(log)).tier_url)
 
     async def status(self) -> TableStatus:
         """Return how the table is.

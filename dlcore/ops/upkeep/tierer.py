@@ -24,6 +24,7 @@ from dlcore.ops.autorecovery.copying import Throttle
 from dlcore.ops.upkeep.objects_made import ObjectMaker, RunStart
 from dlcore.ops.upkeep.rewriting import SegmentRewriter, run_to_end
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY, Ended, Swap, is_there
+from dlcore.ops.upkeep.tier_visits import LogVisits, look_at, rule_of
 from dlcore.ops.upkeep.tiering import (
     Check,
     Close,
@@ -36,20 +37,21 @@ from dlcore.ops.upkeep.tiering import (
     TierRun,
     Write,
     Written,
-    is_due,
     plan_tier,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.segment import ColdExtent, Extent
     from dlcore.log.metadata.values import LogKey, LogMetadata, VersionedHead
+    from dlcore.metadata.port import Versioned
     from dlcore.ops.upkeep.config import UpkeepConfig
     from dlcore.ops.upkeep.merging import MergeRun, StoredSegment
+    from dlcore.ops.upkeep.tier_visits import Look, TierRule
     from dlcore.ops.upkeep.tiering import Effect, Event
 
 logger = logging.getLogger(__name__)
@@ -71,9 +73,8 @@ class LogTierer(SegmentRewriter):
         super().__init__(context, owner, kept_ms=int(kept_s * 1000))
         self._config = config
         self._throttle = Throttle(bytes_per_s=config.tier_bytes_per_s)
-        self._done: dict[str, int] = {}  # by log id: all segments below are cold, or gone
-        self._left: set[tuple[str, int]] = set()  # log ids and segments
-        self._noted: set[str] = set()
+        self._known: dict[str, LogVisits] = {}  # by log id
+        self._noted: set[str] = set()  # the tiers themselves
 
     async def tier(self, log: LogKey) -> int:
         """Tier the segments of a log that are old enough; return how many runs.
@@ -88,49 +89,52 @@ class LogTierer(SegmentRewriter):
         with contextlib.suppress(LogNotFoundError):
             while True:
                 at, settings = await self._context.logs.open(log)
-                lssn = None
-                if settings.tier is not None:
-                    lssn = await self._next_due(at, settings.cold_after_s)
-                if settings.tier is None or lssn is None:
+                rule = rule_of(settings, self._config)
+                lssn = None if rule is None else (await self.look(at, rule)).lssn
+                if rule is None or lssn is None:
                     break
                 stored = await self._read_segment(at, lssn)
                 run = None if stored is None else plan_tier(stored.extents, self._config.merge)
                 if stored is None or run is None:
-                    self._done[log.log_id] = lssn + 1
+                    self._known[log.log_id].settled.add(lssn)
                     continue
                 try:
-                    count += await self._tier_run(at, stored, run, settings.tier)
+                    count += await self._tier_run(at, stored, run, rule.url)
                 except UnsupportedError as error:
-                    self._left.add((log.log_id, lssn))
+                    self._known[log.log_id].settled.add(lssn)
                     logger.warning(
                         "segment %d of log=%s stays on bookies: %s; to do: dlog log settings "
-                        "--unset tier, if none of its segments should go",
+                        "--set tier=none, if none of its segments should go",
                         lssn,
                         at.name,
                         error,
                     )
         return count
 
-    async def _next_due(self, at: VersionedHead, tier_after_s: float) -> int | None:
-        """Return the first segment that may have something to tier."""
+    async def look(self, at: VersionedHead, rule: TierRule) -> Look:
+        """Look at a log: return what is due, and when the next look is."""
         head, paths = at.head, self._context.logs.paths_of(at.log)
-        first = max(head.first_lssn, head.first_active[0], self._done.get(at.log.log_id, 1))
+        known = self._known.setdefault(at.log.log_id, LogVisits())
+        known.advance(max(head.first_lssn, head.first_active[0]))
         end = head.max_lssn + (head.segment is None)
-        for start in range(first, end, _SEGMENTS_AT_ONCE):
-            wanted = [
-                paths.segment(lssn) for lssn in range(start, min(end, start + _SEGMENTS_AT_ONCE))
-            ]
+        ends: list[tuple[int, SegmentEnd | None]] = []
+        now_ms = self._context.clock.now_ms()
+        look = look_at(head, ends, rule, settled=known.settled, now_ms=now_ms)
+        for start in range(known.done, end, _SEGMENTS_AT_ONCE):
+            lssns = range(start, min(end, start + _SEGMENTS_AT_ONCE))
+            wanted = [paths.segment(lssn) for lssn in lssns]
             nodes = await persistently(lambda wanted=wanted: self._context.store.get_many(wanted))  # type: ignore[misc]
-            for lssn, (path, node) in enumerate(zip(wanted, nodes, strict=True), start):
-                if node is None or not node.value or (at.log.log_id, lssn) in self._left:
-                    continue  # it is being removed, or objects cannot hold it
-                segment = decode(SegmentEnd, node.value, source=path)
-                if segment.chunk_count == 0 and all(each.is_cold for each in segment.tail):
-                    continue
-                now_ms = self._context.clock.now_ms()
-                if is_due(head, lssn, segment, tier_after_s=tier_after_s, now_ms=now_ms):
-                    return lssn
-        return None
+            ends += zip(lssns, map(_end_in, wanted, nodes), strict=True)
+            look = look_at(head, ends, rule, settled=known.settled, now_ms=now_ms)
+            if look.lssn is not None and rule.after_bytes is None:
+                break
+            ends = [each for each in ends if each[0] >= look.done]
+        known.advance(look.done)
+        return look
+
+    def forget_others(self, log_ids: Collection[str]) -> None:
+        """Forget the logs that are not among these."""
+        self._known = {each: known for each, known in self._known.items() if each in log_ids}
 
     async def _tier_run(
         self, at: VersionedHead, stored: StoredSegment, run: MergeRun, tier: str
@@ -192,6 +196,12 @@ class LogTierer(SegmentRewriter):
         with contextlib.suppress(NodeExistsError):
             await self._context.store.create(self._context.paths.tier(tier), make_parents=True)
         self._noted.add(tier)
+
+
+def _end_in(path: str, node: Versioned | None) -> SegmentEnd | None:
+    if node is None or not node.value:
+        return None
+    return decode(SegmentEnd, node.value, source=path)
 
 
 def _start_of(stored: StoredSegment, run: MergeRun) -> RunStart:
@@ -273,15 +283,10 @@ class _Job:
         return Created(self.ledger.metadata.ledger_id, self.ledger.metadata.token)
 
     async def _read_back(self, name: str, size_bytes: int) -> ReadBack:
-        from dlcore.log.cold.parquet import FactsCounter
-
-        cold = self._context.cold
+        assert self._maker.made is not None
+        sent, _ = self._maker.made
         url = f"{self._folder}/{name}"
-        counter = FactsCounter()
-        async for entry in cold.entries_of(url, size_bytes):
-            counter.add(entry)
-        said = (await cold.layout_of(url, size_bytes)).facts
-        return ReadBack(counter.facts((said.cluster_id, said.log_id, said.lssn), said.schema_id))
+        return ReadBack(await self._context.cold.facts_of(url, size_bytes, sent=sent))
 
     async def _close(self, close: Close) -> None:
         """Give the ledger its objects; a repeated call whose answer was lost does nothing more."""

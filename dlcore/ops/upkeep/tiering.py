@@ -31,7 +31,6 @@ from dlcore.base.errors import CorruptMetadataError, DLError, ObjectStoreError
 from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.values import StoredObject
 from dlcore.log.metadata.segment import ColdExtent
-from dlcore.log.upkeep.retention import last_write_ms
 from dlcore.ops.upkeep.merging import MergeRun, merged_extent
 from dlcore.ops.upkeep.swap import CallFailed, Ended
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from dlcore.log.cold.facts import ObjectFacts
     from dlcore.log.metadata.segment import Extent
-    from dlcore.log.metadata.values import LogHead, SegmentEnd
     from dlcore.ops.upkeep.config import MergePolicy
 
 ATTEMPTS_MAX = 3
@@ -302,17 +300,6 @@ class TierRun(Machine[TierState]):
         assert (self._written is not None) or self.state is not TierState.READING_BACK
         if self.state in (TierState.CLOSING, TierState.SWAPPING, TierState.TIERED):
             assert (self._next_entry, self._counted) == (self._end_entry, self._records)
-
-
-def is_due(head: LogHead, lssn: int, end: SegmentEnd, *, tier_after_s: float, now_ms: int) -> bool:
-    """Return whether a completed segment is old enough.
-
-    The one with the last stamps of producers stays: a new owner of the log reads them.  One that is
-    truncated, as a whole or in part, stays too: more of it may go soon.
-    """
-    if lssn == head.producers_lssn or (lssn, 0, 0) < head.first_active:
-        return False
-    return last_write_ms(end) <= now_ms - int(tier_after_s * 1000)
 
 
 def plan_tier(extents: Sequence[Extent], policy: MergePolicy) -> MergeRun | None:

@@ -24,7 +24,6 @@ from dlcore.base.errors import (
     LogNotFoundError,
     NodeExistsError,
     NoNodeError,
-    ObjectStoreError,
 )
 from dlcore.base.isolating import Troubles, report_defect
 from dlcore.log.metadata.commit_records import sweep_commits
@@ -36,12 +35,11 @@ from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.runner import run_together
 from dlcore.ops.upkeep.config import UpkeepConfig
-from dlcore.ops.upkeep.expiry import expire_logs, listed_logs
+from dlcore.ops.upkeep.expiry import expire_logs
 from dlcore.ops.upkeep.merger import LogMerger
 from dlcore.ops.upkeep.strays import delete_strays
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
-from dlcore.ops.upkeep.table_keeper import TableKeeper
-from dlcore.ops.upkeep.tierer import LogTierer
+from dlcore.ops.upkeep.tier_rounds import TierRounds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -65,8 +63,7 @@ class LogUpkeep:
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
         self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
-        self._tierer = LogTierer(context, owner, config)
-        self._tables = TableKeeper(context, owner, compare_every_s=config.stray_interval_s)
+        self._tiers = TierRounds(context, owner, config, self._lock)
         self._strays_due_s = 0.0  # by the event loop's clock
         self._mergers = [
             LogMerger(
@@ -191,26 +188,8 @@ class LogUpkeep:
 
         A log that fails is tried again by the next call, and so is a store, with all of its logs.
         """
-        count = 0
         troubles = Troubles()
-        away: set[str] = set()
-        async for logs in listed_logs(self._context):
-            found = await self._context.logs.read_settings_of(logs)
-            for log, settings in zip(logs, found, strict=True):
-                if settings.tier is None or settings.tier in away:
-                    continue
-                async with self._lock(log.log_id) as is_ours:
-                    if not is_ours:
-                        continue
-                    with troubles.isolated(f"tiering log {log.name}"):
-                        try:
-                            count += await self._tierer.tier(log)
-                        except ObjectStoreError:
-                            away.add(settings.tier)
-                            raise
-                    if settings.table is not None and settings.tier not in away:
-                        with troubles.isolated(f"the table of log {log.name}"):
-                            await self._tables.follow(log)
+        count = await self._tiers.tier(troubles)
         await self._repairs.tell("tiers", troubles)
         return count
 

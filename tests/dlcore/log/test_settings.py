@@ -220,9 +220,11 @@ def test_a_tier(tier: str) -> None:
     """A bucket or a folder, and a path below it."""
     settings = LogSettings(tier=tier)
     assert settings.needs_visits
-    assert not settings.changed({"tier": None}).needs_visits
-    assert settings.cold_after_s == 3600
-    assert settings.changed({"tier_after_s": 0}).cold_after_s == 0
+    assert settings.tier_url == tier
+    for without in (None, "none"):
+        changed = settings.changed({"tier": without})
+        assert not changed.needs_visits
+        assert changed.tier_url is None
 
 
 @pytest.mark.parametrize(

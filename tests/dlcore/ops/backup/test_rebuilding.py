@@ -21,6 +21,7 @@ from dlcore.ops.backup.importing import import_namespace
 from dlcore.ops.backup.in_store import missing_objects, newest_export, put_export
 from dlcore.ops.backup.rebuilding import LostRange, RebuiltLog, rebuilt
 from dlcore.ops.inspection import inspect_log
+from dlcore.ops.upkeep.tier_visits import LogVisits
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.dlcore.ops.upkeep.test_forks import write_one
 from tests.dlcore.ops.upkeep.test_merger import check_ledgers
@@ -54,7 +55,7 @@ async def make_segments(
         await complete(scene)
     await scene.close_staging()
     scene.pass_time()
-    scene.tierer._left |= {(scene.log.log_id, lssn) for lssn in hot}
+    scene.tierer._known[scene.log.log_id] = LogVisits(settled={*hot})
     await scene.tier()
     assert await is_cold(scene) == [lssn not in hot for lssn in range(1, count + 1)]
     return await read_all(scene.log)

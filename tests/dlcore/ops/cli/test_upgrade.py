@@ -191,7 +191,7 @@ def test_where_all_have_it_a_feature_is_finalized_for_good(
         namespace.create_log("tiered", settings=settings)
     # Features that a later release has, as far as this cluster knows.
     table = shell.outcome("log", "settings", "bare", "--set", "table=delta")
-    assert f"the feature {features.TABLES!r} is not finalized" in table[2]
+    assert f"the feature {features.TIER_SETTINGS!r} is not finalized" in table[2]
     fork = shell.outcome("log", "fork", "bare", "other")
     assert f"the feature {features.FORKS!r} is not finalized" in fork[2]
     _asked(backend, used)

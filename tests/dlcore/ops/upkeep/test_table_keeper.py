@@ -103,8 +103,8 @@ class TableScene:
 
     async def follow(self) -> bool:
         """Tier, then let the table follow; return whether it was looked at."""
-        await self.worker._tierer.tier(self.log._log)
-        return await self.worker._tables.follow(self.log._log)
+        await self.worker._tiers._tierer.tier(self.log._log)
+        return await self.worker._tiers._tables.follow(self.log._log)
 
     async def refused(self, kind: type[DLError], said: str) -> None:
         """Require that a new worker refuses the table, and leaves it as it is."""
@@ -275,7 +275,7 @@ def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path) 
         assert all("/3/" in each for each in left)
         # A whole segment that never came into the table.
         await scene.write()
-        await scene.worker._tierer.tier(scene.log._log)
+        await scene.worker._tiers._tierer.tier(scene.log._log)
         entries = (await scene.log.get_log_segments())[-1].closed_entry_count
         await scene.log.truncate(DLSN(4, entries, 0))
         await scene.write()
@@ -357,7 +357,7 @@ def test_two_workers_at_once(tmp_path: Path) -> None:
         ]
         for _ in range(4):
             await scene.write()
-            await scene.worker._tierer.tier(scene.log._log)
+            await scene.worker._tiers._tierer.tier(scene.log._log)
             results = await asyncio.gather(
                 *(each.follow(scene.log._log) for each in others), return_exceptions=True
             )
@@ -416,7 +416,7 @@ def test_the_next_commit_costs_the_same(tmp_path: Path, monkeypatch: pytest.Monk
             counts.append([])
             for _ in range(every):
                 await scene.write(rows=1)
-                await scene.worker._tierer.tier(scene.log._log)
+                await scene.worker._tiers._tierer.tier(scene.log._log)
                 keeper = TableKeeper(  # one that knows nothing costs most
                     scene.namespace.log_context,
                     scene.namespace.staging_owner,

@@ -44,7 +44,7 @@ def test_a_table_of_others_is_refused(tmp_path: Path) -> None:
 
     async def body(scene: TableScene) -> None:
         await scene.write()
-        await scene.worker._tierer.tier(scene.log._log)
+        await scene.worker._tiers._tierer.tier(scene.log._log)
         write_deltalake(scene.url, pa.table({"x": [1]}))
         await scene.refused(TableError, "which dlog did not add")
         shutil.rmtree(f"{scene.folder}/_delta_log")
@@ -106,8 +106,8 @@ def test_objects_that_are_not_those_of_the_chain(
 
     async def body(scene: TableScene) -> None:
         await scene.write()
-        await scene.worker._tierer.tier(scene.log._log)
-        chains = scene.worker._tables._chains
+        await scene.worker._tiers._tierer.tier(scene.log._log)
+        chains = scene.worker._tiers._tables._chains
         read = chains.read_chain
 
         async def other(*arguments: Any, **options: Any) -> Any:
@@ -185,5 +185,5 @@ def test_the_setting() -> None:
     """It needs a tier, and a kind of table that there is."""
     assert LogSettings(tier="s3://bucket/f", table="delta").table == "delta"
     for settings in ({"table": "delta"}, {"tier": "s3://bucket/f", "table": "hudi"}):
-        with pytest.raises(ConfigurationError, match="expected delta, with the setting tier"):
+        with pytest.raises(ConfigurationError, match="expected delta, with a tier of its own"):
             LogSettings.of(settings)

@@ -11,7 +11,7 @@ from dlcore.base.errors import CorruptMetadataError, DLError, LedgerReadError, O
 from dlcore.ledger.metadata.values import StoredObject
 from dlcore.log.cold.facts import ObjectFacts
 from dlcore.log.metadata.segment import ColdExtent, Extent
-from dlcore.log.metadata.values import LogHead, SegmentEnd, Totals, pack, unpack
+from dlcore.log.metadata.values import pack, unpack
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merging import MergeRun, weight_of
 from dlcore.ops.upkeep.swap import CallFailed, Ended
@@ -31,7 +31,6 @@ from dlcore.ops.upkeep.tiering import (
     TierState,
     Write,
     Written,
-    is_due,
     plan_tier,
 )
 
@@ -220,28 +219,3 @@ def test_a_cold_extent_is_stored_as_one_and_not_merged() -> None:
     assert unpack(pack([extent(2), cold])) == (extent(2), cold)
     assert cold != extent(1)
     assert weight_of(cold) > 2**40 > weight_of(extent(1))
-
-
-@pytest.mark.parametrize(
-    ("head", "due"),
-    [
-        (LogHead(max_lssn=9), True),
-        (LogHead(max_lssn=9, first_active=(4, 0, 0)), True),
-        (LogHead(max_lssn=9, first_active=(4, 0, 1)), False),
-        (LogHead(max_lssn=9, first_active=(5, 0, 0)), False),
-        (LogHead(max_lssn=9, producers_lssn=4), False),
-        (LogHead(max_lssn=9, producers_lssn=5), True),
-    ],
-)
-def test_which_segments_are_due(head: LogHead, due: bool) -> None:
-    """Whole ones that are old enough, and not the one with the last stamps of producers."""
-    end = SegmentEnd(
-        created_ms=0,
-        completed_ms=1_000,
-        start_sequence_id=0,
-        chunk_count=0,
-        chunked=Totals(),
-        packed=pack([extent(1)]),
-    )
-    assert is_due(head, 4, end, tier_after_s=2, now_ms=2_006) is due
-    assert not is_due(head, 4, end, tier_after_s=2, now_ms=2_005)

@@ -1,0 +1,200 @@
+"""Rounds over the logs that may have a tier: what they read, and which tier counts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from dlcore.base.config import LogSettings
+from dlcore.base.errors import ConfigurationError
+from dlcore.base.records import LogRecord
+from dlcore.metadata import cluster_features
+from dlcore.metadata.cluster_settings import ClusterSettingsStore
+from dlcore.ops.live_settings import require_allowed
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.dlcore.ops.upkeep.test_tierer import (
+    AGE_MS,
+    CONFIG_OF_TIERS,
+    TIER,
+    TierScene,
+    is_cold,
+    on_tier_scene,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dlcore.metadata.cluster_settings import Value
+    from dlcore.metadata.port import Versioned
+
+OTHER = "s3://bucket/others"
+OF_ALL = replace(CONFIG_OF_TIERS, tier=OTHER, tier_after_s=AGE_MS / 1000)
+
+
+class Reads(NamedTuple):
+    """The nodes that a worker's session reads, its lists, and its locks."""
+
+    nodes: list[str]
+    lists: list[str]
+    locks: list[str]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many of each."""
+        return len(self.nodes), len(self.lists), len(self.locks)
+
+
+@contextmanager
+def reads_of(scene: TierScene) -> Iterator[Reads]:
+    """Note what the session of the tiering process asks for."""
+    store, noted = scene.merging._context.store, Reads([], [], [])
+    get_many, lists, create = store.get_many, store.get_children_many, store.create
+
+    async def note_nodes(paths: Sequence[str], *, fresh: bool = False) -> list[Versioned | None]:
+        noted.nodes.extend(paths)
+        return await get_many(paths, fresh=fresh)
+
+    async def note_lists(paths: Sequence[str]) -> list[list[str] | None]:
+        noted.lists.append(paths[0])
+        return await lists(paths)
+
+    async def note_locks(path: str, *about: bytes, ephemeral: bool = False) -> None:
+        noted.locks.append(path)
+        await create(path, *about, ephemeral=ephemeral)
+
+    with (
+        patch.object(store, "get_many", note_nodes),
+        patch.object(store, "get_children_many", note_lists),
+        patch.object(store, "create", note_locks),
+    ):
+        yield noted
+
+
+def test_a_quiet_log_costs_nothing_until_something_can_be_due() -> None:
+    """Neither a lock nor a read; the list tells of new logs."""
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
+        store = scene.merging._context.store
+        scene.pass_time()
+        await store.sync("/")
+        assert await worker.tier() > 0
+        assert await worker.tier() == 0
+        with reads_of(scene) as reads:
+            assert await worker.tier() == 0
+        assert reads.counts == (0, 1, 0)
+        await scene.namespace.create_log("new", settings=LogSettings(tier=TIER))
+        await store.sync("/")
+        with reads_of(scene) as reads:
+            assert await worker.tier() == 0
+        assert reads.counts == (3, 1, 0)  # node, head and settings
+        scene.pass_time()
+        with reads_of(scene) as reads:
+            assert await worker.tier() == 0
+        assert reads.counts == (4, 1, 0)
+
+    on_tier_scene(body, appends=4)
+
+
+def test_deleted_logs_are_forgotten() -> None:
+    """What a worker knows is bounded by the logs that there are."""
+
+    async def body(scene: TierScene) -> None:
+        worker = LogUpkeep.of(scene.merging, CONFIG_OF_TIERS)
+        await scene.merging._context.store.sync("/")
+        await worker.tier()
+        rounds = worker._tiers
+        assert rounds._tierer._known.keys() == {scene.log.log_id}
+        await scene.log.delete()
+        scene.pass_time()
+        assert await worker.tier() == 0
+        await worker.sweep()
+        assert await worker.tier() == 0
+        assert not rounds._tierer._known
+        assert not rounds._visits._logs
+
+    on_tier_scene(body, appends=2)
+
+
+def test_the_namespace_has_a_tier_for_logs_without_one() -> None:
+    """A log's own tier comes first; one that wants none, or is encrypted, stays on bookies."""
+
+    async def body(scene: TierScene) -> None:
+        context = scene.namespace._context
+        names = {
+            "own": LogSettings(),
+            "stays": LogSettings(tier="none"),
+            "secret": LogSettings(encrypted=True),
+            "any": LogSettings(),
+        }
+        for name, settings in names.items():
+            await scene.namespace.create_log(name, settings=settings)
+            log = await scene.namespace.open_log(name)
+            if name != "secret":
+                async with await log.open_writer() as writer:
+                    await writer.write(LogRecord(1, name.encode()))
+                    await writer.mark_end_of_stream()
+        await scene.log.rename("renamed")
+        scene.pass_time()
+        worker = LogUpkeep.of(scene.merging, OF_ALL)
+        assert await worker.tier() > 2
+        assert await worker.tier() == 0
+        assert await is_cold(scene) == [True]
+        objects = scene.objects.stored
+        for name, tier in (("own", OTHER), ("any", OTHER), ("stays", None), ("secret", None)):
+            log = await scene.namespace.open_log(name)
+            folders = {
+                each
+                for each in (TIER, OTHER)
+                for url in objects
+                if log.log_id in url and url.startswith(f"{each}/{context.cluster_id}/")
+            }
+            assert folders == ({tier} if tier else set()), name
+        assert any(url.startswith(f"{TIER}/") and scene.log.log_id in url for url in objects)
+
+    on_tier_scene(body, appends=2)
+
+
+def test_a_tier_of_the_namespace_waits_for_its_feature(caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier releases do not read what is cold; logs with a tier of their own go on."""
+
+    async def body(scene: TierScene) -> None:
+        await scene.namespace.create_log("any")
+        log = await scene.namespace.open_log("any")
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"1"))
+            await writer.mark_end_of_stream()
+        scene.pass_time()
+        worker = LogUpkeep.of(scene.merging, OF_ALL)
+        with patch.object(cluster_features.ClusterFeatures, "has", return_value=False):
+            assert await worker.tier() == 1
+        assert "dlog upgrade finalize" in caplog.text
+        assert await is_cold(scene) == [True]
+        assert await worker.tier() == 1
+
+    on_tier_scene(body, appends=2)
+
+
+def test_settings_of_the_cluster_may_have_the_tier() -> None:
+    """They are checked as any other, and live."""
+
+    async def body(scene: TierScene) -> None:
+        context = scene.namespace._context
+        settings = ClusterSettingsStore(context.store, context.paths)
+        tier: dict[tuple[str, str], Value | None] = {
+            ("autorecovery", "tier"): OTHER,
+            ("autorecovery", "tier_after_s"): 5.0,
+        }
+        tables = await settings.change(tier, require_allowed)
+        assert tables == {"autorecovery": {"tier": OTHER, "tier_after_s": 5.0}}
+        with pytest.raises(ConfigurationError, match=r"tier='bucket'.*s3://bucket/folder"):
+            await settings.change({("autorecovery", "tier"): "bucket"}, require_allowed)
+
+    on_tier_scene(body, appends=1)
+    with pytest.raises(ConfigurationError, match="tier_after_s"):
+        UpkeepConfig(tier_after_s=-1)
