@@ -267,15 +267,19 @@ class Nemesis:
     async def _finalize(self, _fault: Fault) -> None:
         """Let all processes run this release, and finalize its features."""
         self._is_finalizing = True
-        if not await Deadline(_PATIENCE_S).wait(self._bookies_tell_their_releases):
-            raise NemesisError(f"bookies run other releases than they tell: {self.told}")
+        await self._require_told_releases()
         for service in self._cluster.services.values():
             async with service.turn:
                 if service.installed is not None:
                     await service.stop()
                     service.installed = None
                     service.start()
+        await self._require_told_releases()
         await persistently(self._cluster.finalize, timeout_s=_PATIENCE_S)
+
+    async def _require_told_releases(self) -> None:
+        if not await Deadline(_PATIENCE_S).wait(self._bookies_tell_their_releases):
+            raise NemesisError(f"bookies run other releases than they tell: {self.told}")
 
     async def _bookies_tell_their_releases(self) -> bool:
         """Return whether each that is registered runs what it was started as; note all members."""
@@ -285,7 +289,7 @@ class Nemesis:
             return False  # the metadata store is away
         self.told |= Counter(f"{each.role} {each.version}" for each in members)
         versions = {each.name: each.version for each in members if each.role is Role.BOOKIE}
-        return all(
+        return bool(versions) and all(
             versions.get(name, each.version) == each.version
             for name, each in self._cluster.bookies.items()
         )
