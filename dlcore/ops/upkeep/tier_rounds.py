@@ -40,7 +40,7 @@ _LOGS_AT_ONCE = 250
 
 
 class _Work(NamedTuple):
-    """What there is to do in a log."""
+    """The work that a look at a log has found."""
 
     node: str
     log: LogKey
@@ -132,7 +132,7 @@ class TierRounds:
     async def _look(
         self, node: str, log: LogKey, head: Versioned | None, settings: Versioned | None
     ) -> _Work | None:
-        """Look at a log; return what there is to do."""
+        """Look at a log; return the work that is there."""
         logs = self._context.logs
         try:
             at = logs.head_of(log, head)
