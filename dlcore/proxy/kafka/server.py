@@ -176,8 +176,9 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._transport = writer.transport
-        # An answer counts as received when the kernel has all of it.
-        self._transport.set_write_buffer_limits(high=0)
+        # An answer counts as received when the kernel has all of it.  Not 0: with TLS asyncio then
+        # waits although nothing is left to send, until the client sends something.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._callers = callers
         self._gate = gate
         host, port, *_ = writer.get_extra_info("peername")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import time
 from contextlib import asynccontextmanager
 from functools import partial
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
+from kio.static.constants import EntityType
 
 from dlcore.access.rights import Right
 from dlcore.base.errors import ConfigurationError
@@ -23,7 +25,7 @@ from dlcore.proxy.kafka.entrances import ENTRANCES
 from dlcore.proxy.kafka.session import UNKNOWN_BYTES_MAX
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Authority
-from tests.fixtures.kafka import RawClient, consumed, consumer, offsets_in
+from tests.fixtures.kafka import RawClient, class_of, consumed, consumer, offsets_in
 from tests.fixtures.kafka_batches import batch, body_of
 from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.tokens import Issuer
@@ -481,12 +483,42 @@ def test_clients_come_by_tls(
     async def scenario(served: Proxies) -> None:
         direct = await served.cluster.open("operator")
         await direct.change_access_rules(
-            add=["allow user:alice read log a", "allow certificate:carol read log a"]
+            add=[
+                f"allow {who} {right} log a"
+                for who in ("user:alice", "certificate:carol")
+                for right in ("read", "append")
+            ]
         )
         await written(await opened(served, "a"), 3)
         address = await started(served, **files, **users)
         reader = await asyncio.to_thread(partial(consumer, address, "a", **login))
         assert numbers(await asyncio.to_thread(consumed, reader, 3)) == [0, 1, 2]
+        producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, **login})
+        told: list[Any] = []
+        producer.produce("a", b"3", on_delivery=lambda *each: told.append(each))
+        assert await asyncio.to_thread(producer.flush, 60) == 0
+        assert [(error, each.offset()) for error, each in told] == [(None, 3)]
+        assert numbers(await asyncio.to_thread(consumed, reader, 1)) == [3]
         await asyncio.to_thread(reader.close)
+
+    with_proxies("a")(scenario)
+
+
+def test_requests_that_come_together_are_answered_over_tls(tmp_path: Path) -> None:
+    """Each of them, though the client sends nothing more."""
+    own = Authority(tmp_path / "authority").issue("proxy")
+    files = {"tls_ca": own.ca, "tls_cert": own.cert, "tls_key": own.key}
+
+    async def scenario(served: Proxies) -> None:
+        address = await started(served, **files, tls_client_auth="none")
+        host, _, port = address.rpartition(":")
+        context = ssl.create_default_context(cafile=own.ca)
+        client = RawClient(*await asyncio.open_connection(host, int(port), ssl=context))
+        request = class_of(messages.FIND_COORDINATOR, 2, EntityType.request)(key="g")
+        for _ in range(3):
+            client.tell(request)
+        for number in range(3):
+            await client.answer(messages.FIND_COORDINATOR, 2, number=number + 1)
+        client.close()
 
     with_proxies("a")(scenario)
