@@ -37,8 +37,6 @@ _STREAMED = {1: "gzip", 3: "lz4", 4: "zstd"}
 _SNAPPY = 2
 _RECORD_BYTES_MIN = 7
 _VARINT_BYTES, _VARLONG_BYTES = 5, 10
-_PADDING = bytes(64)
-"""Behind the records, so that the fields of a record that is cut off can be read, and refused."""
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_BYTES = 16
 _CORRUPT, _INVALID = ErrorCode.corrupt_message, ErrorCode.invalid_record
@@ -96,30 +94,31 @@ def produced_in(data: bytes | None, *, bytes_max: int) -> ProducedBatch:
     if producer < NO_PRODUCER or (producer >= 0 and (epoch < 0 or sequence < 0)):
         reason = f"producer {producer}, epoch {epoch}, sequence {sequence}: expected none below 0"
         raise RefusedBatchError(_INVALID, reason)
-    body = _plain(data[HEADER_BYTES:], attributes & _COMPRESSION, bytes_max)
-    if not 0 < count <= len(body) // _RECORD_BYTES_MIN or last != count - 1:
-        reason = f"{count:,} records, the last is number {last:,}, in {len(body):,} bytes"
+    body, start = _plain(data, attributes & _COMPRESSION, bytes_max)
+    size = len(body) - start
+    if not 0 < count <= size // _RECORD_BYTES_MIN or last != count - 1:
+        reason = f"{count:,} records, the last is number {last:,}, in {size:,} bytes"
         raise RefusedBatchError(_INVALID, reason)
-    keys, values, headers = _fields(body, *_bounds(body, count))
+    keys, values, headers = _fields(body, *_bounds(body, start, count))
     return ProducedBatch(producer, epoch, sequence, values, keys, headers)
 
 
 # Compression
 
 
-def _plain(data: bytes, codec: int, bytes_max: int) -> bytes:
-    """Return the records of a batch, not compressed."""
+def _plain(data: bytes, codec: int, bytes_max: int) -> tuple[bytes, int]:
+    """Return the records of a batch, not compressed, and where they begin: they are not copied."""
     if not codec:
-        found = data
+        found, start = data, HEADER_BYTES
     elif codec == _SNAPPY:
-        found = _unsnapped(data, bytes_max)
+        found, start = _unsnapped(data[HEADER_BYTES:], bytes_max), 0
     elif codec in _STREAMED:
-        found = _streamed(data, _STREAMED[codec], bytes_max)
+        found, start = _streamed(data[HEADER_BYTES:], _STREAMED[codec], bytes_max), 0
     else:
         code = ErrorCode.unsupported_compression_type
         raise RefusedBatchError(code, f"compression {codec}: expected 0 to 4")
-    _require_room(len(found), bytes_max)
-    return found
+    _require_room(len(found) - start, bytes_max)
+    return found, start
 
 
 def _require_room(size_bytes: int, bytes_max: int) -> None:
@@ -177,9 +176,9 @@ def _block(data: bytes, bytes_max: int) -> bytes:
 # Records
 
 
-def _bounds(body: bytes, count: int) -> tuple[Numbers, Numbers]:
+def _bounds(body: bytes, start: int, count: int) -> tuple[Numbers, Numbers]:
     """Return where each record begins behind its length, and where it ends."""
-    starts, ends, at = list[int](), list[int](), 0
+    starts, ends, at = list[int](), list[int](), start
     try:
         for _ in range(count):
             length = body[at]
@@ -203,7 +202,8 @@ def _bounds(body: bytes, count: int) -> tuple[Numbers, Numbers]:
         reason = f"record {len(starts):,} of {count:,} ends behind its batch"
         raise RefusedBatchError(_INVALID, reason) from error
     if at != len(body) or len(ends) != count:
-        reason = f"{len(ends):,} of {count:,} records have {at:,} bytes: expected {len(body):,}"
+        have, size = at - start, len(body) - start
+        reason = f"{len(ends):,} of {count:,} records have {have:,} bytes: expected {size:,}"
         raise RefusedBatchError(_INVALID, reason)
     return np.array(starts, np.int64), np.array(ends, np.int64)
 
@@ -212,9 +212,14 @@ class _Unread:
     """The rest of each record that is not read yet; nothing behind a record's end is read."""
 
     def __init__(self, body: bytes, starts: Numbers, ends: Numbers) -> None:
-        self.raw = np.frombuffer(body + _PADDING, np.uint8)
+        self._raw = np.frombuffer(body, np.uint8)
         self.at = starts
         self.ends = ends
+
+    def _byte(self, at: Numbers) -> NDArray[np.uint8]:
+        """Return a byte of each; what is read behind the last record is refused by `skip`."""
+        found: NDArray[np.uint8] = self._raw[np.minimum(at, len(self._raw) - 1)]
+        return found
 
     def skip(self, lengths: Any) -> None:
         """Pass over so many bytes of each."""
@@ -225,13 +230,13 @@ class _Unread:
 
     def varint(self, bytes_max: int = _VARINT_BYTES) -> Numbers:
         """Take a zigzag varint of each."""
-        byte = self.raw[self.at]
+        byte = self._byte(self.at)
         found = (byte & 0x7F).astype(np.uint64)
         goes_on, lengths = byte >= 0x80, np.ones(len(byte), np.int64)
         for index in range(1, bytes_max):
             if not goes_on.any():
                 break
-            byte = np.where(goes_on, self.raw[self.at + lengths], 0)
+            byte = np.where(goes_on, self._byte(self.at + lengths), 0)
             found |= (byte & 0x7F).astype(np.uint64) << np.uint64(7 * index)
             lengths += goes_on
             goes_on = byte >= 0x80
