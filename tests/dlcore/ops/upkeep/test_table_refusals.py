@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,22 @@ def test_versions_by_positions(tmp_path: Path) -> None:
             await other.end_of(0)
         with pytest.raises(TableError, match="no setting `tier`"):
             TableReader(context, scene.log._log, None)
+
+    on_table(tmp_path, body)
+
+
+def test_a_worker_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the table and the extra; the log is tiered as without a table."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        monkeypatch.setitem(sys.modules, "deltalake", None)
+        with pytest.raises(
+            ConfigurationError, match=r"the table in file:.*distributed-dlog\[table\]"
+        ):
+            await scene.follow()
+        segments = await scene.log.get_log_segments()
+        assert all(each.is_cold for segment in segments for each in segment.extents)
 
     on_table(tmp_path, body)
 
