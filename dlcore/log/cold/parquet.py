@@ -33,6 +33,7 @@ from dlcore.log.typed.schema import LIST, MAP, STRUCT, Column, LogSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from dlcore.wire.digest import BytesLike
 
@@ -286,6 +287,13 @@ class ObjectLayout:
         ]
         entries = chunks[1].statistics
         return RowGroup(entries.min, entries.max, min(starts), max(ends))
+
+    @property
+    def last_timestamp_ms(self) -> int:
+        """The time of its last record."""
+        times = self._metadata.row_group(len(self.row_groups) - 1).column(5).statistics
+        last: datetime = times.max
+        return round(last.timestamp() * 1000)
 
     def decode(self, number: int, data: BytesLike) -> list[ColdEntry]:
         """Return the entries of a row group, of which `data` are the bytes.

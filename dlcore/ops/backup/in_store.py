@@ -11,16 +11,25 @@ import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from dlcore.base.background import all_of
 from dlcore.base.errors import ConfigurationError
 from dlcore.ledger.metadata.values import LedgerMetadata
-from dlcore.metadata.paths import NamespacePaths
+from dlcore.log.metadata.values import StoredSettings
+from dlcore.metadata.paths import NamespacePaths, unescape
 from dlcore.metadata.stored import decode
+from dlcore.ops.backup.adopting import NAME, FoundObject
 from dlcore.ops.backup.archive import Export, packed, unpacked
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dlcore.log.cold.objects import ListedObject, Objects
+    from dlcore.log.cold.reading import ColdLedgers
 
 _FOLDER = "metadata"
+_TIERS = f"{NamespacePaths('').tiers}/"
+_SETTINGS = re.compile(r"/heads/[^/]+/[^/]+/settings")
+_AT_ONCE = 16
 _NAME = re.compile(r"(?P<cluster>[^/]+)/(?P<time>\d{15})-(?P<moment>\d+)\.dlog")
 _KEYS = NamespacePaths("").capability_keys
 _LEDGER = re.compile(r"/ledgers/\d+/\d+/\d+")
@@ -78,24 +87,64 @@ async def newest_export(objects: Objects, url: str, *, cluster_id: str | None = 
     return unpacked(bytes(data), source=newest.url)
 
 
-async def missing_objects(objects: Objects, export: Export) -> list[str]:
-    """Return the objects that ledgers of an export name and that are not there, or not whole.
+async def listed_objects(objects: Objects, export: Export) -> dict[str, int]:
+    """Return all objects of the cluster's logs, below all tiers that the export knows, with sizes.
+
+    A tier is known if objects went there, or if a log has it.
 
     Raises: ObjectStoreError.
     """
-    expected: dict[str, int] = {}
-    folders: set[str] = set()
+    tiers: set[str] = set()
+    for path, value in export.nodes.items():
+        if path.startswith(_TIERS):
+            tiers.add(unescape(path.removeprefix(_TIERS)))
+        elif _SETTINGS.fullmatch(path):
+            settings = decode(StoredSettings, value, source=path).settings
+            tiers |= set() if settings.tier is None else {settings.tier}
+    found: dict[str, int] = {}
+    for tier in sorted(tiers):
+        pages = objects.list_below(f"{tier}/{export.header.cluster_id}")
+        async with aclosing(pages):
+            async for page in pages:
+                found |= {each.url: each.size_bytes for each in page}
+    return found
+
+
+def named_objects(export: Export) -> dict[str, int]:
+    """Return the objects that ledgers of an export name, with sizes."""
+    named: dict[str, int] = {}
     for path, value in export.nodes.items():
         if _LEDGER.fullmatch(path):
             ledger = decode(LedgerMetadata, value, source=path)
-            if ledger.is_cold:
-                # <tier>/<cluster id>/<log id>/<segment>
-                folders.add(ledger.folder.rsplit("/", 2)[0])
-                expected |= {f"{ledger.folder}/{o.name}": o.size_bytes for o in ledger.objects}
-    for folder in folders:
-        async with aclosing(objects.list_below(folder)) as pages:
-            async for page in pages:
-                for each in page:
-                    if expected.get(each.url) == each.size_bytes:
-                        del expected[each.url]
-    return sorted(expected)
+            named |= {f"{ledger.folder}/{o.name}": o.size_bytes for o in ledger.objects}
+    return named
+
+
+def missing_objects(export: Export, listed: Mapping[str, int]) -> list[str]:
+    """Return the objects that an export names and that are not there, or not whole."""
+    named = named_objects(export)
+    return sorted(url for url, size_bytes in named.items() if listed.get(url) != size_bytes)
+
+
+async def unnamed_objects(
+    cold: ColdLedgers, export: Export, listed: Mapping[str, int]
+) -> list[FoundObject]:
+    """Return the objects that an export does not name, with what they say of themselves.
+
+    Raises: ObjectStoreError: one is damaged, or the store did not answer.
+    """
+    named = named_objects(export)
+    urls = [
+        url
+        for url in listed
+        if url not in named and NAME.fullmatch(url.rpartition("/")[2]) is not None
+    ]
+
+    async def look(url: str) -> FoundObject:
+        layout = await cold.layout_of(url, listed[url])
+        return FoundObject(url, listed[url], layout.facts, layout.last_timestamp_ms)
+
+    found: list[FoundObject] = []
+    for start in range(0, len(urls), _AT_ONCE):
+        found += await all_of(*(look(url) for url in urls[start : start + _AT_ONCE]))
+    return found

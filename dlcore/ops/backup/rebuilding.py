@@ -41,7 +41,7 @@ from dlcore.metadata.tree import parent_of
 from dlcore.ops.backup.archive import Export
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dlcore.log.metadata.segment import Extent
     from dlcore.metadata.paths import LogPaths, NamespacePaths
@@ -129,8 +129,8 @@ class _Rebuilding:
         lost: list[LostRange] = []
         removed_txid = head.removed_txid
         for lssn in range(first[0], last + 1):
-            end, extents, is_open = self._segment(own, head, lssn)
-            cold = self._cold(extents)
+            end, extents, is_open = segment_of(self.nodes, own, head, lssn)
+            cold = cold_part_of(self.paths, self.nodes, extents)
             if len(cold) < len(extents) or is_open:
                 start = DLSN(lssn, Totals().plus(cold).entries, 0)
                 _note(lost, start, None if is_open else DLSN(lssn + 1, 0, 0))
@@ -200,44 +200,6 @@ class _Rebuilding:
             entries = sums.entries
         return next_id - first_id, entries, next_id
 
-    def _segment(
-        self, own: LogPaths, head: LogHead, lssn: int
-    ) -> tuple[SegmentEnd, Sequence[Extent], bool]:
-        """Return a segment's end, its final extents, and whether it may have had more."""
-        if lssn == head.max_lssn and head.segment is not None:
-            opened = head.segment
-            end = SegmentEnd(
-                created_ms=opened.created_ms,
-                completed_ms=max(opened.created_ms, head.last_timestamp_ms),
-                start_sequence_id=opened.start_sequence_id,
-                chunk_count=opened.chunk_count,
-                chunked=opened.chunked,
-                packed=(),
-            )
-            tail = [extent for extent in opened.tail if not extent.is_open]
-        else:
-            path = own.segment(lssn)
-            end = decode(SegmentEnd, self.nodes[path], source=path)
-            tail = list(end.tail)
-        extents: list[Extent] = []
-        number = 0
-        while number < end.chunk_count:
-            path = own.chunk(lssn, number)
-            chunk = decode(Chunk, self.nodes[path], source=path)
-            extents += chunk.extents
-            number += chunk.covers
-        is_open = lssn == head.max_lssn and head.segment is not None
-        return end, [*extents, *tail], is_open
-
-    def _cold(self, extents: Sequence[Extent]) -> list[Extent]:
-        """Return the extents up to the first one that is not in objects."""
-        found = []
-        for extent in extents:
-            if not extent.is_cold or self.paths.ledger(extent.ledger_id) not in self.nodes:
-                break
-            found.append(extent)
-        return found
-
     def take_ledgers(self) -> None:
         """Take the cold ledgers that logs name."""
         for ledger_id, count in self.references.items():
@@ -276,6 +238,48 @@ class _Rebuilding:
             if path in self.kept:
                 return
             self.kept[path] = self.nodes.get(path, b"")
+
+
+def segment_of(
+    nodes: Mapping[str, bytes], own: LogPaths, head: LogHead, lssn: int
+) -> tuple[SegmentEnd, Sequence[Extent], bool]:
+    """Return a segment's end, its final extents, and whether it may have had more."""
+    if lssn == head.max_lssn and head.segment is not None:
+        opened = head.segment
+        end = SegmentEnd(
+            created_ms=opened.created_ms,
+            completed_ms=max(opened.created_ms, head.last_timestamp_ms),
+            start_sequence_id=opened.start_sequence_id,
+            chunk_count=opened.chunk_count,
+            chunked=opened.chunked,
+            packed=(),
+        )
+        tail = [extent for extent in opened.tail if not extent.is_open]
+    else:
+        path = own.segment(lssn)
+        end = decode(SegmentEnd, nodes[path], source=path)
+        tail = list(end.tail)
+    extents: list[Extent] = []
+    number = 0
+    while number < end.chunk_count:
+        path = own.chunk(lssn, number)
+        chunk = decode(Chunk, nodes[path], source=path)
+        extents += chunk.extents
+        number += chunk.covers
+    is_open = lssn == head.max_lssn and head.segment is not None
+    return end, [*extents, *tail], is_open
+
+
+def cold_part_of(
+    paths: NamespacePaths, nodes: Mapping[str, bytes], extents: Sequence[Extent]
+) -> list[Extent]:
+    """Return the extents up to the first one that is not in objects."""
+    found = []
+    for extent in extents:
+        if not extent.is_cold or paths.ledger(extent.ledger_id) not in nodes:
+            break
+        found.append(extent)
+    return found
 
 
 def _note(lost: list[LostRange], start: DLSN, end: DLSN | None) -> None:

@@ -43,15 +43,23 @@ _SEGMENTS_SKIPPED = 100
     metavar="N",
     help="Numbers of segments left out, for those begun since the export.",
 )
+@click.option(
+    "--only-exported", is_flag=True, help="Leave out segments that became cold after the export."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would be there.")
 @common_options
 def restore_command(
-    place: str, cluster_id: str | None, *, skip_segments: int, dry_run: bool
+    place: str,
+    cluster_id: str | None,
+    *,
+    skip_segments: int,
+    only_exported: bool,
+    dry_run: bool,
 ) -> None:
     """Make a namespace again whose bookies and metadata are lost.
 
-    It has all logs of the newest export of `dlog metadata export`, with the records that were in
-    objects then.  For each log it is shown what is lost.  New records get positions that no record
+    It has all logs of the newest export of `dlog metadata export`, with the records that are in
+    objects.  For each log it is shown what is lost.  New records get positions that no record
     had.  If bookies are left, use `dlog metadata import` instead.
     """
     uri = namespace_uri()
@@ -59,20 +67,12 @@ def restore_command(
     paths = NamespacePaths(parsed.root)
 
     async def make(store: MetadataStore) -> tuple[Rebuilt, float, int]:
-        from dlcore.log.cold.stores import StoredObjects
         from dlcore.ops.backup.importing import changed_nodes, import_namespace, require_empty
-        from dlcore.ops.backup.in_store import missing_objects
-        from dlcore.ops.backup.rebuilding import rebuilt
 
         loop = asyncio.get_running_loop()
-        start_s, objects = loop.time(), StoredObjects()
+        start_s = loop.time()
         export = await _read(place, cluster_id)
-        made = rebuilt(paths, export, segments_skipped=skip_segments)
-        if missing := await missing_objects(objects, made.export):
-            raise ObjectStoreError(
-                f"{len(missing)} objects that the export names are not there, or not whole, such "
-                f"as {', '.join(missing[:_NAMES_SHOWN])}: nothing was made"
-            )
+        made = await _rebuilt(paths, export, skip_segments, only_exported=only_exported)
         changed_nodes(paths, made.export, clock.now_ms())  # it is of a namespace
         if dry_run:
             await require_empty(store, paths)
@@ -82,6 +82,28 @@ def restore_command(
 
     made, took_s, now_ms = on_store(parsed.servers, make, is_long=True)
     _show(uri, made, took_s, now_ms, dry_run=dry_run)
+
+
+async def _rebuilt(
+    paths: NamespacePaths, export: Export, skip_segments: int, *, only_exported: bool
+) -> Rebuilt:
+    """Return what remains of an export, with what became cold after it."""
+    from dlcore.log.cold.reading import ColdLedgers
+    from dlcore.ops.backup.adopting import adopted
+    from dlcore.ops.backup.in_store import listed_objects, missing_objects, unnamed_objects
+    from dlcore.ops.backup.rebuilding import rebuilt
+
+    cold = ColdLedgers()
+    listed = await listed_objects(cold.objects, export)
+    if not only_exported:
+        export = adopted(paths, export, await unnamed_objects(cold, export, listed))
+    made = rebuilt(paths, export, segments_skipped=skip_segments)
+    if missing := missing_objects(made.export, listed):
+        raise ObjectStoreError(
+            f"{len(missing)} objects that the export names are not there, or not whole, such as "
+            f"{', '.join(missing[:_NAMES_SHOWN])}: nothing was made"
+        )
+    return made
 
 
 async def _read(place: str, cluster_id: str | None) -> Export:
@@ -104,8 +126,8 @@ def _show(uri: str, made: Rebuilt, took_s: float, now_ms: int, *, dry_run: bool)
     age_s = max(0, now_ms - header.exported_ms) // 1000
     show_done(
         f"{uri} {what} cluster {header.cluster_id} as of {time_text(header.exported_ms)}, "
-        f"{age_s} s ago, with {len(rows)} logs; it took {took_s:.1f} s; records written since are "
-        "lost",
+        f"{age_s} s ago, with {len(rows)} logs; it took {took_s:.1f} s; later changes, and records "
+        "that were in no object, are lost",
         {
             "uri": uri,
             "cluster": header.cluster_id,
