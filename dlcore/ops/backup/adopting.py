@@ -2,10 +2,10 @@
 
 An export names the objects that there were.  Segments that became cold later are in objects too,
 each of which has its log, segment, entries and counts in its end, and its ledger's id and token in
-its name.  Of these the ledgers and segments are made that the metadata had:
+its name.  The ledgers and segments that the metadata had are made again out of that:
 
-- A segment gets the objects that follow its cold part without a gap of entries.  Of ledgers that
-  begin with the same entry it gets the one that reaches furthest: leftovers hold the same records.
+- A segment gets the objects that follow its cold part without a gap of entries.  If ledgers begin
+  with the same entry it gets the one that reaches furthest: leftovers hold the same records.
 - An object of a version of the schema that the export does not know is left out.
 - Records that lack, by the export or by the next segment's sequence id, become an extent that no
   object has, as which `rebuilding.py` takes them for lost.
