@@ -452,6 +452,10 @@ class LogSettings(
     retention_s: float | None = None
     """Records older than this are removed, also from a log without a writer; None: they stay.  A
     whole segment is removed when its last record is old enough."""
+    retention_bytes: int | None = None
+    """The oldest segments are removed, also from a tier, while the newer ones together have this
+    many bytes; None: records stay.  The segment in progress stays.  Not with
+    `explicit_truncation`."""
     explicit_truncation: bool = False
     """With `retention_s`: only truncated records are removed, once they are old enough."""
 
@@ -516,6 +520,19 @@ class LogSettings(
             rule="expected seconds > 0, or nothing: records stay",
         )
 
+        require(
+            condition=self.retention_bytes is None or self.retention_bytes > 0,
+            key="retention_bytes",
+            value=self.retention_bytes,
+            rule="expected bytes > 0, or nothing: records stay",
+        )
+        require(
+            condition=self.retention_bytes is None or not self.explicit_truncation,
+            key="retention_bytes",
+            value=self.retention_bytes,
+            rule="expected nothing with explicit_truncation=True: only truncated records go then",
+        )
+
     @property
     def tier_url(self) -> str | None:
         """The log's own tier; None: it has none, or wants none."""
@@ -524,7 +541,8 @@ class LogSettings(
     @property
     def needs_visits(self) -> bool:
         """Whether workers look at the log from time to time."""
-        return self.retention_s is not None or self.tier_url is not None
+        lengths = (self.retention_s, self.retention_bytes, self.tier_url)
+        return any(each is not None for each in lengths)
 
     def require_mode(self, log: str, *, proxied: bool) -> None:
         """Raise `LogModeError` if the log's mode forbids a writer of this kind."""

@@ -7,6 +7,8 @@ Theory of operation.  `LogSettings.retention_s` and `explicit_truncation` togeth
     set           False                 when they are truncated, or older
     set           True                  when they are truncated and older
 
+With `retention_bytes` the oldest segments are removed, too, while the newer ones have that many.
+
 The age of a segment is that of its last record, so that all its records are at least as old.  A
 segment that is not completed stays.  A live writer completes its segment by age.  The segment of a
 dead writer, or of staged appends that ended, is completed by the worker that finds it old.
@@ -78,3 +80,18 @@ def first_kept(head: LogHead, ends: Sequence[SegmentEnd], *, kept_from_ms: int) 
         return None
     lssn = head.first_active[0] + old
     return head.end_dlsn if lssn > head.max_lssn else DLSN(lssn, 0, 0)
+
+
+def kept_by_size(head: LogHead, newest: Sequence[SegmentEnd], *, bytes_max: int) -> DLSN | None:
+    """Return the position below which a log has too much; None if it has not, or may not have.
+
+    `newest` are its last completed segments, the latest one first: some, or all that are active.
+    """
+    kept = 0 if head.segment is None else head.segment.size_bytes
+    lssn = head.max_lssn + (head.segment is None)
+    for end in newest:
+        if kept >= bytes_max:
+            return DLSN(lssn, 0, 0)
+        kept += end.chunked.plus(end.tail).size_bytes
+        lssn -= 1
+    return None

@@ -1,4 +1,4 @@
-"""Retention by time: visits the logs that have a retention from time to time, written to or not.
+"""Retention by time and size: visits the logs that have one now and then, written to or not.
 
 They are listed, so that no other log is read.  `retention.py` decides.
 """
@@ -19,6 +19,7 @@ from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import listed_log, read_moved, remove_truncated
 from dlcore.log.upkeep.retention import (
     first_kept,
+    kept_by_size,
     kept_from_ms,
     last_write_ms,
     must_complete,
@@ -106,11 +107,10 @@ async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
             due.append(log)
             continue
         from_ms = kept_from_ms(settings, now_ms=now_ms)
-        if from_ms is None:
-            continue
-        if must_complete(head, kept_from_ms=from_ms):
+        is_sized = settings.retention_bytes is not None  # only its newest segments tell
+        if is_sized or (from_ms is not None and must_complete(head, kept_from_ms=from_ms)):
             due.append(log)
-        elif head.first_lssn < head.max_lssn + (head.segment is None):
+        elif from_ms is not None and head.first_lssn < head.max_lssn + (head.segment is None):
             unsure[paths[index].segment(head.first_lssn)] = log, from_ms
     ends = await persistently(lambda: context.store.get_many(list(unsure)))
     for (path, (log, from_ms)), node in zip(unsure.items(), ends, strict=True):
@@ -124,22 +124,54 @@ async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
 
 
 async def expire_log(context: LogContext, log: LogKey) -> bool:
-    """Drop the records of a log that are too old; return whether there were any.
+    """Drop the records of a log that are too old, or too many; return whether there were any.
 
     Raises:
         LogNotFoundError: the log was deleted.
     """
     at, settings = await context.logs.open(log)
     from_ms = kept_from_ms(settings, now_ms=context.clock.now_ms())
-    if from_ms is None:
-        return False
-    if must_complete(at.head, kept_from_ms=from_ms):
+    if from_ms is not None and must_complete(at.head, kept_from_ms=from_ms):
         at = await _complete(context, at)
     before = at
-    if not settings.explicit_truncation:
+    if from_ms is not None and not settings.explicit_truncation:
         at = await _truncate(context, at, from_ms)
+    if settings.retention_bytes is not None:
+        at = await _truncate_to_size(context, at, settings.retention_bytes)
+    if from_ms is None and settings.retention_bytes is None:
+        return False
     after = await remove_truncated(context, at)
     return after.version != before.version
+
+
+async def _truncate_to_size(
+    context: LogContext, at: VersionedHead, bytes_max: int
+) -> VersionedHead:
+    """Truncate the oldest segments while the newer ones have enough; one conflict ends it.
+
+    Segments are read from the newest on, until they have so much.
+    """
+    head, paths = at.head, context.logs.paths_of(at.log)
+    first, end = head.first_active[0], head.max_lssn + (head.segment is None)
+    newest: list[SegmentEnd] = []
+    while (dlsn := kept_by_size(head, newest, bytes_max=bytes_max)) is None and end > first:
+        lssns = range(end - 1, max(first, end - _SEGMENTS_AT_ONCE) - 1, -1)
+        wanted = [paths.segment(lssn) for lssn in lssns]
+        nodes = await persistently(lambda wanted=wanted: context.store.get_many(wanted))  # type: ignore[misc]
+        for path, node in zip(wanted, nodes, strict=True):
+            if node is None or not node.value:
+                return at  # the log has moved on
+            newest.append(decode(SegmentEnd, node.value, source=path))
+        end = lssns[-1]
+    change = None if dlsn is None else plan_truncate(paths, at, dlsn)
+    if change is None:
+        return at
+    try:
+        at = await context.logs.apply(change)
+    except MetadataVersionError:
+        return await context.logs.read(at.log)  # the next sweep does it
+    logger.info("truncated log=%s at %s by size", at.name, dlsn)
+    return at
 
 
 async def _complete(context: LogContext, at: VersionedHead) -> VersionedHead:

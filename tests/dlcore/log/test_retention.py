@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace as replace_of
 
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import (
@@ -26,6 +27,7 @@ from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import LogHead, LogKey, OpenSegment, SegmentEnd, Totals, pack
 from dlcore.log.upkeep.retention import (
     first_kept,
+    kept_by_size,
     kept_from_ms,
     last_write_ms,
     must_complete,
@@ -133,10 +135,70 @@ def test_when_a_segment_in_progress_must_be_completed(
     assert must_complete(head, kept_from_ms=50) is expected
 
 
+@pytest.mark.parametrize(
+    ("bytes_max", "known", "lssn"),
+    [
+        (1, 3, 4),
+        (10, 3, 4),
+        (11, 3, 3),
+        (110, 3, 3),
+        (111, 3, 2),
+        (210, 3, 2),
+        (211, 3, None),
+        (110, 1, None),
+        (110, 2, 3),
+        (10, 0, None),
+    ],
+)
+def test_the_newest_segments_that_have_enough_stay(
+    bytes_max: int, known: int, lssn: int | None
+) -> None:
+    """The one in progress counts; as long as it is not known what is older, nothing goes."""
+    part = replace_of(extent(1), size_bytes=100)
+    ends = [replace_of(segment_end(1), packed=pack([part]))] * known
+    tail = pack([replace_of(part, size_bytes=10)])
+    head = LogHead(max_lssn=4, segment=OpenSegment(created_ms=0, start_sequence_id=0, packed=tail))
+    found = kept_by_size(head, ends, bytes_max=bytes_max)
+    assert found == (None if lssn is None else DLSN(lssn, 0, 0))
+    if known == 3 and bytes_max == 110:
+        without = replace_of(head, max_lssn=3, segment=None)
+        assert kept_by_size(without, ends, bytes_max=100) == DLSN(3, 0, 0)
+
+
+def test_a_log_keeps_so_many_bytes() -> None:
+    """The oldest segments go in a sweep, however young they are."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        for txid in range(1, 6):
+            await write(cluster, log, txid)
+        segments = await log.get_log_segments()
+        assert len(segments) == 5
+        size = sum(each.size_bytes for each in segments[-1].extents)
+        await log.update_settings(retention_bytes=5 * size)
+        await sweep(cluster)
+        assert await txids(log) == [1, 2, 3, 4, 5]
+        await log.update_settings(retention_bytes=2 * size)
+        await sweep(cluster)
+        assert await txids(log) == [4, 5]
+        assert ledgers(cluster) == 2
+        await sweep(cluster)
+        assert await txids(log) == [4, 5]
+        await log.update_settings(retention_bytes=None)
+        await write(cluster, log, 6)
+        await sweep(cluster)
+        assert await txids(log) == [4, 5, 6]
+
+    on_log(body)
+
+
 def test_a_retention_is_a_time() -> None:
     """Zero would drop everything at once."""
     with pytest.raises(ConfigurationError, match=r"retention_s=0\.0: expected seconds > 0"):
         LogSettings(retention_s=0.0)
+    with pytest.raises(ConfigurationError, match="retention_bytes=0: expected bytes > 0"):
+        LogSettings(retention_bytes=0)
+    with pytest.raises(ConfigurationError, match="retention_bytes=1: expected nothing with"):
+        LogSettings(retention_bytes=1, explicit_truncation=True)
 
 
 async def write(cluster: MemoryCluster, log: DirectLog, *txids: int) -> None:
