@@ -291,7 +291,7 @@ class ObjectLayout:
     @property
     def last_timestamp_ms(self) -> int:
         """The time of its last record."""
-        times = self._metadata.row_group(len(self.row_groups) - 1).column(5).statistics
+        times = self.metadata.row_group(len(self.row_groups) - 1).column(5).statistics
         last: datetime = times.max
         return round(last.timestamp() * 1000)
 

@@ -17,6 +17,7 @@ from dlcore.base.ids import DLSN
 from dlcore.ops.backup.adopting import FoundObject, adopted
 from dlcore.ops.backup.in_store import listed_objects, unnamed_objects
 from dlcore.ops.backup.rebuilding import LostRange, rebuilt
+from dlcore.ops.upkeep.tier_visits import LogVisits
 from tests.dlcore.ops.backup.test_rebuilding import (
     SKIPPED,
     check_goes_on,
@@ -53,7 +54,7 @@ async def write_segments(scene: TierScene, count: int) -> None:
 async def tier_more(scene: TierScene, hot: Sequence[int] = ()) -> list[LogRecordWithDLSN]:
     """Tier what is completed, but for some segments; return all records that are cold."""
     scene.pass_time()
-    scene.tierer._left = {(scene.log.log_id, lssn) for lssn in hot}
+    scene.tierer._known[scene.log.log_id] = LogVisits(settled={*hot})
     await scene.tier()
     segments = await scene.log.get_log_segments()
     cold = {s.lssn for s in segments if all(extent.is_cold for extent in s.extents)}
