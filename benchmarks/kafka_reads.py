@@ -35,7 +35,7 @@ def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
     The client of Flight takes batches, that of librdkafka an object for each record: this is most
     of the difference at 100 bytes.  CPU is that of the proxy and its bookies.
     """
-    with _served(sandbox) as address:
+    with served(sandbox) as address:
         return [
             _read(sandbox, address, name, record_bytes=size, ratio=ratio)
             for name, size, ratio in (("kafka_read", 100, 0.1), ("kafka_read_1k", 1000, 0.2))
@@ -43,7 +43,7 @@ def read(sandbox: Sandbox, _folder: Path) -> list[Figure]:
 
 
 @contextmanager
-def _served(sandbox: Sandbox) -> Iterator[str]:
+def served(sandbox: Sandbox) -> Iterator[str]:
     """Let the proxy serve Kafka's clients meanwhile; yield where."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -88,7 +88,7 @@ def _read(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, ratio
         drop_log(sandbox.uri, log)
     costs = {}
     for whom, cost in (("Kafka", by_kafka), ("Flight", by_flight)):
-        costs[f"client of {whom}"], costs[f"proxy and bookies for {whom}"] = cost.per_gb()
+        costs[f"client of {whom}"], costs[f"proxy and bookies for {whom}"] = cost.per_gb(_BYTES)
     return replace(figure, cpu_s_per_gb=costs)
 
 

@@ -132,11 +132,11 @@ class CpuCost:
         yield
         self._rounds.append((time.process_time() - client_s, cpu_of(self._pids) - servers_s))
 
-    def per_gb(self) -> tuple[float, float]:
-        """Return seconds per GB of `WRITE_BYTES` a round: here, and in the servers."""
+    def per_gb(self, round_bytes: int = WRITE_BYTES) -> tuple[float, float]:
+        """Return seconds per GB, of so many bytes a round: here, and in the servers."""
         counted = self._rounds[1:]  # the first one was the warming up
         client_s, servers_s = (statistics.median(side) for side in zip(*counted, strict=True))
-        return client_s / (WRITE_BYTES / 1e9), servers_s / (WRITE_BYTES / 1e9)
+        return client_s / (round_bytes / 1e9), servers_s / (round_bytes / 1e9)
 
 
 @contextmanager

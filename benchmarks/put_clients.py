@@ -27,10 +27,19 @@ class Put:
     """One stream to a log, which is written by batches and acknowledged in records."""
 
     def __init__(
-        self, location: str, log: str, schema: pa.Schema, *, forward: bool = False
+        self,
+        location: str,
+        log: str,
+        schema: pa.Schema,
+        *,
+        forward: bool = False,
+        producer: str | None = None,
     ) -> None:
         self._client = fl.connect(location)
         descriptor = fl.FlightDescriptor.for_path(log)
+        if producer is not None:
+            command = json.dumps({"log": log, "producer": producer}).encode()
+            descriptor = fl.FlightDescriptor.for_command(command)
         headers = [(b"dlog-forward", b"true")] if forward else []
         options = fl.FlightCallOptions(headers=headers)
         self._writer, self._answers = self._client.do_put(descriptor, schema, options)
