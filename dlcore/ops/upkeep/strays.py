@@ -45,7 +45,7 @@ async def delete_strays(context: LogContext, *, age_s: float) -> int:
     before_ms = context.clock.now_ms() - int(age_s * 1000)
     for tier in tiers or ():
         folder = f"{unescape(tier)}/{context.cluster_id}"
-        guard = TableGuard(context, folder)
+        guard = TableGuard(context, folder, troubles)
         with troubles.isolated(f"stray objects below {folder}"):
             async with aclosing(context.cold.objects.list_below(folder)) as pages:
                 async for page in pages:

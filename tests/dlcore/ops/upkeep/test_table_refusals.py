@@ -20,8 +20,17 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
+from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.ops.upkeep.table_status import TableReader
-from tests.dlcore.ops.upkeep.test_table_keeper import RIDES, TableScene, on_table
+from tests.dlcore.ops.upkeep.test_table_keeper import (
+    RIDES,
+    WRITING,
+    TableScene,
+    on_table,
+    remove,
+    sweep,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,6 +189,53 @@ def test_versions_by_positions(tmp_path: Path) -> None:
             TableReader(context, scene.log._log, None)
 
     on_table(tmp_path, body)
+
+
+def test_a_sweep_leaves_objects_of_a_table_that_it_cannot_judge(tmp_path: Path) -> None:
+    """One that is not there yet, and one that another program changed; other logs go on."""
+
+    async def body(scene: TableScene) -> None:
+        await scene.write()
+        await scene.write()
+        await scene.worker._tierer.tier(scene.log._log)
+        other = await scene.cluster.open("other", config=WRITING)
+        settings = LogSettings(tier=scene.tier, tier_after_s=0)
+        await other.create_log("plain", settings=settings)
+        plain = await other.open_log("plain", config=WRITING)
+        for _ in range(2):
+            async with await plain.open_writer() as writer:
+                await writer.write(LogRecord(1, b"a"))
+        await scene.worker._tierer.tier(plain._log)
+        await scene.log.truncate(DLSN(2, 0, 0))
+        await remove(scene)
+        before = await objects_of(scene)
+        await sweep(scene)
+        assert await objects_of(scene) == before
+        write_deltalake(scene.url, pa.table({"x": [1]}))
+        await plain.truncate(DLSN(2, 0, 0))
+        context = scene.namespace.log_context
+        await remove_truncated(context, await context.logs.read(plain._log))
+        await scene.worker.sweep()
+        await sweep(scene)
+        after = await objects_of(scene)
+        gone = before - after
+        assert gone
+        assert all(f"/{plain._log.log_id}/1/" in each for each in gone)
+        await scene.log.update_settings(table=None)
+        (tmp_path / f"{scene.folder}/_delta_log").rename(tmp_path / "away")
+        await sweep(scene)
+        assert any(
+            f"/{scene.log._log.log_id}/1/" in each for each in after - await objects_of(scene)
+        )
+
+    on_table(tmp_path, body)
+
+
+async def objects_of(scene: TableScene) -> set[str]:
+    """Return the objects of all logs."""
+    objects = scene.cluster.objects
+    names = {each.url async for page in objects.list_below(scene.tier) for each in page}
+    return {each for each in names if "/_delta_log/" not in each}
 
 
 def test_a_worker_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
