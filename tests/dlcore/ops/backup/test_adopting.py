@@ -144,6 +144,38 @@ def test_an_object_that_is_not_there(place: str) -> None:
     on_tier_scene(body)
 
 
+def test_the_end_of_a_segment_that_the_export_does_not_know() -> None:
+    """It lacks by the next one's sequence id; a ledger of a dead worker reaches less far."""
+
+    async def body(scene: TierScene) -> None:
+        await make_segments(scene, count=1)
+        export = await export_of(scene)
+        for _ in range(30):
+            await scene.append()
+        await complete(scene)
+        await write_segments(scene, 1)
+        records = await tier_more(scene)
+        found = await found_since(scene, export)
+        of_second = [each for each in found if each.facts.lssn == 2]
+        of_second.sort(key=lambda each: each.facts.first_entry)
+        assert len(of_second) > 2
+        folder = of_second[0].url.rpartition("/")[0]
+        short = of_second[0]._replace(url=f"{folder}/999-dead-0-1.parquet")
+        whole = adopted(scene.cluster.paths, export, [short, *found])
+        other, told = await restore(scene, whole)
+        assert told.lost == ()
+        await check_goes_on(other, told, records)
+        gone = of_second[-1]
+        found.remove(gone)
+        other, told = await restore(scene, adopted(scene.cluster.paths, export, found))
+        lost = LostRange(DLSN(2, gone.facts.first_entry, 0), DLSN(3, 0, 0))
+        assert told.lost == (lost,)
+        kept = [r for r in records if not lost.start <= r.dlsn < DLSN(3, 0, 0)]
+        await check_goes_on(other, told, kept)
+
+    on_tier_scene(body, appends=3)
+
+
 def test_leftovers_are_no_second_copy() -> None:
     """Objects that were written twice, of another cluster, truncated ones, and of other names."""
 
