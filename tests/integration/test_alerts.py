@@ -29,7 +29,7 @@ from dlspark import ProgressListener
 from dlspark.lag import Lag, LagReport
 from tests.fixtures.alerts import PROMTOOL, RULES, firing, look, samples_of
 from tests.fixtures.bookie_process import REPOSITORY
-from tests.fixtures.operators import PORT, asked, scraped, url_of
+from tests.fixtures.operators import LASTING, PORT, asked, scraped, url_of
 from tests.fixtures.ports import free_ports
 from tests.fixtures.proxies import proxy_process
 from tests.fixtures.runbook import Operator, commands_of
@@ -93,7 +93,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         data_dir=tmp_path_factory.mktemp("alerts"),
         bookie_options=(*PORT, "--scrub-interval-s=1", "--scrub-bytes-per-second=100000000"),
         proxies=1,
-        proxy_options=PORT,
+        proxy_options=(*PORT, LASTING),
         autorecovery_options=(
             *PORT,
             "--lost-bookie-delay-s=0.5",

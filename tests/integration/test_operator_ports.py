@@ -18,7 +18,7 @@ from dlcore.ops.sandbox import Sandbox
 from dlcore.proxy import metrics as proxy_metrics
 from dlcore.sync import open_namespace
 from dlcore.transport import operator_port
-from tests.fixtures.operators import PORT, WAIT_S, asked, asked_json, scraped, url_of
+from tests.fixtures.operators import LASTING, PORT, WAIT_S, asked, asked_json, scraped, url_of
 from tests.fixtures.shell import Shell
 from tests.fixtures.waiting import wait_until
 
@@ -38,9 +38,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     with Sandbox(
         3,
         data_dir=tmp_path_factory.mktemp("watched"),
-        bookie_options=PORT,
+        bookie_options=(*PORT, LASTING),
         proxies=1,
-        proxy_options=PORT,
+        proxy_options=(*PORT, LASTING),
         autorecovery_options=PORT,
     ) as sandbox:
         yield sandbox
@@ -157,9 +157,9 @@ def test_on_a_secured_cluster_only_who_has_a_certificate_is_answered(tmp_path: P
         1,
         secure=True,
         data_dir=tmp_path,
-        bookie_options=options,
+        bookie_options=(*options, LASTING),
         proxies=1,
-        proxy_options=options,
+        proxy_options=(*options, LASTING),
         autorecovery_options=options,
     ) as sandbox:
         assert sandbox.tls is not None

@@ -18,6 +18,7 @@ from dlcore.ops.cli.app import run
 from dlcore.ops.diagnosis import asking, looking
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.operators import LASTING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,8 @@ def test_one_view_also_of_a_cluster_that_hangs(
 ) -> None:
     """A bookie and a proxy that do not answer are rows of it."""
     be_patient(monkeypatch, WAIT_S)
-    cluster = fresh_sandbox(3, proxies=1)
+    lasting = {"bookie_options": (LASTING,), "proxy_options": (LASTING,)}
+    cluster = fresh_sandbox(3, proxies=1, **lasting)
     with open_namespace(cluster.uri) as namespace:
         for name in ("clicks[red]", "views"):
             namespace.create_log(name)

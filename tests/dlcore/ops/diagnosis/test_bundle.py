@@ -24,6 +24,7 @@ from dlcore.ops.diagnosis import asking, collecting, servers
 from dlcore.proxy.load import LiveProxy
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.operators import LASTING
 from tests.fixtures.ports import free_ports
 from tests.fixtures.proxies import proxy_process
 from tests.fixtures.waiting import wait_until
@@ -132,7 +133,7 @@ def test_five_faults_are_named(
     fresh_sandbox: Callable[..., Sandbox], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each in a cluster that was healthy, of which no fault was named."""
-    metrics = ("--http-address", f"127.0.0.1:{free_ports(1)}")
+    metrics = ("--http-address", f"127.0.0.1:{free_ports(1)}", LASTING)
     cluster = fresh_sandbox(
         3,
         proxies=1,
@@ -201,7 +202,7 @@ def test_what_does_not_answer_costs_only_itself(
 ) -> None:
     """Servers that are stopped, and then no metadata store; the rest is in the archive."""
     be_patient(monkeypatch, 8.0)  # to be waited for, twice
-    cluster = fresh_sandbox(1, proxies=1)
+    cluster = fresh_sandbox(1, proxies=1, proxy_options=(LASTING,))
     hanging, proxy = cluster.bookies[0], cluster.proxies[0]
     hanging.pause()
     archive = Explained(tmp_path, capsys, "--uri", cluster.uri)
@@ -234,7 +235,7 @@ def test_no_secret_is_in_an_archive(
     fresh_sandbox: Callable[..., Sandbox], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No line of a key or password of the cluster, and nothing that ZooKeeper's nodes keep."""
-    cluster = fresh_sandbox(3, proxies=1, autorecovery=True, secure=True)
+    cluster = fresh_sandbox(3, proxies=1, proxy_options=(LASTING,), autorecovery=True, secure=True)
     assert cluster.certificates is not None
     configuration = str(cluster.certificates.configuration)
     assert run(["namespace", "keys", "--config", configuration]) == 0
