@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.ops.sandbox.cluster import Sandbox
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 WRITING = LogConfig(quorum=QuorumConfig(), segment_bytes_max=60_000, entry_bytes=10_000)
 ROWS, STEP = 4_000, 500
@@ -123,7 +123,7 @@ def fork_by_command(uri: str, at: str, name: str) -> str:
     """Return what the command says, without the time that it took."""
     command = [sys.executable, "-m", "dlcore.ops.cli", "--uri", uri]
     command += ["log", "fork", LOG, "--at", at, name]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     return ended.stdout.rpartition(", in ")[0]
 
 

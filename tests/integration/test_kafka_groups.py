@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from dlcore.ops.sandbox.cluster import Sandbox
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 MEMBER = """
 import sys

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from dlcore.ops.sandbox.cluster import Sandbox
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 LOST = amount(200, sampled=12)
 """So many answers are lost in each part of the test."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from dlcore.ops.sandbox.cluster import Bookie, Sandbox
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 PAGE = REPOSITORY / "docs" / "replacing-a-disk.md"
 NAME, LOG = "bookie-1", "clicks"
 WAIT_S = 120.0
