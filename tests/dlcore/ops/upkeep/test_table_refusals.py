@@ -197,7 +197,7 @@ def test_a_sweep_leaves_objects_of_a_table_that_it_cannot_judge(tmp_path: Path) 
     async def body(scene: TableScene) -> None:
         await scene.write()
         await scene.write()
-        await scene.worker._tierer.tier(scene.log._log)
+        await scene.worker._tiers._tierer.tier(scene.log._log)
         other = await scene.cluster.open("other", config=WRITING)
         settings = LogSettings(tier=scene.tier, tier_after_s=0)
         await other.create_log("plain", settings=settings)
@@ -205,7 +205,7 @@ def test_a_sweep_leaves_objects_of_a_table_that_it_cannot_judge(tmp_path: Path) 
         for _ in range(2):
             async with await plain.open_writer() as writer:
                 await writer.write(LogRecord(1, b"a"))
-        await scene.worker._tierer.tier(plain._log)
+        await scene.worker._tiers._tierer.tier(plain._log)
         await scene.log.truncate(DLSN(2, 0, 0))
         await remove(scene)
         before = await objects_of(scene)
