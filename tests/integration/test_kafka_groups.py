@@ -30,7 +30,8 @@ MEMBER = """
 import sys
 from confluent_kafka import Consumer
 address, topic = sys.argv[1:]
-consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "session.timeout.ms": 6000,
+consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "client.id": "a",
+    "session.timeout.ms": 6000,
     "auto.offset.reset": "earliest", "enable.auto.commit": False, "heartbeat.interval.ms": 500})
 consumer.subscribe([topic])
 while True:
@@ -78,6 +79,7 @@ def test_a_member_takes_over(sandbox: Sandbox, proxies: list[ProxyProcess]) -> N
             {
                 "bootstrap.servers": addresses,
                 "group.id": "g",
+                "client.id": "b",  # a member's id begins with it, and the first id reads
                 "session.timeout.ms": 6000,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
