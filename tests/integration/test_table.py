@@ -45,7 +45,7 @@ WRITING = LogConfig(quorum=QuorumConfig(), entry_bytes=5_000)
 ROWS = 300
 STEPS_MAX = 70
 STRIDE = amount(1, sampled=12)
-REQUESTS_MAX = amount(60, sampled=6)
+REQUESTS_MAX = amount(60, sampled=8)
 TIME_LIMIT_S = amount(1700, sampled=280)
 BYTES = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
 TYPED = pa.schema([("fare", pa.int64()), ("city", pa.string())])
@@ -199,7 +199,7 @@ async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay) -> None:
         assert -signal.SIGKILL in ends
         assert await (await _work(logs, 0)).wait() == 0
         await logs.check(whole=True)
-        assert logs.tables > 2
+        assert logs.tables > 1
 
 
 def _kill(relay: HttpRelay, worker: asyncio.subprocess.Process, *, at: int, after: bool) -> None:
