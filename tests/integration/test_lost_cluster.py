@@ -156,6 +156,14 @@ def test_what_is_in_objects_survives_the_loss_of_everything_else(
     anew = tmp_path / "anew"
     with EmbeddedMetadataServer(anew / "metadata") as server:
         shell = Shell(f"distributedlog://{server.servers}/dlog", capsys)
+        first = min(
+            (tmp_path / "tier").glob("*/*/*/*.parquet"), key=lambda each: each.stat().st_mtime
+        )
+        hidden = first.rename(tmp_path / "hidden")
+        refused = shell.outcome("restore", "--from", tier)
+        assert (refused[0], first.name in refused[2]) == (1, True)
+        assert "1 objects that the export names are not there" in refused[2]
+        hidden.rename(first)
         assert shell.json("restore", "--from", tier, "--dry-run")["dry_run"]
         told = shell.json("restore", "--from", tier)
         assert "there is a namespace" in shell.outcome("restore", "--from", tier)[2]
