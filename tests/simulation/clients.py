@@ -88,6 +88,10 @@ class GatedStore:
         """Let nothing wait any more, of what a dead process asked."""
         self._is_buried.set()
 
+    async def buried(self) -> None:
+        """Wait until then."""
+        await self._is_buried.wait()
+
     async def _pass(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._steps_left:
             self._steps_left -= 1

@@ -28,6 +28,7 @@ from tests.simulation.stored_log import (
     open_extents_in,
     read_registration,
 )
+from tests.simulation.tier_checkers import TIER_INVARIANTS, TierCheckers
 from tests.simulation.type_checkers import TYPE_INVARIANTS, TypeCheckers
 
 if TYPE_CHECKING:
@@ -44,7 +45,17 @@ COUNTED = "L3 ReferencesAreCounted"
 KEPT = "L4 NeededLedgersStay"
 TIDY = "L5 NothingIsLeftInTheEnd"
 ONE_OPEN = "L6 OneOpenSegment"
-LOG_INVARIANTS = (ONCE, WHOLE, COUNTED, KEPT, TIDY, ONE_OPEN, *LIFE_INVARIANTS, *TYPE_INVARIANTS)
+LOG_INVARIANTS = (
+    ONCE,
+    WHOLE,
+    COUNTED,
+    KEPT,
+    TIDY,
+    ONE_OPEN,
+    *LIFE_INVARIANTS,
+    *TYPE_INVARIANTS,
+    *TIER_INVARIANTS,
+)
 
 _BESIDE = ("schema", "settings", "subscribers")
 """What a head has beside its segments."""
@@ -89,11 +100,18 @@ class LogCheckers:
     """Records what happens to logs, and judges it as it goes."""
 
     def __init__(
-        self, *, tree: MemoryTree, paths: NamespacePaths, grace_s: float, epoch_ms: int
+        self,
+        *,
+        tree: MemoryTree,
+        paths: NamespacePaths,
+        grace_s: float,
+        tier_grace_s: float,
+        epoch_ms: int,
     ) -> None:
         self._tree = tree
         self._paths = paths
         self._grace_ms = int(grace_s * 1000)
+        self._tier_kept_ms = int((tier_grace_s - grace_s) * 1000)
         self._epoch_ms = epoch_ms
         self._appends: dict[AppendId, _Append] = {}
         self._owners: dict[bytes, set[str]] = {}  # of payloads: the ids of logs they may be in
@@ -105,6 +123,7 @@ class LogCheckers:
         self.merges = 0
         self.commits = 0
         self.types = TypeCheckers(tree=tree, paths=paths)
+        self.tiers = TierCheckers(tree=tree, paths=paths, epoch_ms=epoch_ms)
         self.life = LifeCheckers(
             tree=tree,
             paths=paths,
@@ -236,6 +255,8 @@ class LogCheckers:
 
         `found` are the records of every log, by id.
         """
+        for log in self._logs.values():
+            self.tiers.check_rows(log.places)
         there = {payload.rstrip(b" ") for payloads in found.values() for payload in payloads}
         for log_id in found:
             log = self._log(log_id, "")
@@ -282,11 +303,12 @@ class LogCheckers:
         """The store applied a transaction: every reference is counted, every ledger needed there.
 
         Raises:
-            InvariantViolatedError: L3, L4, L13, or one of the life of logs.
+            InvariantViolatedError: L3, L4, L13, one of the life of logs, or one of tiers.
         """
         ops = list(ops)
         self.life.on_metadata(ops)
         self.types.on_metadata(ops)
+        self.tiers.on_metadata(ops)
         before, touched, has_merged = self._counts.copy(), set(), False
         for op in ops:
             if op.path.startswith(f"{self._paths.heads}/"):
@@ -299,9 +321,21 @@ class LogCheckers:
                     touched.add(ledger_id)
                     if isinstance(op, Delete) and len(parts) == 3:
                         self._check_grace(ledger_id)
+        kept_ms = self._tier_kept_ms if has_merged and self._check_swap(ops, before) else 0
         for ledger_id in touched:
             is_released = has_merged and self._counts[ledger_id] < before[ledger_id]
-            self._check_ledger(ledger_id, is_released=is_released)
+            self._check_ledger(ledger_id, is_released=is_released, kept_ms=kept_ms)
+
+    def _check_swap(self, ops: Sequence[Op], before: Counter[int]) -> bool:
+        """Return whether a cold extent takes the place of others, after a look at its objects."""
+        for path in (op.path for op in ops if op.path in self._references):
+            for ledger_id in self._references[path]:
+                if not before[ledger_id] and self.tiers.is_cold(ledger_id):
+                    node = self._tree._find(path)
+                    assert node is not None
+                    self.tiers.check_swap(ledger_id, path, node.value)
+                    return True
+        return False
 
     def _count(self, path: str) -> set[int]:
         before = self._references.pop(path, Counter())
@@ -335,7 +369,7 @@ class LogCheckers:
         self.merges += is_merge
         return is_merge
 
-    def _check_ledger(self, ledger_id: int, *, is_released: bool) -> None:
+    def _check_ledger(self, ledger_id: int, *, is_released: bool, kept_ms: int) -> None:
         count = self._counts[ledger_id]
         is_there = self._tree._find(self._paths.ledger(ledger_id)) is not None
         require(
@@ -361,14 +395,14 @@ class LogCheckers:
             ledger_id=ledger_id,
         )
         if is_released:
-            released_ms = registration.released_ms - self._epoch_ms
+            released_ms = registration.released_ms - self._epoch_ms - kept_ms
             require(
                 KEPT,
                 holds=now_ms() - DELAY_MS_MAX <= released_ms <= now_ms(),
                 message=f"ledger {ledger_id} was merged away, as of {released_ms} ms",
                 ledger_id=ledger_id,
             )
-            self._released_ms[ledger_id] = released_ms
+            self._released_ms[ledger_id] = released_ms + kept_ms
 
     def _check_grace(self, ledger_id: int) -> None:
         """L4: who reads by what the log was before a merge is not disturbed for some time."""
@@ -397,7 +431,7 @@ class LogCheckers:
         names = sum(depth(each, paths.logs) == 2 for each in nodes)
         if len(heads) != names:
             found.append(f"{len(heads)} heads of {names} logs")
-        return found + self.life.leftovers()
+        return [*found, *self.life.leftovers(), *self.tiers.leftovers()]
 
     def ledgers(self, nodes: Mapping[str, Versioned] | None = None) -> list[int]:
         """Return the ledgers that are stored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 from zlib import crc32
@@ -10,8 +11,13 @@ from dlcore.access.encryption_keys import SALT_BYTES, EncryptionKeys
 from dlcore.access.master_keys import MASTER_KEY_BYTES, MasterKey, MasterKeys
 from dlcore.backends.direct.namespace import DirectNamespace
 from dlcore.base.config import LogConfig
-from dlcore.ops.upkeep.config import MergePolicy
+from dlcore.log.cold.reading import ColdLedgers, here
+from dlcore.ops.upkeep.config import MergePolicy, UpkeepConfig
 from dlcore.ops.upkeep.merger import LogMerger
+from dlcore.ops.upkeep.tierer import LogTierer
+from dlcore.ops.upkeep.worker import LogUpkeep
+from tests.simulation.cold_store import ColdStoreOfProcess
+from tests.simulation.world import MERGED_GRACE_S, TIER_GRACE_S
 
 if TYPE_CHECKING:
     import random
@@ -23,6 +29,27 @@ _LARGE = (4_000, 20_000)
 _SEGMENT_BYTES = (1_200, *_LARGE)
 MERGE_POLICY = MergePolicy(
     large_weight=30_000, fan_in=3, run_weight_max=90_000, run_extents_max=40, run_ledgers_max=20
+)
+UPKEEP = UpkeepConfig(
+    upkeep_interval_s=1.0,
+    sweep_interval_s=2.0,
+    logs_at_once=2,
+    merge_bytes_per_s=1e6,
+    merged_grace_s=MERGED_GRACE_S,
+    leftovers_age_s=1.0,
+    commits_age_s=1e6,
+    merge=MERGE_POLICY,
+)
+UPKEEP_OF_TIERS = replace(
+    UPKEEP,
+    tier_interval_s=1.0,
+    sweep_interval_s=1.0,
+    tier_bytes_per_s=5e3,
+    tier_object_bytes=200,
+    tier_grace_s=TIER_GRACE_S,
+    stray_interval_s=0.5,
+    stray_age_s=0.0,
+    merge=replace(MERGE_POLICY, run_extents_max=12, run_ledgers_max=6),
 )
 
 
@@ -55,6 +82,9 @@ class LogProcess:
             read_unavailable_timeout_s=4.0,
             encrypted=world.plan.is_encrypted and crc32(name.encode()) % 4 > 0,
         )
+        self.cold = None
+        if world.cold is not None:
+            self.cold = ColdLedgers(ColdStoreOfProcess(world.cold, client), run=here)
         self.namespace = DirectNamespace(
             uri="simulated",
             store=cast("MetadataStore", client.store),
@@ -68,6 +98,7 @@ class LogProcess:
             client_id=identity or name,
             registry=client.registry,
             encryption_keys=_keys_of(client.rng) if world.plan.is_encrypted else None,
+            cold=self.cold,
         )
         client.parts.append(self.namespace)
 
@@ -79,3 +110,12 @@ class LogProcess:
         """Return a merger that asks nobody."""
         namespace = self.namespace
         return LogMerger(namespace._context, namespace._owner, policy=MERGE_POLICY, bytes_per_s=1e6)
+
+    def upkeep(self) -> LogUpkeep:
+        """Return a worker as the service runs it."""
+        has_tier = self.world.plan.has_tier
+        return LogUpkeep.of(self.namespace, UPKEEP_OF_TIERS if has_tier else UPKEEP)
+
+    def tierer(self) -> LogTierer:
+        """Return a tierer that asks nobody."""
+        return LogTierer(self.namespace._context, self.namespace._owner, UPKEEP_OF_TIERS)

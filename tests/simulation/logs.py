@@ -23,18 +23,16 @@ from dlcore.base.errors import AlreadyTruncatedError, DLError, EndOfStreamError
 from dlcore.base.ids import DLSN
 from dlcore.ledger.client import LedgerClient
 from dlcore.log.upkeep.requests import ask_for_upkeep
-from dlcore.ops.upkeep.config import UpkeepConfig
-from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.simulation.checkers import LIVE
 from tests.simulation.log_checkers import TIDY
 from tests.simulation.log_life import Life, settings_of_new
-from tests.simulation.log_process import MERGE_POLICY, LogProcess
+from tests.simulation.log_process import LogProcess
 from tests.simulation.log_types import TYPED, Types
 from tests.simulation.log_writers import Writer, follow
 from tests.simulation.proxies import PROXIED, Proxies
 from tests.simulation.sinks import Sinks
+from tests.simulation.tiers import Tiers
 from tests.simulation.truth import InvariantViolatedError
-from tests.simulation.world import MERGED_GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -55,16 +53,6 @@ _Result = TypeVar("_Result")
 LOGS = ("a", "b", "c")
 ROWS_MAX = 6
 _APPENDERS = 2
-UPKEEP = UpkeepConfig(
-    upkeep_interval_s=1.0,
-    sweep_interval_s=2.0,
-    logs_at_once=2,
-    merge_bytes_per_s=1e6,
-    merged_grace_s=MERGED_GRACE_S,
-    leftovers_age_s=1.0,
-    commits_age_s=1e6,
-    merge=MERGE_POLICY,
-)
 _STEPS_TO_LIVE = 150
 _APPENDING_S_MAX = 60.0
 _TIDYING_S_MAX = 90.0
@@ -85,6 +73,7 @@ class _Scanning(ScanClients):
             config=client.config,
             clock=client.clock,
             rng=client.rng,
+            cold=process.cold,
         )
 
     def client_of(self, _: str, __: Mapping[BookieId, str]) -> LedgerClient:
@@ -118,6 +107,7 @@ class Logs:
         self.sinks = Sinks(self) if world.plan.has_sinks else None
         """Queries of Spark that write to the logs."""
         self._proxies = Proxies(self) if world.plan.has_proxies else None
+        self._tiers = Tiers(self) if world.plan.has_tier else None
 
     @property
     def appended(self) -> tuple[str, ...]:
@@ -134,7 +124,16 @@ class Logs:
             await self._proxies.start(setup, {log.name: log.log_id for log in logs})
         if self._world.plan.has_types:
             await self._types.start(setup.namespace)
+        if self._tiers is not None:
+            await self._tiers.start(setup)
         await setup.client.aclose()
+        self._supervise_all()
+        if self._world.plan.has_life:
+            Life(self).start()
+        if self.sinks is not None:
+            self.sinks.start()
+
+    def _supervise_all(self) -> None:
         # Beside sinks there are fewer others, so that such a run is no longer than the rest.
         for number in range(_APPENDERS if self.sinks is None else 1):
             self.supervise(f"appender-{number}", Appender(self, number).work)
@@ -149,10 +148,6 @@ class Logs:
         self.supervise("reader", self._read)
         self.supervise("follower", partial(follow, self))
         self.supervise("scanner", self._scan)
-        if self._world.plan.has_life:
-            Life(self).start()
-        if self.sinks is not None:
-            self.sinks.start()
 
     def supervise(
         self,
@@ -278,7 +273,7 @@ class Logs:
 
     async def _keep_up(self, process: LogProcess) -> None:
         """Work as the service does, for as long as the run goes on."""
-        upkeep = LogUpkeep.of(process.namespace, UPKEEP)
+        upkeep = process.upkeep()
         work = asyncio.ensure_future(upkeep.run())
         try:
             while not self.is_over and not work.done():
@@ -326,6 +321,8 @@ class Logs:
         """Create a log unless there is one of that name."""
         if not await namespace.log_exists(name):
             settings = settings_of_new(name) if self._world.plan.has_life else None
+            if self._tiers is not None:
+                settings = self._tiers.settings_of_new(settings)
             await namespace.create_log(name, settings=settings)
 
     async def _truncate(self, process: LogProcess, log: DirectLog) -> None:
@@ -414,6 +411,7 @@ class Logs:
         await self._append_at_last(keeper)
         await self._tidy_up(keeper)
         self._world.faults["merge"] += self._checkers.merges
+        self._world.faults["tiered run"] += self._checkers.tiers.count
         self._world.faults["rename"] += len(self._checkers.life.renamed)
         found = {}
         for name in names:
@@ -469,19 +467,23 @@ class Logs:
 
     async def _tidy_up(self, keeper: LogProcess) -> None:
         """L5: merge and sweep, as the service does, until nothing is left that nobody needs."""
-        upkeep = LogUpkeep.of(keeper.namespace, UPKEEP)
+        upkeep = keeper.upkeep()
         deadline = self._world.loop.time() + _TIDYING_S_MAX
         for name in await keeper.namespace.get_logs():
             log = await keeper.namespace.open_log(name)
             await ask_for_upkeep(keeper.namespace._context, {log._log: 1})
         for sweeps in itertools.count(1):
             await upkeep.serve()
+            if self._tiers is not None:
+                await upkeep.tier()
             await upkeep.sweep()
             left = self._checkers.leftovers()
-            if not left:
+            if not left and (self._tiers is None or self._tiers.is_done()):
                 return
             # One sweep may take minutes beside a slow metadata store, and lists for the next.
             if sweeps >= _SWEEPS_MIN and self._world.loop.time() > deadline:
+                if not left:
+                    self._checkers.tiers.check_done()
                 raise InvariantViolatedError(TIDY, f"{len(left)} are left: {left[:5]}")
             await asyncio.sleep(1.0)
 

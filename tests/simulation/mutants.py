@@ -34,6 +34,7 @@ from tests.simulation import (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_tier,
     mutants_types,
     mutants_wire,
     mutants_writing,
@@ -65,6 +66,7 @@ _MODULES = (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_tier,
     mutants_types,
     mutants_wire,
     mutants_writing,
@@ -288,6 +290,11 @@ def _lived_logs(plan: Plan) -> Plan:
     return replace(_logs(plan), log_writers=2, has_life=True)
 
 
+def _tiered_logs(plan: Plan) -> Plan:
+    """The same, whose old segments go to objects."""
+    return replace(_logs(plan), log_writers=1, has_tier=True)
+
+
 def _typed_logs(plan: Plan) -> Plan:
     """The same, with one that is typed."""
     return replace(_logs(plan), has_types=True)
@@ -361,6 +368,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "remotes": _remotes,
     "rules": _rules,
     "sinks": _sinks,
+    "tiered logs": _tiered_logs,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
@@ -450,6 +458,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_rules.MUTANTS, "rules"),
     **dict.fromkeys(mutants_sinks.ON_THE_CLUSTER, "sinks"),
     **dict.fromkeys(mutants_sinks.OVER_PROXIES, "remote sinks"),
+    **dict.fromkeys(mutants_tier.MUTANTS, "tiered logs"),
     **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),
     mutants_log_writers.runs_of_several_logs_are_one: "logs",

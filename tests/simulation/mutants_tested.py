@@ -16,6 +16,7 @@ from tests.simulation import (
     mutants_tested_spark,
     mutants_tested_syncs,
     mutants_tested_tables,
+    mutants_tested_tier,
     mutants_tested_ways,
     mutants_tested_wire,
 )
@@ -37,6 +38,7 @@ MODULES = (
     mutants_tested_tables,
     mutants_tested_sharing,
     mutants_tested_spark,
+    mutants_tested_tier,
     mutants_tested_ways,
     mutants_tested_wire,
 )

@@ -108,6 +108,8 @@ class Plan:
     """Whether proxies judge calls by rules of access, which change; see `proxy_rules.py`."""
     has_sinks: bool = False
     """Whether queries of Spark write to logs, too; see `sinks.py`."""
+    has_tier: bool = False
+    """Whether old segments of logs go to objects; see `tiers.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -135,6 +137,7 @@ _SINKS_SHARE = 0.4
 _ENCRYPTED_SHARE = 0.25
 _RULES_SHARE = 0.5
 """Of the plans with proxies."""
+_TIER_SHARE = 0.4
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -150,6 +153,7 @@ def draw_plan(rng: random.Random) -> Plan:
         plan = replace(plan, has_sinks=fate.random() < _SINKS_SHARE)
         plan = replace(plan, is_encrypted=fate.random() < _ENCRYPTED_SHARE)
         plan = replace(plan, has_rules=plan.has_proxies and fate.random() < _RULES_SHARE)
+        plan = replace(plan, has_tier=fate.random() < _TIER_SHARE)
     return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
 
 

@@ -43,6 +43,9 @@ class StoredLedger:
     length_bytes: int
     wanted_copies: int
     """How many bookies are to store each entry."""
+    is_cold: bool = False
+    objects: tuple[str, ...] = ()
+    """The URLs of a cold ledger's objects."""
 
     @property
     def end(self) -> tuple[int, int]:
@@ -79,7 +82,7 @@ def read_ledger(value: bytes) -> StoredLedger:
     """Read the value of a ledger's node."""
     layout, ledger_id, sizes, state, ensembles, _, _, *others = unpackb(value)
     last_entry_id, length_bytes, _, wanted, folder, objects = others
-    assert (layout, folder, objects) == (2, "", [])  # nothing is tiered in the simulation
+    assert layout == (3 if folder else 2), "a cold ledger has a layout of its own"
     ensemble_size, write_quorum_size, ack_quorum_size = sizes
     return StoredLedger(
         ledger_id=ledger_id,
@@ -94,4 +97,6 @@ def read_ledger(value: bytes) -> StoredLedger:
         last_entry_id=last_entry_id,
         length_bytes=length_bytes,
         wanted_copies=max((wanted or sizes)[1], write_quorum_size),
+        is_cold=bool(folder),
+        objects=tuple(f"{folder}/{name}" for _, _, name, _ in objects),
     )

@@ -54,6 +54,28 @@ def ledgers_in(path: str, value: bytes) -> Counter[int]:
     return Counter(accumulate(_packed_in(path, value)[1::_INTS_PER_EXTENT]))
 
 
+@dataclass(frozen=True, slots=True)
+class StoredExtent:
+    """The ledger of an extent, how many records it has, and when the last one was written."""
+
+    ledger: int
+    records: int
+    last_ms: int
+
+
+def extents_in(path: str, value: bytes) -> list[StoredExtent]:
+    """Return the extents that a node below `heads` names."""
+    flat = _packed_in(path, value)
+    ledgers = accumulate(flat[1::_INTS_PER_EXTENT])
+    times = zip(flat[8::_INTS_PER_EXTENT], flat[9::_INTS_PER_EXTENT], strict=True)
+    return [
+        StoredExtent(ledger, records, last_ms)
+        for ledger, records, last_ms in zip(
+            ledgers, flat[4::_INTS_PER_EXTENT], accumulate(map(sum, times)), strict=True
+        )
+    ]
+
+
 def open_extents_in(path: str, value: bytes) -> list[bool]:
     """Return of each extent that a node below `heads` names whether it is open."""
     return [bool(flags & _OPEN) for flags in _packed_in(path, value)[::_INTS_PER_EXTENT]]
@@ -102,6 +124,13 @@ def nodes_of_log(head_path: str, nodes: Mapping[str, Versioned]) -> set[str]:
             found.add(chunk)
             number += _values(nodes[chunk].value)[_CHUNK_COVERS] if chunk in nodes else count
     return found
+
+
+def completed_segments_of(head_path: str, nodes: Mapping[str, Versioned]) -> list[str]:
+    """Return the nodes of a log's completed segments."""
+    head = _values(nodes[head_path].value)
+    last = head[_HEAD_LAST_LSSN] - bool(head[_HEAD_SEGMENT])
+    return [f"{head_path}/{lssn}" for lssn in range(head[_HEAD_FIRST_LSSN], last + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +194,21 @@ def read_kept(value: bytes) -> Kept:
     settings = json.loads(value)["settings"]
     retention_s = settings.get("retention_s") or 0
     return Kept(int(retention_s * 1000), settings.get("explicit_truncation", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Where a log's old segments go, and how old they are then."""
+
+    url: str
+    after_ms: int
+
+
+def read_tier(value: bytes) -> Tier | None:
+    """Read where the settings of a log send its segments; None: nowhere."""
+    settings = json.loads(value)["settings"]
+    url = settings.get("tier")
+    return Tier(url, int(settings.get("tier_after_s", 3600.0) * 1000)) if url else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,9 @@ def on_program(body: Callable[[ProxyCheckers, Remote], Awaitable[None]]) -> None
     """Run `body` with a program that wrote three records, two of which are acknowledged."""
 
     async def scenario() -> None:
-        logs = LogCheckers(tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, epoch_ms=0)
+        logs = LogCheckers(
+            tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, tier_grace_s=1.0, epoch_ms=0
+        )
         checkers = ProxyCheckers(logs)
         del VIOLATIONS[:]
         remote = Remote(checkers, KEY, "program", VIOLATIONS.append)

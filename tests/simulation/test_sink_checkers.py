@@ -32,7 +32,7 @@ class Play:
 
     def __init__(self) -> None:
         self.logs = LogCheckers(
-            tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, epoch_ms=0
+            tree=MemoryTree(), paths=NamespacePaths("/d"), grace_s=1.0, tier_grace_s=1.0, epoch_ms=0
         )
         self.sinks = SinkCheckers(self.logs)
         self.write = WriteId("query", 0, 0, "id")

@@ -8,9 +8,18 @@ from msgspec.structs import replace
 from dlcore.base.config import QuorumConfig
 from dlcore.base.ids import BookieId
 from dlcore.ledger.metadata.quorum import is_covered, write_set
-from dlcore.ledger.metadata.values import Ensemble, LedgerMetadata, LedgerState
+from dlcore.ledger.metadata.values import (
+    COLD_LAYOUT,
+    Ensemble,
+    LedgerMetadata,
+    LedgerState,
+    StoredObject,
+)
+from dlcore.log.metadata.segment import Extent
+from dlcore.log.metadata.values import SegmentEnd, Totals, pack
 from dlcore.metadata.stored import encode
 from tests.simulation.stored_ledger import read_ledger
+from tests.simulation.stored_log import extents_in
 
 IDS = st.integers(0, 2**62)
 
@@ -66,3 +75,54 @@ def test_checkers_and_product_agree(
     fenced = data.draw(st.sets(st.integers(0, quorum.ensemble_size - 1)))
     bookies = {metadata.last_ensemble.bookies[position] for position in fenced}
     assert stored.is_fenced_by(bookies) == is_covered(quorum, fenced)
+
+
+def test_a_cold_ledger_names_its_objects() -> None:
+    """By their URLs; it has no bookies."""
+    metadata = LedgerMetadata(
+        layout=COLD_LAYOUT,
+        ledger_id=7,
+        quorum=QuorumConfig(),
+        state=LedgerState.CLOSED,
+        ensembles=(),
+        token="token",
+        created_ms=1,
+        last_entry_id=8,
+        length_bytes=9,
+        folder="s3://bucket/logs",
+        objects=(StoredObject(0, 0, "a.parquet", 5), StoredObject(4, 6, "b.parquet", 7)),
+    )
+    stored = read_ledger(encode(metadata))
+    assert stored.is_cold
+    assert stored.objects == ("s3://bucket/logs/a.parquet", "s3://bucket/logs/b.parquet")
+    assert stored.end == (8, 9)
+
+
+def test_extents_are_read_from_where_they_are_packed() -> None:
+    """The checkers' own reading of them, beside the product's."""
+    extents = [
+        Extent(
+            ledger_id=ledger_id,
+            first_entry_id=3,
+            last_entry_id=4,
+            record_count=records,
+            size_bytes=10,
+            first_txid=1,
+            last_txid=2,
+            timestamp_floor_ms=last_ms - 2,
+            last_timestamp_ms=last_ms,
+        )
+        for ledger_id, records, last_ms in ((9, 5, 100), (4, 6, 150), (11, 7, 151))
+    ]
+    end = SegmentEnd(
+        created_ms=1,
+        completed_ms=2,
+        start_sequence_id=0,
+        packed=pack(extents),
+        chunk_count=0,
+        chunked=Totals(),
+    )
+    found = extents_in("/dlog/heads/0a/id/2", encode(end))
+    assert [(each.ledger, each.records, each.last_ms) for each in found] == [
+        (each.ledger_id, each.record_count, each.last_timestamp_ms) for each in extents
+    ]

@@ -16,6 +16,7 @@ from dlcore.ops.autorecovery.config import AutoRecoveryConfig
 from dlcore.ops.autorecovery.service import AutoRecovery
 from tests.simulation.checkers import Checkers
 from tests.simulation.clients import SimClient
+from tests.simulation.cold_store import LIST_FAULTS, PUT_FAULTS, ColdStore
 from tests.simulation.log_checkers import LogCheckers
 from tests.simulation.network import Network
 from tests.simulation.plan import BookieSettings
@@ -34,6 +35,8 @@ EPOCH_MS = 1_700_000_000_000
 RECOVERY_TIMEOUT_S = 2.0
 MERGED_GRACE_S = 1.5
 """How long the ledgers that merges emptied stay."""
+TIER_GRACE_S = 3.0
+"""How long those stay whose entries are in objects."""
 METADATA_LAGS_S = (0.0, 0.0, 0.1, 1.0, 3.0)
 """How far the metadata server of a session may be behind the leader, one as likely as the other."""
 AUTO_RECOVERY = AutoRecoveryConfig(
@@ -106,8 +109,13 @@ class World:
             tree=self.tree, paths=self.paths, trace=trace, on_violation=self.fail
         )
         self.log_checkers = LogCheckers(
-            tree=self.tree, paths=self.paths, grace_s=MERGED_GRACE_S, epoch_ms=EPOCH_MS
+            tree=self.tree,
+            paths=self.paths,
+            grace_s=MERGED_GRACE_S,
+            tier_grace_s=TIER_GRACE_S,
+            epoch_ms=EPOCH_MS,
         )
+        self.cold: ColdStore | None = None
         self.tree.on_applied = self._on_metadata
 
     def _on_metadata(self, ops: Sequence[Op]) -> None:
@@ -131,6 +139,8 @@ class World:
         binding = await ensure_namespace(session, self.paths, self.new_clock())
         await session.aclose()
         self.cluster_id = binding.cluster_id
+        if plan.has_tier:
+            self.cold = self._new_cold_store()
         settings = BookieSettings(
             storage=plan.storage,
             cluster_id=binding.cluster_id,
@@ -163,6 +173,21 @@ class World:
         for bookie in self.bookies[: plan.kept_down]:
             bookie.is_kept_down = True
             bookie.crash(keep_cache=True)
+
+    def _new_cold_store(self) -> ColdStore:
+        chance = random.Random(self.rng.getrandbits(32))
+        kinds = (*PUT_FAULTS, *LIST_FAULTS, "reads", "deaths")
+        clock = self.new_clock()
+        store = ColdStore(
+            chance,
+            faults=chance.sample(kinds, chance.randint(0, len(kinds))),
+            share=chance.choice((0.1, 0.4)),
+            now_ms=clock.now_ms,
+            is_healed=lambda: self.is_healed,
+            counts=self.faults,
+        )
+        self.log_checkers.tiers.watch(store)
+        return store
 
     def new_client(self, name: str, *, timeout_s: float = CONNECTION_TIMEOUT_S) -> SimClient:
         """Start a client process, whose connections give up after `timeout_s`."""
