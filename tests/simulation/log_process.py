@@ -44,7 +44,7 @@ UPKEEP_OF_TIERS = replace(
     UPKEEP,
     tier_interval_s=1.0,
     sweep_interval_s=1.0,
-    tier_bytes_per_s=5e3,
+    tier_bytes_per_s=5e4,
     tier_object_bytes=200,
     tier_grace_s=TIER_GRACE_S,
     stray_interval_s=0.5,

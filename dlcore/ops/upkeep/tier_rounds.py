@@ -89,6 +89,7 @@ class TierRounds:
             with troubles.isolated("the tier of all logs is not used"):
                 await self._features.require(COLD_SEGMENTS)
                 self._use(self._wanted)
+        await self._tierer.tidy()
         await self._list()
         count = 0
         away: set[str] = set()

@@ -132,6 +132,10 @@ class LogTierer(SegmentRewriter):
         known.advance(look.done)
         return look
 
+    async def tidy(self) -> None:
+        """Delete the cold ledgers of runs that failed; those that cannot be deleted stay noted."""
+        await self._drop_unused()
+
     def forget_others(self, log_ids: Collection[str]) -> None:
         """Forget the logs that are not among these."""
         self._known = {each: known for each, known in self._known.items() if each in log_ids}
