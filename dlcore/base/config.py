@@ -493,6 +493,8 @@ class LogSettings(
             value=self.tier_after_s,
             rule="expected seconds >= 0, or nothing: an hour",
         )
+        require_bounded("tier_after_bytes", self.tier_after_bytes)
+        require_bounded("retention_bytes", self.retention_bytes)
         require(
             condition=self.tier_after_bytes is None or self.tier_after_bytes >= 0,
             key="tier_after_bytes",

@@ -106,10 +106,9 @@ def _collecting_by_steps() -> Iterator[None]:
 def _clean_up(loop: VirtualLoop) -> None:
     loop._steps_max = loop.steps + 100_000
     loop._seconds_max = loop.time() + 1000.0
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
-    if left:
+    while left := asyncio.all_tasks(loop):  # those that end may start others
+        for task in left:
+            task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

@@ -20,7 +20,7 @@ from dlcore.ops.cli.context import (
     run_async,
     run_direct,
 )
-from dlcore.ops.cli.output import show_done, show_fields
+from dlcore.ops.cli.output import bytes_text, show_done, show_fields
 from dlcore.ops.cli.times import AGE_S, age_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dlcore.api.namespace import Namespace
     from dlcore.backends.direct.namespace import DirectNamespace
 
-_KEEPING = ("retention_s", "explicit_truncation")
+_ANY_TIER = "file:///tier"
+_KEEPING = ("retention_s", "retention_bytes", "explicit_truncation")
 """The settings that decide when records are removed."""
 
 
@@ -55,6 +56,8 @@ def show_settings(log: str, changes: tuple[str, ...], unset: tuple[str, ...], *,
     if not wanted:
         settings = _stored(log)
     else:
+        # A wrong setting is refused before the user is asked.  A table may need the log's own tier.
+        LogSettings(tier=_ANY_TIER if wanted.get("table") else None).changed(wanted)
         if not wanted.keys().isdisjoint(_KEEPING):
             require_consent(yes=yes)
         settings = _change(log, wanted, yes=yes)
@@ -159,6 +162,10 @@ def _change(log: str, changes: Mapping[str, object], *, yes: bool) -> LogSetting
     return run_async(change)
 
 
+def _bytes_kept(settings: LogSettings) -> float:
+    return math.inf if settings.retention_bytes is None else settings.retention_bytes
+
+
 async def _describe_going(namespace: Namespace, log: str, changes: Mapping[str, object]) -> str:
     from dlcore.log.upkeep.retention import readable_for_s, truncated_for_s
 
@@ -178,6 +185,9 @@ async def _describe_going(namespace: Namespace, log: str, changes: Mapping[str, 
                 f"Drop records of log {log} that are older than {age_text(readable_s)}: {count} "
                 "are now"
             )
+        if _bytes_kept(changed) < _bytes_kept(settings):
+            kept = bytes_text(int(_bytes_kept(changed)))
+            return f"Drop the oldest segments of log {log} while the newer ones have {kept}"
         if truncated_s < truncated_for_s(settings):
             which = f" that are older than {age_text(truncated_s)}" if truncated_s else ""
             return f"Drop the truncated records of log {log}{which}"

@@ -17,13 +17,13 @@ from dlcore.ledger.metadata.values import LedgerMetadata
 from dlcore.log.metadata.store import persistently
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.stored import decode_or_tell
-from dlcore.ops.upkeep.table_guard import TableGuard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import Versioned
+    from dlcore.ops.upkeep.table_guard import TableGuard
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,11 @@ async def delete_strays(context: LogContext, *, age_s: float) -> int:
     count = 0
     troubles = Troubles()
     before_ms = context.clock.now_ms() - int(age_s * 1000)
-    for tier in tiers or ():
+    if not tiers:
+        return 0
+    from dlcore.ops.upkeep.table_guard import TableGuard  # it loads Arrow
+
+    for tier in tiers:
         folder = f"{unescape(tier)}/{context.cluster_id}"
         guard = TableGuard(context, folder, troubles)
         with troubles.isolated(f"stray objects below {folder}"):

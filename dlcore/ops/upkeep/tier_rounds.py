@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.base.errors import LogNotFoundError, ObjectStoreError
@@ -19,7 +19,6 @@ from dlcore.log.upkeep.removal import listed_log
 from dlcore.metadata.cluster_features import ClusterFeatures
 from dlcore.metadata.paths import BUCKETS
 from dlcore.metadata.stored import decode_or_tell
-from dlcore.ops.upkeep.table_keeper import TableKeeper
 from dlcore.ops.upkeep.tier_visits import TierVisits, rule_of
 from dlcore.ops.upkeep.tierer import LogTierer
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.metadata.port import Versioned
     from dlcore.ops.upkeep.config import UpkeepConfig
+    from dlcore.ops.upkeep.table_keeper import TableKeeper
     from dlcore.ops.upkeep.tier_visits import Look, TierRule
 
 logger = logging.getLogger(__name__)
@@ -72,8 +72,14 @@ class TierRounds:
         self._lock = lock
         self._use(replace(config, tier=""))
         self._visits = TierVisits()
-        self._tables = TableKeeper(context, owner, compare_every_s=config.stray_interval_s)
         self._features = ClusterFeatures(context.store, context.paths)
+
+    @cached_property
+    def _tables(self) -> TableKeeper:
+        from dlcore.ops.upkeep.table_keeper import TableKeeper  # it loads Arrow
+
+        every_s = self._wanted.stray_interval_s
+        return TableKeeper(self._context, self._owner, compare_every_s=every_s)
 
     def _use(self, config: UpkeepConfig) -> None:
         self._config = config

@@ -52,6 +52,8 @@ SUFFICES: dict[str, tuple[set[str], dict[str, Any]]] = {
     "DoAction/create": ({"manage"}, {"log": "new"}),
     "DoAction/merge_schema": ({"manage"}, {"log": "a", "schema": ""}),
     "DoAction/rename": ({"manage"}, {"log": "old", "new_name": "renamed"}),
+    # It needs two rights: to read the one log, and to manage the other.
+    "DoAction/fork": (set(), {"log": "a", "new_name": "forked", "new_log_id": "x"}),
     "DoAction/seal": ({"manage"}, {"log": "sealed"}),
     "DoAction/delete": ({"manage"}, {"log": "gone"}),
     "DoAction/settings": (DESCRIBE, {"log": "a"}),
