@@ -110,6 +110,14 @@ def lacks_copies(metadata: LedgerMetadata) -> bool:
     return metadata.state is LedgerState.CLOSED and metadata.copies_lacking > 0
 
 
+def is_sound(metadata: LedgerMetadata) -> bool:
+    """Whether a ledger has an end or a writer, and all wanted copies, as far as is stored of it.
+
+    One that is IN_RECOVERY has neither an end nor a writer.
+    """
+    return metadata.state is not LedgerState.IN_RECOVERY and not lacks_copies(metadata)
+
+
 def lost_members(metadata: LedgerMetadata, lost: Collection[BookieId]) -> tuple[BookieId, ...]:
     """Return the lost bookies in the ledger's ensembles, which make it under-replicated."""
     members = {bookie for ensemble in metadata.ensembles for bookie in ensemble.bookies}

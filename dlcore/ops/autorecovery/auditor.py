@@ -17,6 +17,7 @@ from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ops.autorecovery.audit import (
     BookieAudit,
     Shortage,
+    is_sound,
     lacks_copies,
     lost_members,
     wanted_copies,
@@ -138,15 +139,14 @@ class Auditor:
             with troubles.isolated(f"auditing ledger {metadata.ledger_id}"):
                 members |= members_of(metadata)
                 wanted = max(wanted, wanted_copies(metadata))
-                missing, is_small = lost_members(metadata, lost), lacks_copies(metadata)
-                # Its recoverer may have died, and until another one ends it nobody can know the
-                # last acknowledged entry.  The worker gives the first one a grace.
-                is_unended = metadata.state is LedgerState.IN_RECOVERY
-                if missing or is_small or is_unended:
+                missing = lost_members(metadata, lost)
+                # The recoverer of one without an end may have died, and until another one ends it
+                # nobody can know the last acknowledged entry.  The worker gives the first a grace.
+                if missing or not is_sound(metadata):
                     await self._repairs.publish(metadata.ledger_id, missing=missing)
                     count += bool(missing)
-                    small += is_small
-                    unended += is_unended
+                    small += lacks_copies(metadata)
+                    unended += metadata.state is LedgerState.IN_RECOVERY
         self._figures.audited_s = steady_s()
         self._figures.left_out = troubles.count
         await self._repairs.tell("audit", troubles)
@@ -247,8 +247,7 @@ class Auditor:
         """Return whether entries are missing, and whether any bookie did not answer."""
         answers = await ask_replicas(self._context, metadata, registered=registered)
         final = [each for each in check_ledger(metadata, answers) if each.fragment.is_final]
-        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
         return (
-            is_abandoned or lacks_copies(metadata) or any(each.missing for each in final),
+            not is_sound(metadata) or any(each.missing for each in final),
             any(each.unknown is not None for each in final),
         )

@@ -18,10 +18,9 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
 from dlcore.metadata.stored import decode
-from dlcore.ops.autorecovery.audit import lacks_copies
+from dlcore.ops.autorecovery.audit import is_sound
 from dlcore.ops.autorecovery.check import ReplicaCheck, check_ledger
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.autorecovery.replicas import ask_replicas, members_of
@@ -319,8 +318,6 @@ class Maintenance:
 def is_replicated(metadata: LedgerMetadata, checks: list[ReplicaCheck]) -> bool:
     """Return whether every bookie is proven complete, and the ledger has an end or a writer.
 
-    A ledger that is IN_RECOVERY has neither.  A closed ledger with fewer bookies than wanted is not
-    fully replicated.
+    A closed ledger with fewer bookies than wanted is not fully replicated.
     """
-    is_sound = metadata.state is not LedgerState.IN_RECOVERY and not lacks_copies(metadata)
-    return is_sound and all(check.is_complete for check in checks)
+    return is_sound(metadata) and all(check.is_complete for check in checks)
