@@ -66,7 +66,7 @@ def _read(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, ratio
     def value() -> float:
         started = time.perf_counter()
         with by_kafka.counted():
-            assert _consumed(address, log.replace("/", "."), records) == records
+            assert consumed(address, log.replace("/", "."), records) == records
         return records * record_bytes / 1e6 / (time.perf_counter() - started)
 
     def limit() -> float:
@@ -92,18 +92,18 @@ def _read(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, ratio
     return replace(figure, cpu_s_per_gb=costs)
 
 
-def _consumed(address: str, name: str, records: int) -> int:
-    """Read a log from its beginning; return how many records came."""
+def consumed(servers: str, topic: str, records: int) -> int:
+    """Read a topic from its beginning by librdkafka; return how many records came."""
     consumer = Consumer(
         {
-            "bootstrap.servers": address,
+            "bootstrap.servers": servers,
             "group.id": "bench",
             "enable.auto.commit": False,
             # By default it pauses for a second whenever it holds 100,000 records.
             "fetch.queue.backoff.ms": 10,
         }
     )
-    consumer.assign([TopicPartition(name, 0, 0)])
+    consumer.assign([TopicPartition(topic, 0, 0)])
     try:
         count = 0
         while count < records:

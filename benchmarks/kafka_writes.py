@@ -49,26 +49,7 @@ def _write(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, rati
     values = [value for each in batches for value in each.column("value").to_pylist()]
 
     def by_kafka(log: str) -> None:
-        failed: list[Any] = []
-        producer = Producer(
-            {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 50}
-        )
-
-        def told(error: Any, _: Any) -> None:
-            if error is not None:
-                failed.append(error)
-
-        name_there = log.replace("/", ".")
-        for value in values:
-            while True:
-                try:
-                    producer.produce(name_there, value, on_delivery=told)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
-            producer.poll(0)
-        assert producer.flush(_FLUSH_S) == 0
-        assert not failed, failed[0]
+        produce(address, log.replace("/", "."), values)
 
     def by_flight(log: str) -> None:
         _put(sandbox.proxies[0].location, log, batches)
@@ -92,6 +73,27 @@ def _write(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, rati
     for way, (_, cost) in ways.items():
         costs[f"client of {way}"], costs[f"proxy and bookies for {way}"] = cost.per_gb(_BYTES)
     return replace(figure, cpu_s_per_gb=costs)
+
+
+def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:
+    """Write each value once, in order, by librdkafka; return when all are acknowledged."""
+    failed: list[Any] = []
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 50})
+
+    def told(error: Any, _: Any) -> None:
+        if error is not None:
+            failed.append(error)
+
+    for value in values:
+        while True:
+            try:
+                producer.produce(topic, value, on_delivery=told)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    assert producer.flush(_FLUSH_S) == 0
+    assert not failed, failed[0]
 
 
 def _put(location: str, log: str, batches: Sequence[pa.RecordBatch]) -> None:

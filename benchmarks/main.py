@@ -44,7 +44,7 @@ from benchmarks import (
     typed,
     wire,
 )
-from benchmarks.peers import spark as peers_spark
+from benchmarks.peers import clients as peers_clients, spark as peers_spark
 from dlcore.ops.sandbox.cluster import Sandbox
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "peers_write": peers_spark.write,
     "peers_write_1k_synced": peers_spark.write_1k_synced,
     "peers_trigger": peers_spark.trigger,
+    "peers_client_read": peers_clients.read,
+    "peers_client_write": peers_clients.write,
 }
 PROXIES = {
     "proxy_forward": 2,
@@ -123,7 +125,9 @@ PROXIES = {
     "proxy_killed": 3,
     "proxy_rebalance": 3,
 }
-"""How many run beside the bookies, where that is not one; only benchmarks of proxies have any."""
+"""How many run beside the bookies, where that is not one."""
+_NEED_PROXIES = ("proxy_", "peers_client_")
+"""How the names begin of the benchmarks that have any."""
 PEERS = tuple(name for name in BENCHMARKS if name.startswith("peers_"))
 LONG = (
     "restart_full",
@@ -233,7 +237,7 @@ def run(name: str, data_dir: Path) -> list[Figure]:
         tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir) as temporary,
         Sandbox(
             bookies=BOOKIES,
-            proxies=PROXIES.get(name, 1) if name.startswith("proxy_") else 0,
+            proxies=PROXIES.get(name, 1) if name.startswith(_NEED_PROXIES) else 0,
             data_dir=Path(temporary) / "cluster",
             autorecovery=False,
             zookeeper=True,
