@@ -12,12 +12,15 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.self_report import NAME_PREFIX, STACKS_SIGNAL
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dlcore.access.tls import TlsFiles
 
 _PROC = Path("/proc")
@@ -110,13 +113,22 @@ class Server:
     def list_folder(self) -> dict[str, object]:
         """Return the files below its folder with their sizes, and the room of the file system."""
         files = {}
-        for path in sorted(Path(self.folder).rglob("*")):
+        for path in islice(paths_below(self.folder), _FILES_MAX):
             with suppress(OSError):  # it was removed meanwhile
                 if path.is_file():
                     files[str(path.relative_to(self.folder))] = path.stat().st_size
-            if len(files) >= _FILES_MAX:
-                break
         return {"folder": self.folder, "files": files} | room_of(self.folder)
+
+
+def paths_below(folder: str) -> Iterator[Path]:
+    """Yield what is below a folder, in order.  A folder that is removed meanwhile is left out.
+
+    ``os.walk`` promises that; ``Path.rglob`` of Python 3.11 may fail for such a folder.
+    """
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            yield Path(parent, name)
 
 
 def find_servers() -> list[Server]:
