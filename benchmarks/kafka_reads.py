@@ -92,8 +92,8 @@ def _read(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, ratio
     return replace(figure, cpu_s_per_gb=costs)
 
 
-def consumed(servers: str, topic: str, records: int) -> int:
-    """Read a topic from its beginning by librdkafka; return how many records came."""
+def consumed(servers: str, name: str, records: int) -> int:
+    """Read a log from its beginning by librdkafka; return how many records came."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -103,7 +103,7 @@ def consumed(servers: str, topic: str, records: int) -> int:
             "fetch.queue.backoff.ms": 10,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, 0)])
+    consumer.assign([TopicPartition(name, 0, 0)])
     try:
         count = 0
         while count < records:

@@ -75,7 +75,7 @@ def _write(sandbox: Sandbox, address: str, name: str, *, record_bytes: int, rati
     return replace(figure, cpu_s_per_gb=costs)
 
 
-def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:
+def produce(servers: str, name: str, values: Sequence[bytes]) -> None:
     """Write each value once, in order, by librdkafka; return when all are acknowledged."""
     failed: list[Any] = []
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 50})
@@ -87,7 +87,7 @@ def produce(servers: str, topic: str, values: Sequence[bytes]) -> None:
     for value in values:
         while True:
             try:
-                producer.produce(topic, value, on_delivery=told)
+                producer.produce(name, value, on_delivery=told)
                 break
             except BufferError:
                 producer.poll(0.1)

@@ -1,4 +1,4 @@
-"""What is told of a server that goes on working meanwhile."""
+"""The servers that a bundle describes, which go on working meanwhile."""
 
 from __future__ import annotations
 
