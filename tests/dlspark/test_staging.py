@@ -37,7 +37,7 @@ from tests.fixtures.spark import list_staged
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dlcore.log.staging.commit import Effect, Event
+    from dlcore.log.staging.commit import Event, Work
     from dlspark.commit import StagedTask
 
 pytestmark = pytest.mark.integration
@@ -185,11 +185,11 @@ def test_a_commit_that_stands_still_while_another_run_commits(
     late, other = target.stage(b"a"), target.stage(b"a")
     perform, stands_still, goes_on = CommitDriver._answer_of, threading.Event(), threading.Event()
 
-    async def wait_and_perform(self: CommitDriver, effect: Effect) -> Event:
-        if isinstance(effect, Store) and not stands_still.is_set():
+    async def wait_and_perform(self: CommitDriver, work: Work) -> Event:
+        if isinstance(work, Store) and not stands_still.is_set():
             stands_still.set()
             await asyncio.to_thread(goes_on.wait, WAIT_S)
-        return await perform(self, effect)
+        return await perform(self, work)
 
     monkeypatch.setattr(CommitDriver, "_answer_of", wait_and_perform)
     with ThreadPoolExecutor(1) as driver:

@@ -30,6 +30,7 @@ from dlcore.base.errors import (
     MetadataError,
     WriteError,
 )
+from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.metadata.nodes import head_of
 from dlcore.log.metadata.segment import Extent
@@ -352,7 +353,7 @@ def _feed(append: Append, event: commit.Event) -> None:
     effect = append.commit.handle(event)
     append.commit.validate()
     append.is_asked = False
-    append.effect = None if isinstance(effect, commit.Ended) else effect
+    append.effect = None if isinstance(effect, Ended) else effect
     assert append.effect is not None or append.result is not None, effect
 
 
@@ -393,7 +394,7 @@ def _recover(world: World, append: Append) -> None:
 def _store(world: World, append: Append) -> None:
     assert isinstance(append.effect, commit.Store)
     error = world.apply(append.effect.ops)
-    _feed(append, commit.Signal.STORED if error is None else commit.CallFailed(error))
+    _feed(append, commit.Signal.STORED if error is None else CallFailed(error))
 
 
 def _lose(world: World, append: Append, when: str) -> None:
@@ -403,7 +404,7 @@ def _lose(world: World, append: Append, when: str) -> None:
         world.apply(append.effect.ops)
     else:
         world.late = (*world.late, append.effect.ops)
-    _feed(append, commit.CallFailed(AWAY))
+    _feed(append, CallFailed(AWAY))
 
 
 def _cancel(world: World, append: Append) -> None:
@@ -522,7 +523,7 @@ def _answer(world: World, owner: Owner, *, is_lost: bool) -> None:
             event = turns.TurnSet(is_set)
         case _:
             event = turns.HeadRead(world.head(), 0.0)
-    _handle(owner, turns.CallFailed(AWAY) if is_lost else event)
+    _handle(owner, CallFailed(AWAY) if is_lost else event)
 
 
 def _step_aside(world: World, owner: Owner) -> turns.Event:
@@ -539,7 +540,7 @@ def _step_aside(world: World, owner: Owner) -> turns.Event:
     if _changed(world, owner, change):
         return turns.Signal.ASIDE
     owner.is_over = True
-    return turns.CallFailed(WriteError("fenced"))
+    return CallFailed(WriteError("fenced"))
 
 
 def _handle(owner: Owner, event: turns.Event) -> None:

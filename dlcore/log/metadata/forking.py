@@ -38,7 +38,8 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
 from dlcore.log.metadata.changes import plan_settings
 from dlcore.log.metadata.nodes import decode_node
 from dlcore.log.metadata.values import (
@@ -121,13 +122,6 @@ class Looked:
     nodes: Sequence[Versioned | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """Event: the last effect was refused, or its outcome is unknown."""
-
-    error: DLError
-
-
 Event: TypeAlias = Signal | Looked | CallFailed
 
 
@@ -145,22 +139,9 @@ class Store:
     ops: tuple[Op, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Effect: say `PAUSE_OVER` after a random time of at most `s_max`; `error` is the reason."""
-
-    s_max: float
-    error: DLError
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Effect: answer the caller: whether the fork is there, False if overtaken; or an error."""
-
-    outcome: bool | DLError
-
-
-Effect: TypeAlias = Look | Store | Pause | Ended
+Work: TypeAlias = Look | Store | Pause
+Effect: TypeAlias = Work | Ended[bool]
+"""`PAUSE_OVER` answers `Pause`.  The outcome is whether the fork is there, False if overtaken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +153,7 @@ class _Step:
     head: LogHead
 
 
-class ForkRun(Machine[ForkState]):
+class ForkRun(StepMachine[ForkState, Event, Work, bool]):
     """Makes one fork.
 
     Args:

@@ -44,7 +44,8 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, StepMachine
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.metadata.port import UNANSWERED
 from dlcore.metadata.stored import LAYOUT, Count, Number
@@ -243,13 +244,6 @@ class Stored:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """Event: the last effect was refused, or its outcome is unknown."""
-
-    error: DLError
-
-
 Job: TypeAlias = Take | Relock | CommitPosition | Move | Forget | Remove
 Event: TypeAlias = Job | Signal | NodeRead | Counted | HolderRead | Stored | CallFailed
 
@@ -301,17 +295,12 @@ class RemoveNodes:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Effect: answer the caller: with the new mark for `Move`, with None, or with an error."""
-
-    outcome: Mark | DLError | None
+Work: TypeAlias = Call | AwaitLock | Put | Pause | RemoveNodes
+Effect: TypeAlias = Work | Ended[Mark | None]
+"""The outcome is the new mark for `Move`, else None."""
 
 
-Effect: TypeAlias = Call | AwaitLock | Put | Pause | RemoveNodes | Ended
-
-
-class Hold(Machine[HoldState]):
+class Hold(StepMachine[HoldState, Event, Work | None, Mark | None]):
     """One subscription, as seen by one client.
 
     Args:

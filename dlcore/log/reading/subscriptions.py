@@ -17,16 +17,14 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.features import own_release
+from dlcore.base.steps import run_to_end
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LockHolder
 from dlcore.log.reading.holding import (
     AwaitLock,
     Call,
-    CallFailed,
     CommitPosition,
     Counted,
-    Effect,
-    Ended,
     Event,
     Forget,
     Hold,
@@ -44,6 +42,7 @@ from dlcore.log.reading.holding import (
     Stored,
     Subscription,
     Take,
+    Work,
     seen_in,
 )
 from dlcore.metadata.paths import unescape
@@ -236,28 +235,17 @@ class SubscriptionHold:
     async def _run(self, job: Job) -> Mark | None:
         async with self._turn:
             try:
-                effect = self._hold.handle(job)
-                while not isinstance(effect, Ended):
-                    assert effect is not None
-                    effect = self._hold.handle(await self._answer_to(effect))
+                return await run_to_end(self._hold, job, self._answer_of)
             except BaseException:
                 self._hold.handle(Signal.GIVEN_UP)
                 raise
-        if isinstance(effect.outcome, DLError):
-            raise effect.outcome
-        return effect.outcome
 
-    async def _answer_to(self, effect: Effect) -> Event:
-        try:
-            return await self._perform(effect)
-        except DLError as error:
-            return CallFailed(error)
-
-    async def _perform(self, effect: Effect) -> Event:
+    async def _answer_of(self, work: Work | None) -> Event:
+        assert work is not None
         store = self._context.store
-        match effect:
+        match work:
             case Call():
-                return await self._call(effect)
+                return await self._call(work)
             case Put(position, token, version):
                 value = encode(self._at(position, token))
                 return Stored(await store.put(self._path, value, version=version))
@@ -271,10 +259,8 @@ class SubscriptionHold:
                 await store.multi([Delete(self._lock_path), Delete(self._path, version)])
                 self._has_attempted = False
                 return Signal.REMOVED
-            case Ended():
-                raise AssertionError("the caller is answered by `_run`")
             case _:
-                assert_never(effect)
+                assert_never(work)
 
     async def _call(self, call: Call) -> Event:
         store, parent, path = self._context.store, self._parent, self._lock_path

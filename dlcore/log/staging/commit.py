@@ -47,7 +47,8 @@ from dlcore.base.errors import (
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
 from dlcore.log.metadata.changes import (
     SegmentLimits,
     lssn_to_merge,
@@ -226,13 +227,6 @@ class Signal(enum.Enum):
     PAUSE_OVER = "the pause is over"
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """Event: the last effect was refused, or its outcome is unknown."""
-
-    error: DLError
-
-
 Event: TypeAlias = Begin | Looked | Signal | CallFailed
 
 
@@ -282,25 +276,12 @@ class Store:
     ops: tuple[Op, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Effect: say `PAUSE_OVER` after a random time of at most `s_max`; `error` is the reason."""
-
-    s_max: float
-    error: DLError
+Work: TypeAlias = Look | AwaitLocks | RecoverLog | Store | Pause
+Effect: TypeAlias = Work | Ended[CommitResult]
+"""`PAUSE_OVER` answers `Pause`; `Ended` is for the caller of `Begin`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Effect: answer the caller of `Begin` with a result, or with an error."""
-
-    outcome: CommitResult | DLError
-
-
-Effect: TypeAlias = Look | AwaitLocks | RecoverLog | Store | Pause | Ended
-
-
-class Commit(Machine[CommitState]):
+class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     """The commit of one append.
 
     Args:

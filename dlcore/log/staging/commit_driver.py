@@ -7,7 +7,8 @@ import logging
 from typing import TYPE_CHECKING, assert_never
 
 from dlcore.base.background import together
-from dlcore.base.errors import DLError, MetadataVersionError, NoNodeError
+from dlcore.base.errors import MetadataVersionError, NoNodeError
+from dlcore.base.steps import Pause, run_to_end
 from dlcore.log.metadata.staged import list_staged
 from dlcore.log.metadata.store import persistently
 from dlcore.log.recovery import recover_log
@@ -15,16 +16,13 @@ from dlcore.log.staging.commit import (
     AwaitedLock,
     AwaitLocks,
     Begin,
-    CallFailed,
-    Effect,
-    Ended,
     Event,
     Look,
     Looked,
-    Pause,
     RecoverLog,
     Signal,
     Store,
+    Work,
 )
 from dlcore.metadata.port import UNANSWERED
 
@@ -58,23 +56,16 @@ class CommitDriver:
         async with self._turn:
             if self._commit.result is not None:
                 return self._commit.result
-            event: Event = Begin(tuple(extents), replaces, asyncio.get_running_loop().time())
-            while not isinstance(effect := self._commit.handle(event), Ended):
-                try:
-                    event = await self._answer_of(effect)
-                except DLError as error:
-                    event = CallFailed(error)
-            if isinstance(effect.outcome, DLError):
-                raise effect.outcome
-            return effect.outcome
+            begin = Begin(tuple(extents), replaces, asyncio.get_running_loop().time())
+            return await run_to_end(self._commit, begin, self._answer_of)
 
-    async def _answer_of(self, effect: Effect) -> Event:
+    async def _answer_of(self, work: Work) -> Event:
         context = self._context
-        match effect:
+        match work:
             case Look(paths, lists):
                 return await self._look(paths, lists)
             case AwaitLocks():
-                await self._await_locks(effect)
+                await self._await_locks(work)
                 return Signal.WAIT_OVER
             case RecoverLog(at):
                 await recover_log(context, at, only_this=True)
@@ -86,10 +77,8 @@ class CommitDriver:
                 logger.info("%s is tried again: %s", self._commit.terms, error)
                 await asyncio.sleep(context.rng.uniform(0, s_max))
                 return Signal.PAUSE_OVER
-            case Ended():
-                raise AssertionError("the caller is answered by `commit`")
             case _:
-                assert_never(effect)
+                assert_never(work)
 
     async def _look(self, paths: tuple[str, ...], lists: str | None) -> Looked:
         context = self._context

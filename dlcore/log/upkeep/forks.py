@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from dlcore.base.errors import DLError, LedgerNotFoundError, LogExistsError, MetadataError
+from dlcore.base.errors import LedgerNotFoundError, LogExistsError, MetadataError
 from dlcore.base.features import FORKS
 from dlcore.base.ids import DLSN, validate_log_id, validate_log_name
+from dlcore.base.steps import Pause, run_to_end
 from dlcore.log.metadata.fork_cut import cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (
-    CallFailed,
-    Effect,
-    Ended,
     Event,
     ForkRun,
     Look,
     Looked,
-    Pause,
     Signal,
     Store,
+    Work,
 )
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.store import persistently
@@ -116,26 +114,23 @@ async def fork_log(
 
 async def _run(context: LogContext, machine: ForkRun, fork: LogMetadata) -> bool:
     """Return whether the fork is there; if not, nothing of it is left."""
-    effect = machine.handle(Signal.BEGIN)
-    while not isinstance(effect, Ended):
-        event: Event
-        try:
-            event = await _answer_of(context, effect)
-        except DLError as error:
-            event = CallFailed(error)
-        effect = machine.handle(event)
-    if effect.outcome is True:
-        return True
-    if effect.outcome is False or isinstance(effect.outcome, LogExistsError):
+
+    async def answer_of(work: Work) -> Event:
+        return await _answer_of(context, work)
+
+    try:
+        is_there = await run_to_end(machine, Signal.BEGIN, answer_of)
+    except LogExistsError:
         await remove_deleted(context, fork)
+        raise
     # After another error the sweep of deleted logs removes what there is of it.
-    if isinstance(effect.outcome, DLError):
-        raise effect.outcome
-    return False
+    if not is_there:
+        await remove_deleted(context, fork)
+    return is_there
 
 
-async def _answer_of(context: LogContext, effect: Effect) -> Event:
-    match effect:
+async def _answer_of(context: LogContext, work: Work) -> Event:
+    match work:
         case Look(paths):
             return Looked(await persistently(lambda: context.store.get_many(paths, fresh=True)))
         case Store(ops):
@@ -145,10 +140,8 @@ async def _answer_of(context: LogContext, effect: Effect) -> Event:
             logger.info("a fork is tried again: %s", error)
             await asyncio.sleep(context.rng.uniform(0, s_max))
             return Signal.PAUSE_OVER
-        case Ended():
-            raise AssertionError("nothing follows")
         case _:
-            assert_never(effect)
+            assert_never(work)
 
 
 async def _split(context: LogContext, cut: ForkCut) -> Extent | None:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.steps import CallFailed
 from dlcore.log.metadata.changes import lssn_to_merge
 from dlcore.metadata.port import UNANSWERED
 
@@ -127,13 +128,6 @@ class TurnDue:
     """Event: `TURN_S` have passed since the turn of this number was given."""
 
     number: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """Event: a call was refused, or its outcome is unknown."""
-
-    error: DLError
 
 
 Event: TypeAlias = Signal | Looked | TurnSet | HeadRead | TurnDue | CallFailed

@@ -139,9 +139,9 @@ def restart_cluster(bookies: str | None, proxies: str | None, wait_s: float, *, 
         restarter = Restarter(namespace, run=run, report=note, tls=tls, token=token)
         ended = await restarter.restart(members, chosen, patience_s=wait_s)
         if ended.reason:
-            done = ", ".join(ended.restarted) or "none"
+            done = ", ".join(ended.names) or "none"
             raise DLError(f"stopped: {ended.reason}; restarted before: {done}")
-        return ended.restarted
+        return ended.names
 
     restarted = run_direct(restart, is_long=True)
     show_done(f"{len(restarted)} processes were restarted", {"restarted": list(restarted)})

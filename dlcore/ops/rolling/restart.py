@@ -12,10 +12,12 @@ not count.  Whatever fails, or takes longer than the patience, stops the rest.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, StepMachine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +85,12 @@ def order_of(members: Sequence[Member]) -> list[Member]:
 # Events
 
 
+class Signal(enum.Enum):
+    """An event that carries nothing."""
+
+    BEGIN = "the restart begins"
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The cluster as it is: the life of each member that is ready, and ledgers without replicas."""
@@ -99,14 +107,7 @@ class Stepped:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The last effect failed; `reason` is for people."""
-
-    reason: str
-
-
-Event: TypeAlias = Seen | Stepped | Failed
+Event: TypeAlias = Signal | Seen | Stepped | CallFailed
 
 
 # Effects
@@ -134,17 +135,18 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """It is over; `reason` says why it stopped early, "" if all members were restarted."""
+class Restarted:
+    """The outcome; `reason` says why it stopped early, "" if all members were restarted."""
 
-    restarted: tuple[str, ...]
+    names: tuple[str, ...]
     reason: str = ""
 
 
-Effect: TypeAlias = Look | Drain | Run | Ended
+Work: TypeAlias = Look | Drain | Run
+Effect: TypeAlias = Work | Ended[Restarted]
 
 
-class RollingRestart(Machine[Phase]):
+class RollingRestart(StepMachine[Phase, Event, Work, Restarted]):
     """Restarts some members of a cluster, while all of its members are watched.
 
     Args:
@@ -172,20 +174,18 @@ class RollingRestart(Machine[Phase]):
         self._since_s = now_s
         self._life = ""  # of the member in turn, before its restart
 
-    def start(self) -> Effect:
-        """Return the first effect."""
-        return Look(0.0)
-
     def handle(self, event: Event) -> Effect:
         """Return the effect of an event."""
         assert self.state is not Phase.ENDED
         match event:
+            case Signal.BEGIN:
+                return Look(0.0)
             case Seen():
                 return self._waited(event) if self.state is Phase.WAITING else self._returned(event)
             case Stepped(now_s):
                 return self._stepped(now_s)
-            case Failed(reason):
-                return self._end(reason)
+            case CallFailed(error):
+                return self._end(str(error))
             case _:
                 assert_never(event)
 
@@ -235,4 +235,4 @@ class RollingRestart(Machine[Phase]):
 
     def _end(self, reason: str) -> Effect:
         self._become(Phase.ENDED)
-        return Ended(tuple(self._restarted), reason)
+        return Ended(Restarted(tuple(self._restarted), reason))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from dlcore.backends.flight.endpoint import Endpoint
 from dlcore.backends.flight.planning import act
 from dlcore.base.errors import DLError
+from dlcore.base.steps import run_to_end
 from dlcore.flight import actions
 from dlcore.flight.requests import NoRequest
 from dlcore.ledger.metadata.bookies import BookieCookie
@@ -17,15 +18,16 @@ from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.diagnosis.asking import ask_proxies, live_proxies
 from dlcore.ops.rolling.restart import (
     Drain,
-    Ended,
     Event,
-    Failed,
     Look,
     Member,
+    Restarted,
     RollingRestart,
     Run,
     Seen,
+    Signal,
     Stepped,
+    Work,
 )
 
 if TYPE_CHECKING:
@@ -78,32 +80,27 @@ class Restarter:
 
     async def restart(
         self, members: Sequence[Member], chosen: Sequence[Member], *, patience_s: float
-    ) -> Ended:
+    ) -> Restarted:
         """Restart the chosen of all members, one after the other; return how it ended."""
         now_s = asyncio.get_running_loop().time
         machine = RollingRestart(members, chosen, patience_s=patience_s, now_s=now_s())
-        effect = machine.start()
-        while not isinstance(effect, Ended):
-            event: Event
-            try:
-                match effect:
-                    case Look(after_s):
-                        await asyncio.sleep(after_s)
-                        event = await self._look(members)
-                    case Drain(member):
-                        self._report(f"draining {member.name}")
-                        await self._drain(member)
-                        event = Stepped(now_s())
-                    case Run(member):
-                        self._report(f"restarting {member.name}")
-                        await self._run(member)
-                        event = Stepped(now_s())
-                    case _:
-                        assert_never(effect)
-            except DLError as error:
-                event = Failed(str(error))
-            effect = machine.handle(event)
-        return effect
+
+        async def answer_of(work: Work) -> Event:
+            match work:
+                case Look(after_s):
+                    await asyncio.sleep(after_s)
+                    return await self._look(members)
+                case Drain(member):
+                    self._report(f"draining {member.name}")
+                    await self._drain(member)
+                case Run(member):
+                    self._report(f"restarting {member.name}")
+                    await self._run(member)
+                case _:
+                    assert_never(work)
+            return Stepped(now_s())
+
+        return await run_to_end(machine, Signal.BEGIN, answer_of)
 
     async def _look(self, members: Sequence[Member]) -> Seen:
         ports = self._namespace.ports

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, assert_never
 
-from dlcore.base.errors import DLError
+from dlcore.base.steps import Pause, run_to_end
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import drop, read_staged
@@ -16,22 +16,19 @@ from dlcore.log.metadata.values import SegmentEnd
 from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.merging import StoredSegment
 from dlcore.ops.upkeep.swap import (
-    CallFailed,
-    Effect,
-    Ended,
     Event,
     Look,
     Looked,
-    Pause,
     Signal,
     Store,
     Swap,
     Verified,
     Verify,
+    Work,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
@@ -40,27 +37,6 @@ if TYPE_CHECKING:
     from dlcore.wire.digest import EntryFrame
 
 logger = logging.getLogger(__name__)
-
-_Effect = TypeVar("_Effect")
-_Event = TypeVar("_Event")
-
-
-async def run_to_end(
-    effect: _Effect,
-    answer_of: Callable[[_Effect], Awaitable[_Event]],
-    handle: Callable[[_Event | CallFailed], _Effect],
-) -> bool:
-    """Perform one effect after the other; return the outcome of the machine, or raise its error."""
-    while not isinstance(effect, Ended):
-        event: _Event | CallFailed
-        try:
-            event = await answer_of(effect)
-        except DLError as error:
-            event = CallFailed(error)
-        effect = handle(event)
-    if isinstance(effect.outcome, DLError):
-        raise effect.outcome
-    return effect.outcome
 
 
 class SegmentRewriter:
@@ -124,11 +100,11 @@ class SegmentRewriter:
 
     async def _swap(self, swap: Swap) -> bool:
         """Replace a run; return False if it is not there any more."""
-        return await run_to_end(swap.handle(Signal.BEGIN), self._answer_of, swap.handle)
+        return await run_to_end(swap, Signal.BEGIN, self._answer_of)
 
-    async def _answer_of(self, effect: Effect) -> Event:
+    async def _answer_of(self, work: Work) -> Event:
         context = self._context
-        match effect:
+        match work:
             case Look(paths):
                 nodes = await persistently(lambda: context.store.get_many(paths, fresh=True))
                 return Looked(nodes, context.clock.now_ms() + self._kept_ms)
@@ -143,10 +119,8 @@ class SegmentRewriter:
                 logger.info("a swap is tried again: %s", error)
                 await asyncio.sleep(context.rng.uniform(0, s_max))
                 return Signal.PAUSE_OVER
-            case Ended():
-                raise AssertionError("nothing follows")
             case _:
-                assert_never(effect)
+                assert_never(work)
 
     async def _drop_unused(self) -> None:
         """Delete ledgers that no swap used; those that cannot be deleted now are tried again."""

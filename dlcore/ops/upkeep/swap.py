@@ -34,7 +34,8 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
 from dlcore.metadata.port import UNANSWERED, Delete, Op, Versioned
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, plan_swap
@@ -115,13 +116,6 @@ class Verified:
     staged: Collection[int]
 
 
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """Event: the last effect was refused, or its outcome is unknown."""
-
-    error: DLError
-
-
 Event: TypeAlias = Signal | Looked | Verified | CallFailed
 
 
@@ -146,28 +140,12 @@ class Store:
     ops: tuple[Op, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Effect: say `PAUSE_OVER` after a random time of at most `s_max`; `error` is the reason.
-
-    A writer changes the head often: a random pause separates the two.
-    """
-
-    s_max: float
-    error: DLError
+Work: TypeAlias = Look | Verify | Store | Pause
+Effect: TypeAlias = Work | Ended[bool]
+"""`PAUSE_OVER` answers `Pause`.  The outcome is whether another extent is in the run's place."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Effect: answer the caller: whether another extent is in the place of the run; or an error."""
-
-    outcome: bool | DLError
-
-
-Effect: TypeAlias = Look | Verify | Store | Pause | Ended
-
-
-class Swap(Machine[SwapState]):
+class Swap(StepMachine[SwapState, Event, Work, bool]):
     """One swap.
 
     Args:

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from dlcore.base.errors import DLError, ObjectStoreError, TableError
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, StepMachine
 from dlcore.log.cold.table_format import (
     Field,
     Place,
@@ -36,7 +37,6 @@ from dlcore.log.cold.table_format import (
     boundary_of,
     missing_fields,
 )
-from dlcore.ops.upkeep.swap import CallFailed, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -200,12 +200,14 @@ class Tidy:
     """Effect: make a checkpoint, and delete commits that are too old; answer with `DONE`."""
 
 
-Effect: TypeAlias = Look | ReadChain | Create | AddFields | Commit | Tidy | Ended
+Work: TypeAlias = Look | ReadChain | Create | AddFields | Commit | Tidy
+Effect: TypeAlias = Work | Ended[bool]
+"""The outcome is whether the table was looked at."""
 
 _BEGINNING: Place = (1, 0)
 
 
-class TableCommits(Machine[TableState]):
+class TableCommits(StepMachine[TableState, Event, Work, bool]):
     """Lets a table follow its log, once.
 
     Args:

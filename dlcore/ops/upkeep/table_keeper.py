@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from dlcore.base.background import all_of
 from dlcore.base.errors import CorruptMetadataError, LogNotFoundError
+from dlcore.base.steps import run_to_end
 from dlcore.log.cold.delta_tables import CHECKPOINT_EVERY, AddedFile, DeltaTables
 from dlcore.log.cold.table_format import app_id_of, boundary_of, statistics_of
-from dlcore.ops.upkeep.rewriting import run_to_end
-from dlcore.ops.upkeep.swap import Ended
 from dlcore.ops.upkeep.table_chain import ChainReader
 from dlcore.ops.upkeep.table_commits import (
     AddFields,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import LogKey
-    from dlcore.ops.upkeep.table_commits import Effect, Event
+    from dlcore.ops.upkeep.table_commits import Event, Work
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class TableKeeper:
                 known=None if seen is None else seen.followed,
             )
             job = _Job(context, self._chains, at.log, settings.tier_url)
-            looked = await run_to_end(machine.handle(Signal.BEGIN), job.answer_of, machine.handle)
+            looked = await run_to_end(machine, Signal.BEGIN, job.answer_of)
             if machine.followed is not None:
                 compared_s = now_s if seen is None else seen.compared_s
                 self._seen[log.log_id] = _Seen(machine.followed, compared_s)
@@ -117,9 +116,9 @@ class _Job:
         self._url = f"{tier}/{app_id}"
         self._table = DeltaTables(self._url, app_id)
 
-    async def answer_of(self, effect: Effect) -> Event:
-        """Perform an effect."""
-        match effect:
+    async def answer_of(self, work: Work) -> Event:
+        """Do a work of the machine."""
+        match work:
             case Look():
                 seen = await self._table.look()
                 return Signal.NO_TABLE if seen is None else Looked(seen)
@@ -147,10 +146,8 @@ class _Job:
                 )
             case Tidy():
                 await self._table.tidy()
-            case Ended():
-                raise AssertionError("nothing follows")
             case _:
-                assert_never(effect)
+                assert_never(work)
         return Signal.DONE
 
     def _tell(self, what: str) -> None:

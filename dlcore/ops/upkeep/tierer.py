@@ -16,14 +16,15 @@ from dlcore.base.errors import (
     NodeExistsError,
     UnsupportedError,
 )
+from dlcore.base.steps import run_to_end
 from dlcore.log.metadata.staged import create_cold_ledger
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.copying import Throttle
 from dlcore.ops.upkeep.objects_made import ObjectMaker, RunStart
-from dlcore.ops.upkeep.rewriting import SegmentRewriter, run_to_end
-from dlcore.ops.upkeep.swap import MERGING_IDENTITY, Ended, Swap, is_there
+from dlcore.ops.upkeep.rewriting import SegmentRewriter
+from dlcore.ops.upkeep.swap import MERGING_IDENTITY, Swap, is_there
 from dlcore.ops.upkeep.tier_visits import LogVisits, look_at, rule_of
 from dlcore.ops.upkeep.tiering import (
     Check,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from dlcore.ops.upkeep.config import UpkeepConfig
     from dlcore.ops.upkeep.merging import MergeRun, StoredSegment
     from dlcore.ops.upkeep.tier_visits import Look, TierRule
-    from dlcore.ops.upkeep.tiering import Effect, Event
+    from dlcore.ops.upkeep.tiering import Event, Work
 
 logger = logging.getLogger(__name__)
 
@@ -252,10 +253,10 @@ class _Job:
 
     async def run(self, machine: TierRun) -> bool:
         """Return whether the cold extent is in the log."""
-        return await run_to_end(machine.handle(Signal.BEGIN), self._answer_of, machine.handle)
+        return await run_to_end(machine, Signal.BEGIN, self._answer_of)
 
-    async def _answer_of(self, effect: Effect) -> Event:
-        match effect:
+    async def _answer_of(self, work: Work) -> Event:
+        match work:
             case Create():
                 return await self._create()
             case Write(name, _, again):
@@ -266,14 +267,12 @@ class _Job:
             case Check(name, size_bytes):
                 return await self._read_back(name, size_bytes)
             case Close():
-                await self._close(effect)
+                await self._close(work)
                 return Signal.CLOSED
             case PutInPlace(extent):
                 return Swapped(await self._swap(extent))
-            case Ended():
-                raise AssertionError("nothing follows")
             case _:
-                assert_never(effect)
+                assert_never(work)
 
     async def _create(self) -> Created:
         self.ledger = await create_cold_ledger(

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 from msgspec.structs import asdict
 
 from dlcore.base.errors import CorruptMetadataError, DLError, ObjectStoreError
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, StepMachine
 from dlcore.ledger.metadata.values import StoredObject
 from dlcore.log.metadata.segment import ColdExtent
 from dlcore.ops.upkeep.merging import MergeRun, merged_extent
-from dlcore.ops.upkeep.swap import CallFailed, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,10 +168,12 @@ class PutInPlace:
     extent: ColdExtent
 
 
-Effect: TypeAlias = Create | Write | Check | Close | PutInPlace | Ended
+Work: TypeAlias = Create | Write | Check | Close | PutInPlace
+Effect: TypeAlias = Work | Ended[bool]
+"""The outcome is whether the extent is in the place of the run."""
 
 
-class TierRun(Machine[TierState]):
+class TierRun(StepMachine[TierState, Event, Work, bool]):
     """Tiers one run.
 
     Args:

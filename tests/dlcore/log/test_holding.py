@@ -25,6 +25,7 @@ from dlcore.base.errors import (
     SubscriptionMovedError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.metadata.values import LockHolder, Mark
 from dlcore.log.reading.holding import (
     RETRY_S,
@@ -33,11 +34,9 @@ from dlcore.log.reading.holding import (
     TRIES_MAX,
     AwaitLock,
     Call,
-    CallFailed,
     CommitPosition,
     Counted,
     Effect,
-    Ended,
     Event,
     Forget,
     Hold,

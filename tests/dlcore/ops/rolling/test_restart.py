@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from dlcore.base.errors import DLError
+from dlcore.base.steps import CallFailed, Ended
 from dlcore.ops.rolling.restart import (
     LOOK_S,
     Drain,
-    Ended,
-    Failed,
     Look,
     Member,
+    Restarted,
     RollingRestart,
     Run,
     Seen,
+    Signal,
     Stepped,
     order_of,
 )
@@ -28,7 +30,7 @@ WELL = {"one": "1", "two": "1", PROXY.name: "s1"}
 def machine(*chosen: Member, patience_s: float = 10.0) -> RollingRestart:
     """Return a machine that begins at 0, and has looked once."""
     made = RollingRestart(ALL, chosen, patience_s=patience_s, now_s=0.0)
-    assert made.start() == Look(0.0)
+    assert made.handle(Signal.BEGIN) == Look(0.0)
     return made
 
 
@@ -61,7 +63,7 @@ def test_a_whole_restart() -> None:
     del lives["two"]
     assert one.handle(Seen(lives, 0, 19.0)) == Look(LOOK_S)
     ended = one.handle(Seen(lives | {"two": "3"}, 0, 20.0))
-    assert ended == Ended(("one", "two", PROXY.name))
+    assert ended == Ended(Restarted(("one", "two", PROXY.name)))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_nothing_is_touched_before_all_is_well(seen: Seen, reason: str) -> None:
     """It waits for its patience, then ends."""
     one = machine(ONE)
     assert one.handle(Seen(seen.lives, seen.missing, 10.0)) == Look(LOOK_S)
-    assert one.handle(seen) == Ended((), reason)
+    assert one.handle(seen) == Ended(Restarted((), reason))
 
 
 @pytest.mark.parametrize(
@@ -92,16 +94,18 @@ def test_a_member_that_does_not_come_back(lives: dict[str, str], reason: str) ->
     one.handle(Seen(WELL, 0, 50.0 - 50.0))
     one.handle(Stepped(100.0))
     assert one.handle(Seen(lives, 0, 110.0)) == Look(LOOK_S)
-    assert one.handle(Seen(lives, 0, 110.5)) == Ended((), reason)
+    assert one.handle(Seen(lives, 0, 110.5)) == Ended(Restarted((), reason))
 
 
 def test_a_step_that_fails() -> None:
     """A drain or a command."""
     one = machine(PROXY)
     assert one.handle(Seen(WELL, 0, 0.0)) == Drain(PROXY)
-    assert one.handle(Failed("busy")) == Ended((), "busy")
+    assert one.handle(CallFailed(DLError("busy"))) == Ended(Restarted((), "busy"))
     two = machine(ONE, TWO)
     two.handle(Seen(WELL, 0, 0.0))
     two.handle(Stepped(1.0))
     assert two.handle(Seen(WELL | {"one": "2"}, 0, 2.0)) == Run(TWO)
-    assert two.handle(Failed("exit code 1")) == Ended(("one",), "exit code 1")
+    assert two.handle(CallFailed(DLError("exit code 1"))) == Ended(
+        Restarted(("one",), "exit code 1")
+    )

@@ -20,6 +20,7 @@ from dlcore.base.errors import (
     MetadataError,
     MetadataVersionError,
 )
+from dlcore.base.steps import CallFailed, Ended, Pause
 from dlcore.log.metadata.values import LogHead, LogKey, SegmentEnd, StagedLedger, Totals, pack
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Put, Versioned
@@ -30,13 +31,10 @@ from dlcore.ops.upkeep.swap import (
     ATTEMPTS_MAX,
     MERGING_IDENTITY,
     TRANSITIONS,
-    CallFailed,
     Effect,
-    Ended,
     Event,
     Look,
     Looked,
-    Pause,
     Signal,
     Store,
     Swap,

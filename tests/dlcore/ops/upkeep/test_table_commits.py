@@ -15,9 +15,9 @@ from dlcore.base.errors import (
     TableError,
     UnsupportedError,
 )
+from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.cold.table_format import TableFile, TableSeen
 from dlcore.ops.upkeep import table_commits
-from dlcore.ops.upkeep.swap import CallFailed, Ended
 from dlcore.ops.upkeep.table_commits import (
     ATTEMPTS_MAX,
     AddFields,

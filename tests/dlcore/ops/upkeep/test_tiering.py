@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from dlcore.base.errors import CorruptMetadataError, DLError, LedgerReadError, ObjectStoreError
+from dlcore.base.steps import CallFailed, Ended
 from dlcore.ledger.metadata.values import StoredObject
 from dlcore.log.cold.facts import ObjectFacts
 from dlcore.log.metadata.segment import ColdExtent, Extent
 from dlcore.log.metadata.values import pack, unpack
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.merging import MergeRun, weight_of
-from dlcore.ops.upkeep.swap import CallFailed, Ended
 from dlcore.ops.upkeep.tiering import (
     ATTEMPTS_MAX,
     Check,
