@@ -27,11 +27,10 @@ from bookie.files.format import file_number
 from dlcore.base.errors import (
     ConfigurationError,
     MetadataConnectionError,
-    MetadataVersionError,
     NodeExistsError,
-    NoNodeError,
 )
 from dlcore.ledger.metadata.bookies import BookieCookie, BookieRegistration
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -41,14 +40,13 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
     from dlcore.base.ids import BookieId
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore
+    from dlcore.metadata.port import MetadataStore, Versioned
 
 logger = logging.getLogger(__name__)
 
 COOKIE_FILE = "cookie"
 _PROVISIONAL_FILE = "cookie.new"
 _RETRY_S = 0.5
-_ATTEMPTS_MAX = 5
 
 
 async def establish_identity(
@@ -124,20 +122,15 @@ async def begin_life(
     await _write_cookie(disk, encode(begun))
     await disk.delete([_PROVISIONAL_FILE])
     node = paths.cookie(cookie.name)
-    for attempt in range(1, _ATTEMPTS_MAX + 1):
-        found = await store.get(node, fresh=True)
+
+    def change(found: Versioned | None) -> tuple[None, bytes | None]:
         remote = None if found is None else decode(BookieCookie, found.value, source=node)
         if remote == begun:
-            return  # the reply of an earlier attempt was lost
+            return None, None  # the reply of an earlier attempt was lost
         _check_remote(begun, remote, node)
-        assert found is not None
-        try:
-            await store.put(node, encode(begun), version=found.version)
-        except (MetadataVersionError, NoNodeError, MetadataConnectionError):
-            if attempt == _ATTEMPTS_MAX:
-                raise
-        else:
-            return
+        return None, encode(begun)
+
+    await change_node(store, node, change)
 
 
 async def _write_cookie(disk: Disk, data: bytes) -> None:

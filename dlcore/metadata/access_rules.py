@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlcore.access.rights import Rule, Rules, changed
-from dlcore.base.errors import MetadataConnectionError, MetadataVersionError, NodeExistsError
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.stored import LAYOUT, decode, encode
 
@@ -15,10 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore
-
-_ATTEMPTS_MAX = 10
-"""Most lost races and lost replies of one change."""
+    from dlcore.metadata.port import MetadataStore, Versioned
 
 
 class StoredRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,14 +41,12 @@ class RuleStore:
 
         Raises: CorruptMetadataError, MetadataConnectionError.
         """
-        return (await self._read())[0]
+        return self._rules_in(await self._store.get(self._path, fresh=True))
 
-    async def _read(self) -> tuple[tuple[Rule, ...], int | None]:
-        node = await self._store.get(self._path, fresh=True)
+    def _rules_in(self, node: Versioned | None) -> tuple[Rule, ...]:
         if node is None:
-            return (), None
-        stored = decode(StoredRules, node.value, source=self._path)
-        return tuple(map(Rule.parse, stored.rules)), node.version
+            return ()
+        return tuple(map(Rule.parse, decode(StoredRules, node.value, source=self._path).rules))
 
     async def change(
         self, *, add: Iterable[Rule] = (), remove: Iterable[Rule] = ()
@@ -65,41 +60,27 @@ class RuleStore:
             CorruptMetadataError, MetadataError.
         """
         added, removed = tuple(add), tuple(remove)
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
-            before, version = await self._read()
+
+        def change(node: Versioned | None) -> tuple[tuple[Rule, ...], bytes | None]:
+            before = self._rules_in(node)
             after = tuple(changed(before, add=added, remove=removed))
             if after == before:
-                return after
+                return after, None
             Rules(after)
-            try:
-                await self._write(after, version)
-            except (MetadataVersionError, NodeExistsError):
-                # Another client was first: read again.
-                if attempt == _ATTEMPTS_MAX:
-                    raise
-            except MetadataConnectionError:
-                if (await self._read())[0] != after:
-                    raise
-                return after
-            else:
-                return after
-        raise AssertionError("unreachable: the last attempt returns or raises")
+            return after, encode(StoredRules(rules=tuple(map(str, after))))
+
+        return await change_node(self._store, self._path, change)
 
     async def clear(self) -> None:
         """Remove all rules, damaged ones too: every caller may do everything then.
 
         Raises: MetadataError.
         """
-        node = await self._store.get(self._path, fresh=True)
-        if node is not None:
-            await self._write((), node.version)
 
-    async def _write(self, rules: tuple[Rule, ...], version: int | None) -> None:
-        value = encode(StoredRules(rules=tuple(map(str, rules))))
-        if version is None:
-            await self._store.create(self._path, value)
-        else:
-            await self._store.put(self._path, value, version=version)
+        def change(node: Versioned | None) -> tuple[None, bytes | None]:
+            return None, None if node is None else encode(StoredRules())
+
+        await change_node(self._store, self._path, change)
 
     def follow(self, look: Callable[[], Awaitable[object]]) -> NodeFollower:
         """Call `look` once soon, and after each change of the rules."""

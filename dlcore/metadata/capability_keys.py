@@ -22,10 +22,9 @@ from dlcore.access.capability import (
 from dlcore.access.holding import OwnPurse
 from dlcore.base.errors import (
     ConfigurationError,
-    MetadataConnectionError,
     MetadataVersionError,
-    NodeExistsError,
 )
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.stored import LAYOUT, Count, decode, encode
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from dlcore.access.holding import Purse
     from dlcore.base.clock import Clock
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore
+    from dlcore.metadata.port import MetadataStore, Versioned
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ KEYS_MAX = 32
 """Most keys of a cluster; one that was replaced leaves a day later."""
 _OWN_LIFETIME_S = 3600
 """For how long each capability is valid that a client signs for itself; it renews them."""
-_ATTEMPTS_MAX = 5
 _HEX = rf"\A[0-9a-f]{{{2 * KEY_BYTES}}}\Z"
 _Key = Annotated[str, msgspec.Meta(pattern=_HEX)]
 
@@ -113,18 +111,14 @@ def _new_ring(clock: Clock) -> KeyRing:
 
 async def ensure_keys(store: MetadataStore, paths: NamespacePaths, clock: Clock) -> KeyRing:
     """Return the cluster's keys, made if there are none.  Raises: MetadataError."""
-    for _ in range(_ATTEMPTS_MAX):
-        node = await store.get(paths.capability_keys, fresh=True)
+
+    def change(node: Versioned | None) -> tuple[KeyRing, bytes | None]:
         if node is not None:
-            return decode(KeyRing, node.value, source=paths.capability_keys)
+            return decode(KeyRing, node.value, source=paths.capability_keys), None
         ring = _new_ring(clock)
-        try:
-            await store.create(paths.capability_keys, encode(ring))
-        except (NodeExistsError, MetadataConnectionError) as error:
-            logger.debug("made by another: %s", error)  # or the reply was lost: read again
-        else:
-            return ring
-    raise MetadataConnectionError(f"no keys could be made at {paths.capability_keys}")
+        return ring, encode(ring)
+
+    return await change_node(store, paths.capability_keys, change)
 
 
 async def rotate_keys(

@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from dlcore.base.config import NEW_LOG_SETTINGS, LogSettings
-from dlcore.base.errors import (
-    ConfigurationError,
-    CorruptMetadataError,
-    MetadataConnectionError,
-    MetadataVersionError,
-    NodeExistsError,
-)
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.following import NodeFollower
 from dlcore.metadata.stored import LAYOUT, decode, encode
 
@@ -27,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.port import MetadataStore
+    from dlcore.metadata.port import MetadataStore, Versioned
 
 logger = logging.getLogger(__name__)
 
-_ATTEMPTS_MAX = 10
-"""Most lost races and lost replies of one change."""
 Value: TypeAlias = bool | int | float | str
 Tables: TypeAlias = dict[str, dict[str, Value]]
 """Settings by the table of their program, and their key."""
@@ -76,13 +69,12 @@ class ClusterSettingsStore:
 
     async def read(self) -> Tables:
         """Return the settings.  Raises: CorruptMetadataError, MetadataError."""
-        return (await self._read())[0]
+        return self._tables_in(await self._store.get(self._path, fresh=True))
 
-    async def _read(self) -> tuple[Tables, int | None]:
-        node = await self._store.get(self._path, fresh=True)
+    def _tables_in(self, node: Versioned | None) -> Tables:
         if node is None:
-            return {}, None
-        return decode(StoredClusterSettings, node.value, source=self._path).tables, node.version
+            return {}
+        return decode(StoredClusterSettings, node.value, source=self._path).tables
 
     async def change(
         self,
@@ -99,23 +91,14 @@ class ClusterSettingsStore:
             ConfigurationError: of `check`; nothing was changed.
             CorruptMetadataError, MetadataError.
         """
-        for _ in range(_ATTEMPTS_MAX):
-            before, version = await self._read()
+
+        def change(node: Versioned | None) -> tuple[Tables, bytes | None]:
+            before = self._tables_in(node)
             after = changed_tables(before, changes)
             check(after)
-            if after == before:
-                return after
-            value = encode(StoredClusterSettings(tables=after))
-            try:
-                if version is None:
-                    await self._store.create(self._path, value)
-                else:
-                    await self._store.put(self._path, value, version=version)
-            except (MetadataVersionError, NodeExistsError, MetadataConnectionError) as error:
-                logger.debug("read again: %s", error)  # another was first, or the reply was lost
-            else:
-                return after
-        raise MetadataVersionError(f"{self._path} changed {_ATTEMPTS_MAX} times in a row")
+            return after, None if after == before else encode(StoredClusterSettings(tables=after))
+
+        return await change_node(self._store, self._path, change)
 
     async def settings_of_new_log(self, given: LogSettings) -> LogSettings:
         """Return the settings of a new log: those given, and of the cluster what they lack.

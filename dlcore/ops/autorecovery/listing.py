@@ -23,6 +23,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.paths import is_number
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, decode_or_tell, encode
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 LOCK_VERSION = 0
 """Version of a lock that a repair took; garbage collection leaves the same lock with another
 version."""
-_ATTEMPTS_MAX = 20
-"""Most lost races and lost replies of one write; each lost race is another process's success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,53 +77,46 @@ class RepairList:
     async def publish(self, ledger_id: int, *, missing: Collection[BookieId]) -> None:
         """Put a ledger on the list, or add to its entry; its version always changes."""
         path = self._paths.under_replicated_ledger(ledger_id)
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
-            try:
-                listed = await self.read(ledger_id)
-                if listed is None:
-                    entry = UnderReplicatedLedger(
-                        ledger_id=ledger_id,
-                        missing=tuple(sorted(set(missing))),
-                        since_ms=self._clock.now_ms(),
-                    )
-                    value = encode(entry)
-                    await self._store.create(path, value, make_parents=True)
-                else:
-                    entry = replace(
-                        listed.entry,
-                        missing=tuple(sorted({*listed.entry.missing, *missing})),
-                        findings=listed.entry.findings + 1,
-                    )
-                    value = encode(entry)
-                    await self._store.put(path, value, version=listed.version)
-            except (NodeExistsError, NoNodeError, MetadataVersionError, MetadataConnectionError):
-                # Another process wrote it, or our reply was lost; to write again does no harm.
-                if attempt == _ATTEMPTS_MAX:
-                    raise
+
+        def change(node: Versioned | None) -> tuple[None, bytes]:
+            if node is None:
+                entry = UnderReplicatedLedger(
+                    ledger_id=ledger_id,
+                    missing=tuple(sorted(set(missing))),
+                    since_ms=self._clock.now_ms(),
+                )
             else:
-                return
+                known = self._entry_in(ledger_id, node)
+                entry = replace(
+                    known,
+                    missing=tuple(sorted({*known.missing, *missing})),
+                    findings=known.findings + 1,
+                )
+            return None, encode(entry)
+
+        await change_node(self._store, path, change, make_parents=True)
 
     async def read(self, ledger_id: int) -> ListedLedger | None:
         """Return the ledger's entry on the list, None if it is not listed.
 
         A ledger with a damaged node is still listed: its missing replicas are determined again.
         """
+        node = await self._store.get(self._paths.under_replicated_ledger(ledger_id))
+        return None if node is None else ListedLedger(self._entry_in(ledger_id, node), node.version)
+
+    def _entry_in(self, ledger_id: int, node: Versioned) -> UnderReplicatedLedger:
         path = self._paths.under_replicated_ledger(ledger_id)
-        node = await self._store.get(path)
-        if node is None:
-            return None
         try:
-            entry = decode(UnderReplicatedLedger, node.value, source=path)
+            return decode(UnderReplicatedLedger, node.value, source=path)
         except CorruptMetadataError as error:
             logger.warning(
                 "on the list of repairs: %s; to do: dlog autorecovery status; what is damaged "
                 "there is not repaired",
                 error,
             )
-            entry = UnderReplicatedLedger(
+            return UnderReplicatedLedger(
                 ledger_id=ledger_id, missing=(), since_ms=self._clock.now_ms(), reason=str(error)
             )
-        return ListedLedger(entry, node.version)
 
     async def ledger_ids(self) -> AsyncGenerator[int, None]:
         """Yield the ids of the ledgers on the list, ascending."""

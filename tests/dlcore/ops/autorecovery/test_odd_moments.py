@@ -19,8 +19,8 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.port import EntryRange
+from dlcore.metadata.changing import ATTEMPTS_MAX
 from dlcore.metadata.port import SessionState
-from dlcore.ops.autorecovery import listing
 from dlcore.ops.autorecovery.check import Held, fragments_of
 from dlcore.ops.autorecovery.election import Election
 from dlcore.ops.autorecovery.listing import LOCK_VERSION, RepairList
@@ -173,7 +173,6 @@ def test_a_ledger_that_was_closed_meanwhile_is_not_recovered() -> None:
 
 def test_a_finding_that_cannot_be_written_down_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a number of attempts; each of them may have been applied."""
-    monkeypatch.setattr(listing, "_ATTEMPTS_MAX", 3)
 
     async def scenario(cluster: Cluster) -> None:
         _, store = context_of(cluster)
@@ -189,7 +188,7 @@ def test_a_finding_that_cannot_be_written_down_is_an_error(monkeypatch: pytest.M
             patch.setattr(store, "create", lose_reply)
             with pytest.raises(MetadataConnectionError):
                 await repairs.publish(7, missing=[cluster.bookies["A"].bookie])
-        assert tried == 3
+        assert tried == ATTEMPTS_MAX
         assert await listed(cluster) == {}
         store.lose_next_reply(applied=True)  # of its first look
         await repairs.publish(7, missing=[cluster.bookies["A"].bookie])
