@@ -86,10 +86,12 @@ def test_an_error_of_the_project_is_an_event() -> None:
 @pytest.mark.parametrize("error", [ValueError("a bug"), asyncio.CancelledError()])
 def test_another_error_ends_the_loop(error: BaseException) -> None:
     """The machine hears nothing of it."""
-    machine = _Counter(2, 0)
+    machine, errors = _Counter(2, 0), [error]
 
     async def answer_of(_: int) -> _Event:
-        raise error
+        if errors:
+            raise errors.pop()
+        return _Signal.DONE
 
     with pytest.raises(type(error)):
         asyncio.run(run_to_end(machine, _Signal.BEGIN, answer_of))
