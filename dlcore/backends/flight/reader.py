@@ -188,8 +188,11 @@ class FlightReader(AsyncLogReader):
         if found.first is not None:
             self._position = DLSN.parse(found.first)
             place = None if place is None else Place(dlsn=found.first)
-        else:  # no record yet has this transaction id or time, or a higher one
-            self._position = start.dlsn or DLSN.parse(found.end)
+        else:  # no record yet has this position, transaction id or time, or a higher one
+            self._position = max(start.dlsn or DLSN.INITIAL, DLSN.parse(found.end))
+            # The start may be behind the last record of its entry, which a proxy had to read first.
+            if place is not None and start.dlsn is not None:
+                place = Place(dlsn=str(self._position))
         self._place = place
 
     def begin(self, position: DLSN, *, is_typed: bool) -> None:

@@ -244,6 +244,8 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
                         f"log {reading.log.name!r}: the records before {end} were truncated while "
                         "they were read"
                     )
+                if not rows:  # it has passed entries without a row from `position` on
+                    position = max(position, reader.position)
                 for each in fetched(rows, log=reading.log.name, sizes=sizes):
                     position = each.end
                     yield each

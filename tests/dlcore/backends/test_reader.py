@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import sys
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, TypeAlias
@@ -24,7 +25,9 @@ from dlcore.base.errors import (
     SchemaMismatchError,
 )
 from dlcore.base.ids import DLSN
+from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.metadata.values import LogKey
+from dlcore.proxy.service import FLIGHT
 from tests.dlcore.backends.test_writing import numbered, remote
 from tests.fixtures.aio import cancel_after, until_async
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -382,5 +385,34 @@ def test_the_very_first_position_is_what_is_left() -> None:
         assert (await left.to_pandas()).txid.tolist() == [2, 3, 4]
         assert (await left.to_polars())["txid"].to_list() == [2, 3, 4]
         assert (await (await log.read(None, DLSN.INITIAL)).to_arrow()).num_rows == 0
+
+    with_proxies("clicks")(scenario)
+
+
+def test_a_start_behind_the_last_record_of_an_entry() -> None:
+    """As of who goes on behind the record that he has read: nothing is there, and nothing waits."""
+
+    async def scenario(served: Proxies) -> None:
+        client = await served.start()
+        direct = await served.cluster.namespaces[0].open_log("clicks")
+        await write(direct, 0, 3)
+        behind = (await direct.get_last_dlsn()).next_slot()
+        log = await remote(served)
+        async with await log.open_reader(dlsn=behind) as reader:
+            assert await reader.read_batch(until_caught_up=True) is None
+            assert reader.position == DLSN(1, 1, 0)
+            await write(direct, 3, 1)
+            assert [each.txid for each in await reader.read_bulk(9)] == [3]
+        ticket = {"log": "clicks", "start": {"dlsn": str(behind)}, "end": {"dlsn": "1:1:0"}}
+        path = f"/{FLIGHT}/DoGet"
+        asked = pb.Ticket(ticket=json.dumps(ticket).encode()).SerializeToString()
+        call = client.channel.unary_stream(path)(asked)
+        _schema, *rows = [each async for each in call]
+        assert not rows
+        # A log without records: who begins at its beginning gets what is left of it later.
+        await served.cluster.namespaces[0].create_log("empty")
+        log = await remote(served, "empty")
+        async with await log.open_reader(dlsn=DLSN.INITIAL) as reader:
+            assert await reader.read_batch(until_caught_up=True) is None
 
     with_proxies("clicks")(scenario)

@@ -29,6 +29,7 @@ class Log:
     def __init__(self, portions: list[list[EntryRows]], first: DLSN = DLSN.INITIAL) -> None:
         self.portions = portions
         self.first = first
+        self.position = DLSN.INITIAL
 
     async def open_part(self, start: DLSN, end: DLSN) -> Log:
         """Read from the first portion on."""
@@ -73,6 +74,13 @@ def test_what_was_readable_is_waited_for() -> None:
     """An answer that knows of less ends nothing."""
     log = Log([[entry(0, 1)], [], [entry(1, 2), entry(2, 2)]])
     assert delivered(log, DLSN(1, 2, 1)) == [b"0:0", b"1:0", b"1:1", b"2:0"]
+
+
+def test_entries_without_a_wanted_row_are_passed() -> None:
+    """A start behind the last record of an entry waits for nothing."""
+    log = Log([[]])
+    log.position = DLSN(1, 1, 0)
+    assert delivered(log, DLSN(1, 1, 0)) == []
 
 
 def test_what_was_truncated_meanwhile_is_told() -> None:
