@@ -15,8 +15,10 @@ A log forgets a producer that writes nothing for long.  A machine with a generat
 continues under a new name.  If a record is in doubt, it cannot: the log may hold the record, and
 could not recognize it under another name.  A machine with a given name fails in both cases.
 
-A conditional append is the same machine with one message, after which it is closed.  A repeated
-message that was written already is recognized by its claim, although it has moved the log's end.
+An append on a condition, or with a claim of the caller's own, is the same machine with one message,
+after which it is closed.  The message is sent again although the log says that it holds it, because
+only the reply to it has its position.  A message that was written already is recognized by its
+claim, although it has moved the log's end.
 
 The other half is `dlcore.proxy.writing`; the driver is `dlcore.backends.flight.producer_driver`.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
@@ -121,7 +123,7 @@ TRANSITIONS = Transitions(
         _SENDING: {
             _OPENING: "the next message has another schema",
             _DRAINED: "draining",
-            _ENDING: "close and all durable, or the conditional message sent",
+            _ENDING: "close and all durable, or the only message sent",
             _PAUSED: "lost, silent, redirected, or forgotten with nothing in doubt",
             _CLOSED: "lost, and closed with nothing pending",
             _FAILED: "refused, fenced, or aborted",
@@ -584,6 +586,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         is_named: the name was given, so that the machine may not change it.
         expected: with a value the append is conditional, and `WriteBatch` comes once: the batch is
             written if this is the position of the log's last record (None: the log is empty).
+        claim: with a claim `WriteBatch` comes once, too.  Its base is 0: who makes the same claim
+            for the same records later, and anywhere, does not write them again.
         bytes_max: most bytes that may be pending when a record is accepted.
     """
 
@@ -596,6 +600,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         *,
         is_named: bool = False,
         expected: str | msgspec.UnsetType | None = msgspec.UNSET,
+        claim: Claim | None = None,
         bytes_max: int = PENDING_BYTES_MAX,
     ) -> None:
         self.state = TRANSITIONS.start
@@ -609,12 +614,13 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         self.last_dlsn: DLSN | None = None
         """The highest known position of a durable record."""
         self._log = log
-        self._is_named = is_named
+        self._is_named = is_named or claim is not None
         self._generated = name
         self._renamed = 0  # how often
         self._expected = expected
+        self._is_single = claim is not None or expected is not msgspec.UNSET
         self._outbox: Outbox[_Ticket] = Outbox(bytes_max=bytes_max, admit=self._admit)
-        self._claim: Claim | None = None
+        self._claim = claim
         self._heard_at = 0.0  # when a proxy was last heard, or was first sent something again
         self._failed_with = 0  # number of records that were unacknowledged at the failure
         self._is_due = False  # SEND_SOON is under way
@@ -651,10 +657,6 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         return self._outbox.has_room
 
     @property
-    def _is_conditional(self) -> bool:
-        return self._expected is not msgspec.UNSET
-
-    @property
     def _is_done(self) -> bool:
         return self.is_closing and not len(self._outbox)
 
@@ -688,8 +690,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
                 return self._replied(reply, now)
             case WriteBatch(batch, ticket):
                 self._admit()
-                self._outbox.add_batch(batch, ticket, whole=self._is_conditional)
-                self.is_closing |= self._is_conditional
+                self._outbox.add_batch(batch, ticket, whole=self._is_single)
+                self.is_closing |= self._is_single
                 return self._send_soon()
             case Flush(ticket):
                 if not self._outbox.add_barrier(ticket):
@@ -776,7 +778,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         if outbox.sent_bytes >= ready.window_bytes:
             return _NOTHING
         while len(data := _encoded(message)) > ready.message_bytes_max:
-            if self._is_conditional or not outbox.split():
+            if self._is_single or not outbox.split():
                 return self._fail(too_long(data, ready.message_bytes_max))
         if not outbox.has_in_flight:
             # A proxy without unacknowledged messages may be silent: its time starts now.
@@ -784,7 +786,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         outbox.sent()
         self._is_sending = True
         effects = [Send(data), *self._timed(now)]
-        return [*effects, *self._end_sending(now)] if self._is_conditional else effects
+        return [*effects, *self._end_sending(now)] if self._is_single else effects
 
     def _end_sending(self, now: float) -> Sequence[Effect[_Ticket]]:
         self._become(_ENDING)
@@ -818,8 +820,8 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         elif self._is_forgotten(ready.producer, ready.sequence, now):
             return [Call.OPENED, *self._stream_ended(StreamEnded(self._forgotten(), again=False))]
         effects: list[Effect[_Ticket]] = [Call.OPENED]
-        # A conditional message is sent again in any case, because only its reply has its position.
-        if not self._is_conditional and (told := self._outbox.durable_before(ready.sequence)):
+        # A single message is sent again in any case, because only its reply has its position.
+        if not self._is_single and (told := self._outbox.durable_before(ready.sequence)):
             effects.append(self._progress(told))
         self._become(_SENDING)
         self._ready = ready
@@ -856,7 +858,7 @@ class ProducerClient(Machine[ClientState], Generic[_Ticket]):
         except DLError as error:
             return self._fail(error)
         progress = self._progress(told)
-        if self._is_conditional and self._is_done:
+        if self._is_single and self._is_done:
             return [progress, *self._close()]
         return [progress, *self._go_on(now)]
 

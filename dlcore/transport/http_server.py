@@ -79,7 +79,7 @@ class HttpServer(AsyncClosing):
             from aiohttp import web  # processes without a port need it not
 
         self._bounds = bounds
-        self._are_streams = {each.entrance.name for each in routes if each.is_stream}
+        self._streams: set[web.AbstractRoute] = set()
 
         @web.middleware
         async def bounded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,7 +88,9 @@ class HttpServer(AsyncClosing):
         app = web.Application(middlewares=[bounded], client_max_size=bounds.body_bytes)
         for each in routes:
             method, path = each.entrance.name.split(" ")
-            app.router.add_route(method, path, each.handler)
+            added = app.router.add_route(method, path, each.handler)
+            if each.is_stream:
+                self._streams.add(added)
         app.on_response_prepare.append(_set_headers)
         self._runner = web.AppRunner(
             app,
@@ -172,9 +174,9 @@ class HttpServer(AsyncClosing):
         """Answer a request in its time, until the caller has received the answer."""
         from aiohttp import web
 
-        resource = request.match_info.route.resource
-        name = "" if resource is None else f"{request.method} {resource.canonical}"
-        seconds = None if name in self._are_streams else self._bounds.request_s
+        route = request.match_info.route
+        name = "" if route.resource is None else f"{request.method} {route.resource.canonical}"
+        seconds = None if route in self._streams else self._bounds.request_s
         try:
             async with asyncio.timeout(seconds) as timeout:
                 try:

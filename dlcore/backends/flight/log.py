@@ -14,7 +14,7 @@ from dlcore.api.log import DistributedLogManager
 from dlcore.backends.flight import planning, subscriptions
 from dlcore.backends.flight.reader import FlightReader, place_of_start
 from dlcore.backends.flight.subscriptions import FlightHold
-from dlcore.backends.flight.writing import FlightWriter, append_if
+from dlcore.backends.flight.writing import FlightWriter, append_if, append_once
 from dlcore.base.clock import SystemClock
 from dlcore.base.config import LogConfig
 from dlcore.base.errors import (
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dlcore.base.config import LogSettings
     from dlcore.base.records import LogRecord, NotLessThan, RecordPlace
     from dlcore.flight.replies import LogInfo
+    from dlcore.log.entries.stamp import Claim
     from dlcore.log.reading.ranges import Bound
     from dlcore.log.reading.scan import LogSnapshot
 
@@ -252,6 +253,17 @@ class FlightLog(DistributedLogManager):
         if not records.num_rows:
             raise ConfigurationError("an append has no records: expected one at least")
         return await append_if(self._calls, self._log, records, expected, self._calls.patience_s)
+
+    async def append_once(self, batch: pa.RecordBatch, claim: Claim) -> DLSN | None:
+        """Append a batch with rows, unless the log holds it under this claim, whose base is 0.
+
+        Returns: the position of its last row, also if it was appended before; None if the log does
+        not know it any more.
+
+        Raises: ProducerFencedError: the log knows the claim's producer by another claim; else as
+        `append`.
+        """
+        return await append_once(self._calls, self._log, batch, claim, self._calls.patience_s)
 
     @override
     async def open_reader(

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dlcore.backends.flight.endpoint import Endpoint
     from dlcore.base.config import LogConfig
     from dlcore.base.records import LogRecord
+    from dlcore.log.entries.stamp import Claim
     from dlcore.log.metadata.values import LogKey
 
 
@@ -237,6 +238,24 @@ async def append_if(
     """Append a batch if the log's last record is at `expected`; return its own last position."""
     condition = None if expected is None else str(expected)
     machine: ProducerClient[Position] = ProducerClient(log.name, _new_name(), expected=condition)
+    return await _append(calls, log, batch, machine, patience_s)
+
+
+async def append_once(
+    calls: Endpoint, log: LogKey, batch: pa.RecordBatch, claim: Claim, patience_s: float
+) -> DLSN | None:
+    """Append a batch unless the log holds it under this claim; return its last position."""
+    machine: ProducerClient[Position] = ProducerClient(log.name, claim.name, claim=claim)
+    return await _append(calls, log, batch, machine, patience_s)
+
+
+async def _append(
+    calls: Endpoint,
+    log: LogKey,
+    batch: pa.RecordBatch,
+    machine: ProducerClient[Position],
+    patience_s: float,
+) -> DLSN | None:
     driver = ProducerDriver(calls, log, machine, patience_s)
     position: Position = asyncio.get_running_loop().create_future()
     try:

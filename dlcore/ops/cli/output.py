@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -196,14 +195,6 @@ def payload_text(payload: bytes) -> str:
         return printable(payload.decode("utf-8"))
     except UnicodeDecodeError:
         return repr(payload)
-
-
-def payload_json(payload: bytes) -> dict[str, str]:
-    """Return a payload for programs, without loss: as text, or as base64 if it is not UTF-8."""
-    try:
-        return {"value": payload.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"value_base64": base64.b64encode(payload).decode("ascii")}
 
 
 def bytes_text(count: int) -> str:

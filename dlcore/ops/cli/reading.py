@@ -29,12 +29,12 @@ from dlcore.ops.cli.context import (
 from dlcore.ops.cli.framing import DELIMITER, framed as frame_of
 from dlcore.ops.cli.output import (
     Progress,
-    payload_json,
     payload_text,
     show_bytes,
     show_json,
     time_text,
 )
+from dlcore.ops.cli.records_json import record_json
 from dlcore.ops.cli.times import EpochMs
 
 if TYPE_CHECKING:
@@ -114,25 +114,12 @@ class RecordPrinter:
         if self.template is not None:
             click.echo(_filled(self.template, record))
         elif wants_json():
-            show_json(
-                {
-                    "dlsn": str(record.dlsn),
-                    "txid": record.txid,
-                    "sequence_id": record.sequence_id,
-                    "timestamp_ms": record.timestamp_ms,
-                    **_payload_fields(record),
-                }
-            )
+            show_json(record_json(record))
         else:
             click.echo(
                 f"{record.dlsn!s:<14} {record.txid:>14}  {time_text(record.timestamp_ms)}  "
                 f"{payload_text(record.payload)}"
             )
-
-
-def _payload_fields(record: _Shown) -> dict[str, Any]:
-    row = getattr(record, "row", None)
-    return payload_json(record.payload) if row is None else {"row": row}
 
 
 _ESCAPED = {"t": "\t", "n": "\n", "\\": "\\"}

@@ -7,7 +7,7 @@ import gc
 import json
 import sys
 from contextlib import AsyncExitStack, aclosing
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -406,7 +406,8 @@ def test_a_start_behind_the_last_record_of_an_entry() -> None:
         ticket = {"log": "clicks", "start": {"dlsn": str(behind)}, "end": {"dlsn": "1:1:0"}}
         path = f"/{FLIGHT}/DoGet"
         asked = pb.Ticket(ticket=json.dumps(ticket).encode()).SerializeToString()
-        call = client.channel.unary_stream(path)(asked)
+        read: Any = client.channel.unary_stream(path)
+        call = read(asked)
         _schema, *rows = [each async for each in call]
         assert not rows
         # A log without records: who begins at its beginning gets what is left of it later.

@@ -507,3 +507,46 @@ def test_a_conditional_append_fails_as_a_whole() -> None:
     large = batch_of([0] * 3, [bytes(10**6)] * 3)
     client.tell(WriteBatch(large, "rows"), SendDue)
     assert len(sequences(client.ready(message_bytes_max=10**7))) == 1
+
+
+# Appends with a claim of the caller's own
+
+
+def claimed() -> Harness:
+    """Return a machine with a claim and one batch, and its stream begun."""
+    client = Harness(claim=CLAIM)
+    assert client.tell(WriteBatch(ROWS, "rows")) == [Call.SEND_SOON]
+    assert client.machine.is_closing
+    opening, _ = client.tell(SendDue)
+    assert opening == OpenStream(CLAIM, ROWS.schema, msgspec.UNSET)
+    return client
+
+
+def test_an_append_with_a_claim_is_one_message() -> None:
+    """With the acknowledgement the machine is closed; the claim is the same on each stream."""
+    client = claimed()
+    effects = client.ready()
+    assert sequences(effects) == [0]
+    assert effects[-1] is Call.END_SENDING
+    _, retry = client.tell(LOST)
+    assert isinstance(retry, Retry)
+    opening, _ = client.tell(RetryDue)
+    assert opening.producer == CLAIM
+    client.ready()
+    effects = client.hear(acked=2, ends=[End(2, "1:1:1", 2)])
+    assert told(effects) == [("rows", DLSN(1, 1, 1))]
+    assert ended(effects) == (None, [])
+
+
+def test_an_append_with_a_claim_that_the_log_holds_is_sent_for_its_position() -> None:
+    """All of it, or the rest of it, or none of it may be there."""
+    for last in (1, 0, -1):
+        client = claimed()
+        effects = client.ready(last)
+        assert (told(effects), sequences(effects)) == ([], [0])
+        assert told(client.hear(acked=2, ends=[End(2, "1:0:1", 1)])) == [("rows", DLSN(1, 0, 1))]
+
+
+def test_a_claim_that_is_not_the_logs_fails() -> None:
+    """No other name is taken, under which the records would be written again."""
+    assert ended(claimed().tell(FENCED)) == (ProducerFencedError, ["rows"])

@@ -36,17 +36,28 @@ _ADDRESS = "127.0.0.1:4180"
 )
 @click.option("--serve-tls-cert", default="", metavar="FILE", help="Serve HTTPS with this (PEM).")
 @click.option("--serve-tls-key", default="", metavar="FILE", help="Private key of it (PEM).")
+@click.option(
+    "--allow-appends",
+    is_flag=True,
+    help="Let clients of HTTP append records, through the proxies of --endpoint (docs/http.md).",
+)
 @common_options
-def console_command(address: str, serve_tls_cert: str, serve_tls_key: str) -> None:
+def console_command(
+    address: str, serve_tls_cert: str, serve_tls_key: str, *, allow_appends: bool
+) -> None:
     """Show the cluster and its logs in the browser.
 
     A page with bookies, proxies, logs, lags and tails is served until the command is interrupted.
     Open the address that it prints, which holds a secret: who has it can do what you can do.  With
     --endpoint that is what the token or certificate may do; directly it is everything.  Other
-    machines are served only by HTTPS.
+    machines are served only by HTTPS.  Programs read logs at the same address (docs/http.md).
     """
     host, port = _parsed(address)
     tls, endpoint, token = namespace_tls(), namespace_endpoint(), proxy_token()
+    if allow_appends and endpoint is None:
+        raise ConfigurationError(
+            "--allow-appends needs --endpoint: proxies know an append that is sent again"
+        )
     context = _server_context(host, serve_tls_cert, serve_tls_key)
 
     async def serve(namespace: Namespace) -> None:
@@ -55,7 +66,7 @@ def console_command(address: str, serve_tls_cert: str, serve_tls_key: str) -> No
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        console = Console(namespace, endpoint=endpoint, tls=tls, token=token)
+        console = Console(namespace, endpoint=endpoint, tls=tls, token=token, appends=allow_appends)
         async with await console.serve(host=host, port=port, tls=context) as server:
             scheme = "http" if context is None else "https"
             shown = f"[{host}]" if ":" in host else host

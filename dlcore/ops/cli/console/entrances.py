@@ -55,8 +55,26 @@ SETTINGS = _api("POST /api/settings", _LOG, "manage on the log")
 RELEASE = _api("POST /api/release", _LOG, "manage on the log")
 FORGET = _api("POST /api/forget", "a subscriber of the log of the request", "read on the log")
 
+_USER = "a user whom the proxies know by a token, or who has the console's secret"
+
+
+def _door(method: str, right: str, cost: str) -> Entrance:
+    return Entrance(
+        name=f"{method} /v1/logs/{{log:.+}}/records", resource=_LOG, right=right, callers=_USER,
+        cost=cost, logged="as the proxies do",
+    )  # fmt: skip
+
+
+READ = _door("GET", "read on the log", "one request, and one call to a proxy")
+APPEND = _door(
+    "POST",
+    "append on the log",
+    "one call to a proxy; of the body at most 4 MiB, for a second, are dropped",
+)
+
 ENTRANCES = (
     *map(_file, FILES),
     SESSION, CLUSTER, LOGS, LOG, TAIL, TRUNCATE, SEAL, DELETE, SETTINGS, RELEASE, FORGET,
+    READ, APPEND,
 )  # fmt: skip
-"""All of them; a call has the rights of the user as whom the console was started."""
+"""All of them; a call of the page has the rights of the user as whom the console was started."""

@@ -68,7 +68,7 @@ class Guard:
         if not path.startswith("/api/"):
             return None
         given = headers.get(SECRET_HEADER, "")
-        if not hmac.compare_digest(given.encode(), self.secret.encode()):
+        if not hmac.compare_digest(given.encode(errors="replace"), self.secret.encode()):
             return Refusal(401, "open the address that dlog console has printed")
         kind = headers.get("Content-Type", "")
         if method == "POST" and kind.partition(";")[0].strip().lower() != "application/json":

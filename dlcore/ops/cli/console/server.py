@@ -1,7 +1,7 @@
-"""The console's port: the page's files, answers as JSON, and tails.
+"""The console's port: the page's files, answers as JSON, tails, and the HTTP door.
 
 A request passes the guard, has its time, and is answered with the rights of the user who started
-the console.
+the console; one of the door with those of its caller.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import msgspec
 from aiohttp import web
 
 from dlcore.base.clock import SystemClock
-from dlcore.base.errors import ConfigurationError, DLError, LogNotFoundError
+from dlcore.base.errors import ConfigurationError, DLError
 from dlcore.base.ids import DLSN
 from dlcore.ops.cli.console import entrances
 from dlcore.ops.cli.console.changing import Asked, Changing
+from dlcore.ops.cli.console.door import Door, failure
+from dlcore.ops.cli.console.door_requests import BODY_BYTES_MAX
 from dlcore.ops.cli.console.guard import POLICY, Guard
 from dlcore.ops.cli.console.looking import Looking
 from dlcore.ops.cli.console.tailing import follow
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dlcore.access.tls import TlsFiles
     from dlcore.api.namespace import Namespace
     from dlcore.ops.cli.console.changing import Change
+    from dlcore.ops.cli.console.guard import Refusal
 
     Answer = Callable[[web.Request], Awaitable[Any]]
 
@@ -47,7 +50,6 @@ _KINDS = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-_STATUSES = {400, 401, 403}
 
 
 class Console:
@@ -58,6 +60,7 @@ class Console:
         endpoint: the proxies that it was opened with; None for a direct namespace.
         tls: the files for connections to proxies.
         token: gives the user's token for proxies.
+        appends: whether clients of HTTP may append, which needs proxies.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Console:
         endpoint: str | None = None,
         tls: TlsFiles | None = None,
         token: Callable[[], str] | None = None,
+        appends: bool = False,
     ) -> None:
         self._namespace = namespace
         self._endpoint = endpoint
@@ -75,12 +79,15 @@ class Console:
         self.secret = secrets.token_urlsafe(32)
         self._guard = Guard(origins=frozenset(), secret=self.secret)
         self._tails = 0
+        self._door = Door(
+            namespace, endpoint=endpoint, tls=tls, token=token, secret=self.secret, appends=appends
+        )
 
     async def serve(
         self, *, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None
     ) -> HttpServer:
         """Start the port.  Raises: ConfigurationError."""
-        bounds = HttpBounds(connections=64, request_s=_REQUEST_S)
+        bounds = HttpBounds(connections=64, request_s=_REQUEST_S, body_bytes=BODY_BYTES_MAX)
         server = await HttpServer.start(self.routes(), host=host, port=port, tls=tls, bounds=bounds)
         scheme = "http" if tls is None else "https"
         names = {host.lower(), *(("localhost", "127.0.0.1", "[::1]") if is_loopback(host) else ())}
@@ -110,10 +117,17 @@ class Console:
             *(Route(table[f"GET {path}"], self._file(name)) for path, name in _FILES),
             *(Route(entrance, self._answer(answer)) for entrance, answer in answers.items()),
             Route(entrances.TAIL, self._tail, is_stream=True),
+            Route(entrances.APPEND, self._door.answered(self._door.append, self._judged)),
+            Route(
+                entrances.READ, self._door.answered(self._door.read, self._judged), is_stream=True
+            ),
         ]
 
+    def _judged(self, request: web.Request) -> Refusal | None:
+        return self._guard.refusal(request.method, request.path, request.headers)
+
     def _refusal(self, request: web.Request) -> web.Response | None:
-        refusal = self._guard.refusal(request.method, request.path, request.headers)
+        refusal = self._judged(request)
         if refusal is None:
             return None
         return web.json_response({"error": refusal.text}, status=refusal.status)
@@ -139,7 +153,7 @@ class Console:
             try:
                 return web.json_response(await answer(request))
             except DLError as error:
-                return _failure(error)
+                return failure(error)
 
         return serve
 
@@ -171,7 +185,7 @@ class Console:
                             await response.write(data)
                 return response
         except DLError as error:
-            return _failure(error)
+            return failure(error)
         finally:
             self._tails -= 1
 
@@ -227,13 +241,3 @@ def is_loopback(host: str) -> bool:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _failure(error: DLError) -> web.Response:
-    """Return the answer for an error: its text, and what kind of error it is."""
-    status = 503 if error.retriable else 409
-    if isinstance(error, LogNotFoundError):
-        status = 404
-    elif error.code in _STATUSES or 600 <= error.code < 610:
-        status = error.code if error.code in _STATUSES else 400
-    return web.json_response({"error": str(error), "kind": type(error).__name__}, status=status)

@@ -21,7 +21,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.ops.autorecovery.listing import RepairList
 from dlcore.ops.cli.console import server as console_server
-from dlcore.ops.cli.console.entrances import ENTRANCES
+from dlcore.ops.cli.console.entrances import ENTRANCES, FILES
 from dlcore.ops.cli.console.guard import POLICY, SECRET_HEADER
 from dlcore.ops.cli.console.server import Console, start_of
 from tests.fixtures.certificates import Authority
@@ -104,15 +104,16 @@ async def write(log: DirectLog, *payloads: bytes) -> list[DLSN]:
 
 
 def test_every_entrance_has_its_rule() -> None:
-    """Files for all with a policy, the rest only with the secret; nothing beside the table."""
+    """Files for all with a policy, the rest with a secret or token; nothing beside the table."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         async with served(cluster.namespaces[0]) as browser:
             for entrance in ENTRANCES:
                 method, path = entrance.name.split(" ")
+                open_to_all = 200 if path in FILES else 401
                 for host, secret, status in (
-                    (None, "", 200 if method == "GET" and "/api/" not in path else 401),
-                    (None, "wrong", 200 if method == "GET" and "/api/" not in path else 401),
+                    (None, "", open_to_all),
+                    (None, "wrong", open_to_all),
                     ("evil.example", browser.headers[SECRET_HEADER], 421),
                 ):
                     headers = {SECRET_HEADER: secret} | ({"Host": host} if host else {})

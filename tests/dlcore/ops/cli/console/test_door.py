@@ -1,0 +1,504 @@
+"""The HTTP door over proxies: appends that are sent again, reads, streams, rights and limits.
+
+Method: a console and proxies on one loop, over metadata and bookies in memory, and an HTTP client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pyarrow as pa
+import pytest
+
+from dlcore.backends.flight.namespace import open_namespace
+from dlcore.base.records import LogRecord
+from dlcore.ops.cli.console import door
+from dlcore.ops.cli.console.server import Console
+from tests.fixtures.memory_namespace import on_log
+from tests.fixtures.served_proxies import with_proxies
+from tests.fixtures.tokens import Issuer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from dlcore.api.namespace import Namespace
+    from dlcore.backends.direct.log import DirectLog
+    from tests.fixtures.memory_namespace import MemoryCluster
+    from tests.fixtures.served_proxies import Proxies
+
+JSON = {"Content-Type": "application/json"}
+EVENTS = {"Accept": "text/event-stream"}
+LINES = b'{"n": 1}\n{"n": 2}\n'
+
+
+class Caller:
+    """A program that asks a console."""
+
+    def __init__(self, console: Console, port: int, session: aiohttp.ClientSession) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.secret = console.secret
+        self.session = session
+
+    def bearer(self, token: str | None) -> dict[str, str]:
+        """Return the header of a token; the console's secret by default, "" for none."""
+        token = self.secret if token is None else token
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    async def append(
+        self,
+        body: bytes,
+        key: str = "k",
+        *,
+        log: str = "clicks",
+        token: str | None = None,
+        **headers: str,
+    ) -> tuple[int, Any]:
+        """Append; return the status and the value of the answer."""
+        sent = JSON | {"Idempotency-Key": key} | self.bearer(token) | headers
+        url = f"{self.url}/v1/logs/{log}/records"
+        async with self.session.post(url, data=io.BytesIO(body), headers=sent) as answer:
+            assert answer.content_type == "application/json"
+            return answer.status, await answer.json()
+
+    async def read(
+        self, log: str = "clicks", *, token: str | None = None, **query: str
+    ) -> tuple[int, list[Any]]:
+        """Return the status and the values of the lines."""
+        url, names = f"{self.url}/v1/logs/{log}/records", {"from_": "from"}
+        params = {names.get(name, name): value for name, value in query.items()}
+        async with self.session.get(url, params=params, headers=self.bearer(token)) as answer:
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            lines = (await answer.read()).splitlines()
+            return answer.status, [json.loads(line) for line in lines]
+
+    @asynccontextmanager
+    async def events(self, log: str = "clicks", last: str = "", **query: str) -> AsyncIterator[Any]:
+        """Open a stream of events."""
+        headers = EVENTS | self.bearer(None) | ({"Last-Event-ID": last} if last else {})
+        url, params = f"{self.url}/v1/logs/{log}/records", {"from": "earliest"} | query
+        async with self.session.get(url, params=params, headers=headers) as answer:
+            yield answer
+
+
+async def next_event(answer: aiohttp.ClientResponse) -> tuple[str, str, Any]:
+    """Return the name, the id and the value of the next event; comments are left out."""
+    block = b":"
+    while block.startswith(b":"):
+        block = await answer.content.readuntil(b"\n\n")
+    fields = dict(line.split(": ", 1) for line in block.decode().strip().split("\n"))
+    return fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"])
+
+
+@asynccontextmanager
+async def served(namespace: Namespace, **arguments: Any) -> AsyncIterator[Caller]:
+    """Serve a console."""
+    console = Console(namespace, **arguments)
+    async with (
+        await console.serve(host="127.0.0.1", port=0) as server,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Caller(console, server.port, session)
+
+
+@asynccontextmanager
+async def door_of(proxies: Proxies, **arguments: Any) -> AsyncIterator[Caller]:
+    """Serve a console over all of these proxies that lets clients append."""
+    endpoint = "grpc://" + ",".join(each.address for each in proxies.servers)
+    async with (
+        await open_namespace(endpoint) as namespace,
+        served(namespace, endpoint=endpoint, appends=True, **arguments) as caller,
+    ):
+        yield caller
+
+
+def test_an_append_that_is_sent_again_is_in_the_log_once() -> None:
+    """With the same answer, at another console and another owner; another body is refused."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            status, first = await caller.append(LINES)
+            assert (status, first["records"]) == (200, 2)
+            assert await caller.append(LINES) == (200, first)
+            status, told = await caller.append(b"[1]")
+            assert (status, told["kind"]) == (409, "ProducerFencedError")
+            assert "'k' belongs to an append of another body" in told["error"]
+            both = await asyncio.gather(*(caller.append(LINES, "both") for _ in range(5)))
+            assert all(each == both[0] for each in both)
+            assert both[0][0] == 200
+            (owner,) = [
+                each for each in proxies.servers if each.location == await owner_of(proxies)
+            ]
+            await owner.aclose()  # the log moves to the other one
+            proxies.servers.remove(owner)
+            async with door_of(proxies) as other:
+                assert await other.append(LINES) == (200, first)
+                assert await other.append(LINES, "both") == both[0]
+                status, last = await other.append(b'"after"', "next")
+                assert status == 200
+                status, found = await other.read()
+        assert [each["value"] for each in found] == ['{"n": 1}', '{"n": 2}'] * 2 + ['"after"']
+        assert [found[n]["dlsn"] for n in (1, 3, 4)] == [
+            first["last"],
+            both[0][1]["last"],
+            last["last"],
+        ]
+
+    with_proxies("clicks")(scenario)
+
+
+async def owner_of(proxies: Proxies) -> str:
+    """Return the location of the proxy that owns the log."""
+    async with await open_namespace(proxies.servers[0].location) as namespace:
+        info = await (await namespace.open_log("clicks")).get_info()
+    assert info.owner is not None
+    return info.owner
+
+
+def test_reading_by_position() -> None:
+    """From the beginning, a position, behind one, a time or the end; pages follow each other."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            body = b"".join(b"%d\n" % n for n in range(250))
+            assert (await caller.append(body))[0] == 200
+            status, found = await caller.read()
+            assert [each["value"] for each in found] == [str(n) for n in range(250)]
+            assert [each["sequence_id"] for each in found] == list(range(250))
+            paged, last = [], "0:0:0"
+            while page := (await caller.read(after=last, limit="120"))[1]:
+                paged += page
+                last = page[-1]["dlsn"]
+            assert paged == found
+            place = found[100]["dlsn"]
+            assert (await caller.read(from_=place, limit="3"))[1] == found[100:103]
+            moment = str(found[0]["timestamp_ms"])
+            assert (await caller.read(from_=moment, limit="1"))[1] == found[:1]
+            assert await caller.read(from_="latest") == (200, [])
+            url = f"{caller.url}/v1/logs/clicks/records?limit=2"
+            async with caller.session.get(url, headers=caller.bearer(None)) as answer:
+                assert answer.headers["Dlog-Last"] == found[1]["dlsn"]
+                assert answer.content_type == "application/x-ndjson"
+            status, told = await caller.read("gone")
+            assert (status, told[0]["kind"]) == (404, "LogNotFoundError")
+            status, told = await caller.read(limit="0")
+            assert (status, told[0]["kind"]) == (400, "ConfigurationError")
+
+    with_proxies("clicks")(scenario)
+
+
+def test_positions_that_were_truncated_are_gone() -> None:
+    """Who asks for one is told, and does not get what follows as if nothing lacked."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            await caller.append(b"1\n2\n3")
+            found = (await caller.read())[1]
+            async with await open_namespace(proxies.servers[0].location) as namespace:
+                log = await namespace.open_log("clicks")
+                await log.mark_end_of_stream()
+                await (await proxies.cluster.namespaces[0].open_log("clicks")).truncate(
+                    (await log.get_last_dlsn()).next_slot()
+                )
+            status, told = await caller.read(after=found[0]["dlsn"])
+            assert (status, told[0]["kind"]) == (410, "AlreadyTruncatedError")
+            assert await caller.read() == (200, [])
+            status, refused = await caller.append(b"4", "other")
+            assert (status, refused["kind"]) == (409, "EndOfStreamError")
+
+    with_proxies("clicks")(scenario)
+
+
+def test_rows_of_typed_logs() -> None:
+    """JSON goes into columns as the schema says, and comes out of them; the wrong line is named."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        schema = pa.schema([("city", pa.string()), pa.field("fare", pa.float64())])
+        await proxies.cluster.namespaces[0].create_log("team/trips", schema=schema)
+        async with door_of(proxies) as caller:
+            rows = b'{"city": "Rome", "fare": 1.5}\n{"city": "Oslo"}\n'
+            for log in ("team/trips", "team%2Ftrips"):
+                status, told = await caller.append(rows, log=log)
+                assert (status, told["records"]) == (200, 2)
+            status, found = await caller.read("team/trips")
+            assert [each["row"] for each in found] == [
+                {"city": "Rome", "fare": 1.5},
+                {"city": "Oslo", "fare": None},
+            ]
+            status, found = await caller.read("team/trips", columns="fare")
+            assert [each["row"] for each in found] == [{"fare": 1.5}, {"fare": None}]
+            status, (told,) = await caller.read("team/trips", columns="fee")
+            assert status == 400
+            assert "fee" in told["error"]
+            for wrong, told_of in (
+                (b'{"city": "Rome"}\n{"fare": "much"}', "line 2: "),
+                (b'{"fee": 1}', "line 1: column 'fee'"),
+                (b"[1]", "line 1: "),
+            ):
+                status, told = await caller.append(wrong, "wrong", log="team/trips")
+                assert (status, told["kind"]) == (400, "ConfigurationError")
+                assert told_of in told["error"]
+                assert "city" in told["error"]
+            async with caller.events("team/trips") as stream:
+                assert (await next_event(stream))[2]["row"] == {"city": "Rome", "fare": 1.5}
+
+    with_proxies()(scenario)
+
+
+def test_any_bytes_are_a_record() -> None:
+    """They come back as base64; what a record holds cannot end its line."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            octets = {"Content-Type": "application/octet-stream"}
+            for n, value in enumerate((b"\xff\n", b"a\n\nid: 9\nevent: end\n\n<script>", b"")):
+                status, _ = await caller.append(value, str(n), **octets)
+                assert status == 200
+            found = (await caller.read())[1]
+            assert found[0]["value_base64"] == "/wo="
+            assert [each.get("value") for each in found[1:]] == [
+                "a\n\nid: 9\nevent: end\n\n<script>",
+                "",
+            ]
+            async with caller.events() as stream:
+                for each in found:
+                    assert await next_event(stream) == ("", each["dlsn"], each)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_streams_go_on_behind_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the change of a segment; a sealed log ends them."""
+    monkeypatch.setattr(door, "KEEP_S", 0.01)
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller, caller.events() as stream:
+            assert stream.content_type == "text/event-stream"
+            _, first = await caller.append(b"1")
+            assert (await next_event(stream))[1:2] == (first["last"],)
+            async with await open_namespace(proxies.servers[0].location) as namespace:
+                await caller.append(b"2", "2")
+                assert (await next_event(stream))[2]["value"] == "2"
+                await namespace.rename_log("clicks", "clicks2")  # the owner lets go of it
+                await namespace.rename_log("clicks2", "clicks")
+                _, third = await caller.append(b"3", "3")
+                assert third["last"].split(":")[0] > first["last"].split(":")[0]
+                _, last, value = await next_event(stream)
+                assert (last, value["value"]) == (third["last"], "3")
+                async with caller.events(last=first["last"]) as again:
+                    assert [(await next_event(again))[2]["value"] for _ in "23"] == ["2", "3"]
+                await (await namespace.open_log("clicks")).mark_end_of_stream()
+            assert await next_event(stream) == ("end", "", None)
+            assert await stream.content.read() == b""
+
+    with_proxies("clicks")(scenario)
+
+
+@pytest.fixture
+def issuer() -> Issuer:
+    """Who signs the tokens of users."""
+    return Issuer()
+
+
+def test_rights_are_those_of_the_token(tmp_path: Path, issuer: Issuer) -> None:
+    """And with the console's secret those of the user who started it."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start(**issuer.trusted_in(tmp_path))
+        direct = proxies.cluster.namespaces[0]
+        await direct.change_access_rules(
+            add=["allow user:reader read namespace", "allow user:writer append namespace"]
+        )
+        owner = lambda: issuer.token("writer")  # noqa: E731 - a function that gives tokens
+        async with door_of(proxies, token=owner) as caller:
+            for user, may_read, may_append in (
+                ("reader", 200, 403),
+                ("writer", 403, 200),
+                ("nobody", 403, 403),
+            ):
+                token = issuer.token(user)
+                status, told = await caller.append(LINES, token=token)
+                assert (user, status) == (user, may_append)
+                assert may_append == 200 or told["kind"] == "AccessDeniedError"
+                status, lines = await caller.read(token=token)
+                assert (user, status) == (user, may_read)
+                assert may_read == 200 or lines[0]["kind"] == "AccessDeniedError"
+            assert (await caller.append(LINES))[0] == 200
+            assert (await caller.read())[0] == 403
+            for token in ("", "x.y.z", "\u00e9"):
+                assert (await caller.append(LINES, token=token))[0] == 401
+                status, (told,) = await caller.read(token=token)
+                assert (status, told["kind"]) == (401, "UnauthenticatedError")
+            # A body of somebody unknown is not read: this one never comes.
+            url = f"{caller.url}/v1/logs/clicks/records"
+            headers = JSON | {"Idempotency-Key": "k"} | caller.bearer("x.y.z")
+
+            async def endless() -> AsyncIterator[bytes]:
+                yield b"1"
+                await asyncio.Event().wait()
+
+            async with caller.session.post(url, data=endless(), headers=headers) as answer:
+                assert answer.status == 401
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+    with_proxies("clicks")(scenario)
+
+
+def test_other_pages_are_refused() -> None:
+    """Also with the secret: as for the console's own paths."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            for name, value, status in (
+                ("Origin", "http://evil.example", 403),
+                ("Host", "evil.example", 421),
+                ("Sec-Fetch-Site", "cross-site", 403),
+            ):
+                assert (await caller.append(LINES, **{name: value}))[0] == status
+            assert await caller.read() == (200, [])
+
+    with_proxies("clicks")(scenario)
+
+
+def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a body, its key and type, and of how many requests are open at once."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            large = b'"%s"' % (b"a" * (1 << 20))
+            assert (await caller.append(large))[0] == 413
+            assert await answer_to_a_body_in_parts(caller, large) == (413, "LogRecordTooLongError")
+            assert (await caller.append(large[1:-9], **{"Content-Type": "text/plain"}))[0] == 400
+            assert (await caller.append(b"1", ""))[0] == 400
+            assert (await caller.append(b"1", log="no//name"))[0] == 400
+            for name in ("APPENDS_MAX", "PAGES_MAX", "STREAMS_MAX"):
+                monkeypatch.setattr(door, name, 0)
+            status, told = await caller.append(b"1")
+            assert (status, told["kind"]) == (429, "OverCapacityError")
+            assert (await caller.read())[0] == 429
+            async with caller.events() as stream:
+                assert (stream.status, stream.headers["Retry-After"]) == (429, "1")
+            monkeypatch.setattr(door, "PAGES_MAX", 1)
+            monkeypatch.setattr(door, "PAGE_S", 0.0)
+            assert (await caller.read())[0] == 429
+
+    with_proxies("clicks")(scenario)
+
+
+async def answer_to_a_body_in_parts(caller: Caller, body: bytes) -> tuple[int, str]:
+    """Send a body without its length; return the status and the kind of the error."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(caller.url.rpartition(":")[2]))
+    head = JSON | {"Idempotency-Key": "k", "Transfer-Encoding": "chunked"} | caller.bearer(None)
+    lines = ["POST /v1/logs/clicks/records HTTP/1.1", f"Host: {caller.url.partition('//')[2]}"]
+    lines += [f"{name}: {value}" for name, value in head.items()]
+    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n%x\r\n%s\r\n" % (len(body), body))
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = int(answer.lower().partition("content-length: ")[2].split("\r\n")[0])
+    told = json.loads(await reader.readexactly(length))
+    writer.close()
+    return int(answer.split(" ")[1]), told["kind"]
+
+
+def test_a_client_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream makes room for another one."""
+    monkeypatch.setattr(door, "SEND_S", 0.2)
+    monkeypatch.setattr(door, "STREAMS_MAX", 1)
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        log = await proxies.cluster.namespaces[0].open_log("clicks")
+        async with await log.open_writer() as writer:
+            for n in range(60):
+                await writer.write(LogRecord(n, b"a" * 500_000))
+            await writer.commit()
+        async with door_of(proxies) as caller, caller.events() as stream:
+            status = 429
+            async with caller.events() as other:
+                assert other.status == status
+            while status == 429:
+                await asyncio.sleep(0.01)
+                async with caller.events() as other:
+                    status = other.status
+            assert status == 200
+            await is_cut(stream)
+
+    with_proxies("clicks")(scenario)
+
+
+async def is_cut(stream: aiohttp.ClientResponse) -> None:
+    """Read to the end of an answer, which the server has not ended in order."""
+    with pytest.raises(aiohttp.ClientError):
+        await stream.read()
+
+
+def test_streams_end_with_the_console() -> None:
+    """However long a log is silent."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with aiohttp.ClientSession() as session:
+            async with door_of(proxies) as caller:
+                await caller.append(b"1")
+                url = f"{caller.url}/v1/logs/clicks/records"
+                asking = session.get(url, headers=EVENTS | caller.bearer(None))
+                stream = await asking
+                assert (await next_event(stream))[2]["value"] == "1"
+            await is_cut(stream)
+
+    with_proxies("clicks")(scenario)
+
+
+def test_without_the_setting_and_without_proxies_nothing_is_appended() -> None:
+    """Logs are read with the secret alone."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        async with await log.open_writer() as writer:
+            await writer.write(LogRecord(1, b"one"))
+            await writer.commit()
+        async with served(cluster.namespaces[0]) as caller:
+            status, told = await caller.append(LINES)
+            assert (status, told["kind"]) == (403, "AccessDeniedError")
+            assert "--allow-appends" in told["error"]
+            status, (found,) = await caller.read()
+            assert found["value"] == "one"
+            assert await caller.read(from_="latest") == (200, [])
+            async with caller.events(**{"from": "latest"}) as stream:
+                async with await log.open_writer() as writer:
+                    await writer.write(LogRecord(2, b"two"))
+                    await writer.commit()
+                assert (await next_event(stream))[2]["value"] == "two"
+            status, (told,) = await caller.read(token="another")
+            assert status == 401
+            assert "--endpoint" in told["error"]
+
+    on_log(body)
+
+
+def test_a_proxy_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time to ask again."""
+    monkeypatch.setattr(door, "PATIENCE_S", 0.1)
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            await proxies.servers[0].aclose()
+            url = f"{caller.url}/v1/logs/clicks/records"
+            async with caller.session.get(url, headers=caller.bearer(None)) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+                assert (await answer.json())["kind"] == "ProxyUnavailableError"
+
+    with_proxies("clicks")(scenario)
