@@ -1,8 +1,8 @@
 """The HTTP door: appends and reads of `curl` and other clients without a library.
 
 A caller has the rights of the token that it sends, which the proxies judge as on any call of
-Flight; the console itself only passes it on.  Who knows the console's secret has the rights of the
-user who started the console.  An append goes to the log's owner as that of any client of proxies.
+Flight; the console only passes it on.  A caller with the console's secret has the rights of the
+user who started the console.  An append goes to the log's owner as any client's.
 
 Each kind of request is limited in number.  An append, and an answer of lines, are held in memory
 whole, and are small.  A stream holds some records, and reads the next ones when the client has
@@ -69,7 +69,7 @@ KEEP_S = 1.0
 """A stream without records has a comment after this time."""
 DROPPED_BYTES = 4 * requests.BODY_BYTES_MAX
 DROPPED_S = 1.0
-"""So much, and for so long, is taken of a body that is refused."""
+"""The most that is taken of a body that is refused, and for how long."""
 _ROWS = 100
 """Records that are converted at once."""
 

@@ -1,8 +1,7 @@
 """Requests of the HTTP door, read from their headers, query and body; no I/O.
 
-An append has a key.  The claim of a producer is made of the key and the body alone.  So the log
-knows a repeated append by itself, whichever console it comes through and whichever proxy owns the
-log by then.
+An append has a key.  The claim of a producer is made of the key and the body alone.  By it the log
+knows a repeated append, whichever console it comes through, and whichever proxy owns the log then.
 """
 
 from __future__ import annotations
