@@ -89,6 +89,8 @@ DASHBOARDS: dict[str, list[Panel]] = {
         Panel("Repairs", "rate(dlog_autorecovery_repairs_total[5m])"),
         Panel("Failed repairs", "rate(dlog_autorecovery_failed_repairs_total[5m])"),
         Panel("Repair, p99", _slowest("dlog_autorecovery_repair_seconds"), "s"),
+        Panel("Cold bytes scrubbed", "rate(dlog_autorecovery_scrubbed_bytes_total[5m])", "Bps"),
+        Panel("Cold ledgers with holes", "dlog_autorecovery_cold_holes"),
     ],
     "spark": [
         Panel("Records behind", "dlog_stream_records_behind", legend="{{query}}"),

@@ -322,10 +322,17 @@ class LedgerReadError(LedgerError):
 
 
 class ObjectStoreError(LedgerError):
-    """The store of cold ledgers did not answer, refused, or holds another object than it should."""
+    """The store of cold ledgers did not answer, refused, or holds another object than it should.
+
+    With `is_damaged` it is known that an object is missing, or is not what was stored.
+    """
 
     code = 727
     retriable = True
+
+    def __init__(self, message: str, *, is_damaged: bool = False) -> None:
+        super().__init__(message)
+        self.is_damaged = is_damaged
 
 
 class NotEnoughBookiesError(LedgerError):

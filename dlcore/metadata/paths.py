@@ -199,6 +199,8 @@ class NamespacePaths:
     """The last full replica check."""
     check_progress = _Below("autorecovery/check-progress")
     """Progress of the current full replica check."""
+    scrub_progress = _Below("autorecovery/scrub-progress")
+    """Progress of the current pass over the objects of cold ledgers."""
     under_replicated = _Below("autorecovery/ledgers")
     """Root of the tree of under-replicated ledgers."""
 

@@ -21,7 +21,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dlcore.base.clock import SystemClock
-from dlcore.base.config import LogConfig, QuorumConfig
+from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.records import LogRecord
 from dlcore.ops.sandbox import Sandbox
 from dlcore.sync import open_namespace
@@ -99,6 +99,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             "--lost-bookie-delay-s=0.5",
             "--retry-pause-s=1",
             "--lag-interval-s=0.5",
+            "--tier-interval-s=0.2",
+            "--tier-grace-s=0",
+            "--merged-grace-s=0",
+            "--sweep-interval-s=0.5",
+            "--scrub-period-s=0.5",
+            "--scrub-interval-s=0.2",
         ),
     ) as sandbox:
         cluster = Watched(sandbox)
@@ -281,6 +287,39 @@ def test_damage(watched: Watched, tmp_path: Path, operator: Operator) -> None:
     damaged = "dlog_bookie_damaged_entries"
     wait_until(lambda: not watched.value(bookie.name, damaged), timeout_s=WAIT_S)
     require_fires(["DlogDamageFound"], tmp_path, before, during, watched.look)
+
+
+def test_a_cold_object_is_lost(watched: Watched, tmp_path: Path, operator: Operator) -> None:
+    """Somebody moves it away; scrubbing finds it, and finds it again when it is back."""
+    tier, holes = tmp_path / "tier", "dlog_autorecovery_cold_holes"
+    before = watched.look()
+    with open_namespace(watched.sandbox.uri) as namespace:
+        settings = LogSettings(tier=f"file://{tier}", tier_after_s=0, segment_bytes_max=10_000)
+        namespace.create_log("cold", settings=settings)
+        with namespace.open_log("cold").open_writer() as writer:
+            for _ in range(30):
+                writer.write(LogRecord(0, b"x" * 1000))
+                writer.flush()
+        segments = namespace.open_log("cold").get_log_segments
+        wait_until(lambda: any(e.is_cold for s in segments() for e in s.extents), timeout_s=WAIT_S)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+
+    def is_seen() -> bool:
+        for each in tier.glob("*/*/1/*.parquet"):  # also one that was made again of old ledgers
+            each.rename(kept / each.name)
+        return bool(watched.value("autorecovery", holes))
+
+    wait_until(is_seen, timeout_s=WAIT_S)
+    during = watched.look()
+    operator = operator.knowing(LOG="cold")
+    assert "are lost with object" in operator.look("DlogColdDamage")
+    (folder,) = tier.glob("*/*/1")
+    for each in kept.iterdir():
+        each.rename(folder / each.name)
+    operator.act("DlogColdDamage")
+    wait_until(lambda: not watched.value("autorecovery", holes), timeout_s=WAIT_S)
+    require_fires(["DlogColdDamage"], tmp_path, before, during, watched.look)
 
 
 def test_the_metadata_store_stands_still(

@@ -45,13 +45,15 @@ class Ensemble(msgspec.Struct, frozen=True, array_like=True):
 class StoredObject(msgspec.Struct, frozen=True, array_like=True):
     """An object with the entries of a cold ledger from `first_entry_id` up to the next object's.
 
-    `records_before` is how many records the objects before it have.
+    `records_before` is how many records the objects before it have.  `crc32c` is the sum of what
+    its readers are given; None in ledgers that an earlier release wrote.
     """
 
     first_entry_id: Count
     records_before: Count
     name: str
     size_bytes: Count
+    crc32c: Count | None = None
 
 
 class LedgerMetadata(ShownFields, msgspec.Struct, frozen=True, kw_only=True, array_like=True):

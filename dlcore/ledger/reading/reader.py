@@ -253,7 +253,7 @@ class LedgerReader:
                     f"ledger {self._metadata.ledger_id} is cold, and this client reads from "
                     "bookies only"
                 )
-            async with aclosing(self._cold.read(self._metadata, first, last)) as found:
+            async with aclosing(self._read_cold(self._cold, first, last)) as found:
                 async for entries in found:
                     yield entries
             return
@@ -279,6 +279,23 @@ class LedgerReader:
                 if not await self._has_moved(next_entry_id, ensemble):
                     raise
 
+    async def _read_cold(
+        self, cold: ColdEntries, first: int, last: int
+    ) -> AsyncGenerator[Sequence[EntryFrame], None]:
+        """Yield entries of objects; if one is missing or damaged, of those that took its place."""
+        next_entry_id = first
+        while next_entry_id <= last:
+            objects = self._metadata.objects
+            try:
+                async with aclosing(cold.read(self._metadata, next_entry_id, last)) as found:
+                    async for entries in found:
+                        next_entry_id = entries[-1].entry_id + 1
+                        yield entries
+            except LedgerReadError:
+                await self._read_metadata_again()
+                if self._metadata.objects == objects:
+                    raise
+
     def _check_range(self, first: int, last: int) -> None:
         if first < 0:
             raise ConfigurationError(f"first={first}: entry ids start at 0")
@@ -300,8 +317,17 @@ class LedgerReader:
 
     async def _has_moved(self, entry_id: int, ensemble: Ensemble) -> bool:
         """Read the metadata again and return whether other bookies store the entry now."""
+        await self._read_metadata_again()
+        return self._metadata.ensemble_of(entry_id).bookies != ensemble.bookies
+
+    async def _read_metadata_again(self) -> None:
+        """Read the metadata, if there is a store and it answers.
+
+        Raises:
+            LedgerNotFoundError: the ledger was deleted.
+        """
         if self._ledger_store is None:
-            return False
+            return
         try:
             stored = await self._ledger_store.read(self._metadata.ledger_id, fresh=True)
         except MetadataError as error:
@@ -311,9 +337,8 @@ class LedgerReader:
                 self._metadata.ledger_id,
                 error,
             )
-            return False
-        self._metadata = stored.metadata
-        return stored.metadata.ensemble_of(entry_id).bookies != ensemble.bookies
+        else:
+            self._metadata = stored.metadata
 
     def follow(
         self,

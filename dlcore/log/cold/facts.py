@@ -1,8 +1,17 @@
-"""The value in the end of a cold ledger's object that says what the object holds."""
+"""The value in the end of a cold ledger's object that says what the object holds.
+
+The chain says it too: its metadata names each object with its entries, records, size and sum.  The
+rows of an object are compared with both.  Nothing here does I/O.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from dlcore.ledger.metadata.values import LedgerMetadata
 
 FORMAT = 1
 
@@ -22,3 +31,44 @@ class ObjectFacts(msgspec.Struct, frozen=True, kw_only=True):
     first_txid: int
     last_txid: int
     crc32c: int
+
+
+def url_of(ledger: LedgerMetadata, number: int) -> str:
+    """Return the URL of an object of a cold ledger."""
+    return f"{ledger.folder}/{ledger.objects[number].name}"
+
+
+def end_entry_of(ledger: LedgerMetadata, number: int) -> int:
+    """Return the first entry of a cold ledger that is after those of an object."""
+    following = ledger.objects[number + 1 :]
+    return following[0].first_entry_id if following else ledger.last_entry_id + 1
+
+
+def difference(ledger: LedgerMetadata, number: int, facts: ObjectFacts) -> str:
+    """Return how an object differs from what the chain says of it; empty: it does not.
+
+    Args:
+        ledger: the cold ledger.
+        number: the place of the object among its objects.
+        facts: those of the object by its rows.
+    """
+    stored = ledger.objects[number]
+    following = ledger.objects[number + 1 :]
+    expected: dict[str, object] = {
+        "place": ledger.folder.split("/")[-3:],
+        "entries": end_entry_of(ledger, number) - stored.first_entry_id,
+    }
+    found: dict[str, object] = {
+        "place": [facts.cluster_id, facts.log_id, str(facts.lssn)],
+        "entries": facts.entries,
+    }
+    if following:
+        expected["records"] = following[0].records_before - stored.records_before
+        found["records"] = facts.records
+    if stored.crc32c is not None:
+        expected["crc32c"], found["crc32c"] = stored.crc32c, facts.crc32c
+    return "; ".join(
+        f"{what} {found[what]}, and the chain says {said}"
+        for what, said in expected.items()
+        if found[what] != said
+    )

@@ -66,7 +66,9 @@ class MemoryObjects(Objects):
         """Return a part of an object."""
         data = self.stored.get(url)
         if data is None or len(data) < end:
-            raise ObjectStoreError(f"{url} does not exist, or has fewer than {end} bytes")
+            raise ObjectStoreError(
+                f"{url} does not exist, or has fewer than {end} bytes", is_damaged=True
+            )
         return data[start:end]
 
     async def list_below(self, url: str) -> AsyncGenerator[Sequence[ListedObject], None]:

@@ -241,7 +241,7 @@ def footer_bytes(tail: BytesLike, name: str) -> int:
         length, magic = _LENGTH.unpack_from(tail, len(tail) - _LENGTH.size)
         if magic == _MAGIC:
             return int(length) + _LENGTH.size
-    raise ObjectStoreError(f"{name} is damaged: it does not end as a Parquet file")
+    raise ObjectStoreError(f"{name} is damaged: it does not end as a Parquet file", is_damaged=True)
 
 
 class ObjectLayout:
@@ -269,7 +269,9 @@ class ObjectLayout:
             groups = range(self.metadata.num_row_groups)
             self.row_groups = [self._group(number) for number in groups]
         except (pa.ArrowException, OSError, KeyError, ValueError, msgspec.MsgspecError) as error:
-            raise ObjectStoreError(f"{name} is no object of a cold ledger: {error}") from error
+            raise ObjectStoreError(
+                f"{name} is no object of a cold ledger: {error}", is_damaged=True
+            ) from error
         if self.facts.format != FORMAT:
             raise ObjectStoreError(
                 f"{name} has the format {self.facts.format}, this release reads {FORMAT}"
@@ -314,7 +316,9 @@ class ObjectLayout:
             table = file.read_row_group(number, use_threads=False).combine_chunks()
             (batch,) = table.to_batches()
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise ObjectStoreError(f"{self._name}, row group {number}: {error}") from error
+            raise ObjectStoreError(
+                f"{self._name}, row group {number}: {error}", is_damaged=True
+            ) from error
         rows = pa.RecordBatch.from_arrays(
             [batch.column("_txid"), *batch.columns[len(POSITIONS) :]], names=self.schema.names
         )

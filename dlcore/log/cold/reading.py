@@ -160,7 +160,9 @@ class ColdLedgers(ColdEntries):
         said = layout.facts
         facts = counter.facts((said.cluster_id, said.log_id, said.lssn), said.schema_id)
         if facts != said:
-            raise ObjectStoreError(f"{url} holds {facts} by its rows, and says {said}")
+            raise ObjectStoreError(
+                f"{url} holds {facts} by its rows, and says {said}", is_damaged=True
+            )
         return facts
 
     async def _read_as_sent(
@@ -168,7 +170,9 @@ class ColdLedgers(ColdEntries):
     ) -> BytesLike:
         data = await self.objects.read(url, start, end)
         if sent is not None and data != memoryview(sent)[start:end]:
-            raise ObjectStoreError(f"{url} has other bytes from {start} to {end} than were sent")
+            raise ObjectStoreError(
+                f"{url} has other bytes from {start} to {end} than were sent", is_damaged=True
+            )
         return data
 
 

@@ -56,7 +56,8 @@ class StoredObjects(Objects):
             )
         if len(found) != end - start:
             raise ObjectStoreError(
-                f"reading {url}: {len(found)} bytes from {start} on, expected {end - start}"
+                f"reading {url}: {len(found)} bytes from {start} on, expected {end - start}",
+                is_damaged=True,
             )
         return found
 
@@ -126,4 +127,7 @@ def _told(what: str, url: str) -> Iterator[None]:
         yield
     except (BaseError, OSError) as error:
         reason = str(error).partition("\n")[0][:_REASON_MAX]
-        raise ObjectStoreError(f"{what} {url}: {type(error).__name__}: {reason}") from error
+        raise ObjectStoreError(
+            f"{what} {url}: {type(error).__name__}: {reason}",
+            is_damaged=isinstance(error, FileNotFoundError),
+        ) from error

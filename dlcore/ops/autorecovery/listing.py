@@ -30,6 +30,7 @@ from dlcore.metadata.stored import decode, decode_or_tell, encode
 from dlcore.ops.autorecovery.values import (
     ElectedAuditor,
     ReplicaCheckRun,
+    ScrubProgress,
     SweepTroubles,
     UnderReplicatedLedger,
 )
@@ -246,6 +247,13 @@ class RepairList:
         """Return the last full replica check that was completed."""
         _, run = await self._read_check(self._paths.last_check)
         return run
+
+    async def read_scrub(self) -> ScrubProgress | None:
+        """Return the pass of scrubbing over cold objects, or the last one."""
+        path = self._paths.scrub_progress
+        node = await self._store.get(path)
+        tell = partial(logger.warning, "what was scrubbed cannot be read: %s")
+        return decode_or_tell(ScrubProgress, node, source=path, tell=tell)
 
     async def begin_check(self, *, age_ms_max: float) -> CheckProgress:
         """Return the full replica check to continue, or a new one.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dlcore.ops.autorecovery.values import (
         ElectedAuditor,
         ReplicaCheckRun,
+        ScrubProgress,
         SweepTroubles,
         UnderReplicatedLedger,
     )
@@ -56,6 +57,8 @@ class RecoveryStatus:
     ledgers: tuple[UnderReplicatedLedger, ...]
     last_check: ReplicaCheckRun | None
     troubles: tuple[SweepTroubles, ...] = ()
+    scrub: ScrubProgress | None = None
+    """The pass over the objects of cold segments."""
 
 
 class Maintenance:
@@ -78,6 +81,7 @@ class Maintenance:
             is_paused=await self._repairs.is_paused(),
             ledgers=tuple(ledgers),
             last_check=await self._repairs.read_last_check(),
+            scrub=await self._repairs.read_scrub(),
             troubles=tuple(await self._repairs.read_troubles()),
         )
 

@@ -38,6 +38,20 @@ BEHIND = gauge(
     "log",
     "subscriber",
 )
+SCRUBBED = counter(
+    "autorecovery_scrubbed_bytes_total",
+    "Bytes of cold objects that this process read to find damage",
+)
+DAMAGED = counter(
+    "autorecovery_damaged_objects_total", "Cold objects that scrubbing found damaged or missing"
+)
+MENDED = counter(
+    "autorecovery_mended_objects_total", "Damaged cold objects that this process made again"
+)
+HOLES = gauge(
+    "autorecovery_cold_holes",
+    "Cold ledgers with damaged or missing objects that this process could not make again",
+)
 TIMES = histogram("autorecovery_repair_seconds", "A repair of a ledger that finished")
 
 METRICS = (
@@ -49,6 +63,10 @@ METRICS = (
     LOST,
     REPAIRS,
     FAILED,
+    SCRUBBED,
+    DAMAGED,
+    MENDED,
+    HOLES,
     TIMES,
     BEHIND,
 )
@@ -72,6 +90,11 @@ class RecoveryFigures:
     repairs: int = 0
     failed_repairs: int = 0
     repair_times: Durations = field(default_factory=Durations)
+    scrubbed_bytes: int = 0
+    damaged_objects: int = 0
+    mended_objects: int = 0
+    holes: set[int] = field(default_factory=set)
+    """Cold ledgers on the list of which this process knows that records are lost."""
     lags: dict[str, dict[str, float]] = field(default_factory=dict)
     """Seconds by which subscribers are behind, by log and subscriber."""
 
@@ -87,6 +110,10 @@ class RecoveryFigures:
                 yield AUDIT_AGE.of(steady_s() - self.audited_s)
         yield REPAIRS.of(self.repairs)
         yield FAILED.of(self.failed_repairs)
+        yield SCRUBBED.of(self.scrubbed_bytes)
+        yield DAMAGED.of(self.damaged_objects)
+        yield MENDED.of(self.mended_objects)
+        yield HOLES.of(len(self.holes))
         yield TIMES.of(self.repair_times)
         lags = ((s, log, name) for log, each in self.lags.items() for name, s in each.items())
         for seconds, log, name in heapq.nlargest(_FURTHEST, lags):

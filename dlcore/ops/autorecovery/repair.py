@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dlcore.base.errors import (
     BookieError,
@@ -20,6 +20,7 @@ from dlcore.base.errors import (
     LedgerReadError,
     MetadataVersionError,
     NotEnoughBookiesError,
+    ObjectStoreError,
 )
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.metadata.port import Check
@@ -38,7 +39,7 @@ from dlcore.ops.autorecovery.plan import (
 from dlcore.ops.autorecovery.replicas import ask_replica, ask_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
     from typing import Any
 
     from dlcore.backends.direct.ports import NamespacePorts
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from dlcore.ops.autorecovery.listing import ListedLedger
 
 logger = logging.getLogger(__name__)
+
+Mend: TypeAlias = "Callable[[int], Awaitable[str | None]]"
+"""Mends a cold ledger, and returns why some of it is lost; empty: it is whole; None: not cold."""
 
 _ROUNDS_MAX = 20
 """Most rounds of a repair.  Each round decides again from the current state; a repair that needs
@@ -100,8 +104,11 @@ class _Grace:
 class LedgerRepairer:
     """Repairs ledgers, one call each; remembers since when a writer keeps a lost bookie."""
 
-    def __init__(self, context: NamespacePorts, config: AutoRecoveryConfig) -> None:
+    def __init__(
+        self, context: NamespacePorts, config: AutoRecoveryConfig, mend: Mend | None = None
+    ) -> None:
         self._context = context
+        self._mend = mend
         self._config = config
         self._copier = EntryCopier(context, config)
         self._loop = asyncio.get_running_loop()
@@ -119,6 +126,13 @@ class LedgerRepairer:
         Raises:
             MetadataError: the store failed; completed steps are kept.
         """
+        if self._mend is not None:
+            try:
+                reason = await self._mend(listed.entry.ledger_id)
+            except ObjectStoreError as error:
+                return Outcome(reason=str(error))
+            if reason is not None:
+                return Outcome(reason=reason)
         for _ in range(_ROUNDS_MAX):
             try:
                 decision = await self._decide(listed)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
+    from dlcore.ops.autorecovery.repair import Mend
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class AutoRecovery:
         owner: the auditor's name, for people.
         also: other works to run, which are paused and restarted like its own.
         figures: the counts of the process.
+        mend: mends cold ledgers that are on the list; without it they are left as they are.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class AutoRecovery:
         owner: str,
         also: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         figures: RecoveryFigures | None = None,
+        mend: Mend | None = None,
     ) -> None:
         self._context = context
         self._config = config
         self._figures = figures or RecoveryFigures()
         self._candidate = ElectedAuditor(owner=owner, token=context.clock.new_token())
         self._also = also
+        self._mend = mend
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._tasks = BackgroundTasks(told_to_callers)
         self._task: asyncio.Task[None] | None = None
@@ -83,7 +87,12 @@ class AutoRecovery:
     async def _run(self) -> None:
         context, config, figures = self._context, self._config, self._figures
         worker = Worker(
-            context, self._repairs, config, token=self._candidate.token, figures=figures
+            context,
+            self._repairs,
+            config,
+            token=self._candidate.token,
+            figures=figures,
+            mend=self._mend,
         )
         election = Election(context.store, context.paths, self._candidate)
 

@@ -55,6 +55,32 @@ class SweepTroubles(msgspec.Struct, frozen=True, kw_only=True):
     found: tuple[str, ...] = ()
 
 
+class ScrubProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """A pass of scrubbing over the objects of all cold ledgers, and its place.
+
+    Objects before `number` of the ledger `ledger_id`, and of all ledgers before it, were read.
+    `left_bytes` are the bytes of the others, as counted at `counted_ms` and read since.
+    """
+
+    layout: int = LAYOUT
+    started_ms: Count
+    ledger_id: Count = 0
+    number: Count = 0
+    due_ms: Count = 0
+    """When the next object is read."""
+    counted_ms: Count = 0
+    left_bytes: Count = 0
+    objects: Count = 0
+    """Objects that were read in this pass; `read_bytes` are their bytes."""
+    read_bytes: Count = 0
+    damaged: Count = 0
+    """Objects that were damaged or missing."""
+    skipped: Count = 0
+    """Objects that could not be read, although the store answered about others or was away."""
+    tries: Count = 0
+    """How often the next object could not be read."""
+
+
 class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
     """A full replica check and its result.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dlcore.backends.direct.ports import NamespacePorts
     from dlcore.ops.autorecovery.config import AutoRecoveryConfig
     from dlcore.ops.autorecovery.listing import RepairList
+    from dlcore.ops.autorecovery.repair import Mend
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Worker:
         *,
         token: str,
         figures: RecoveryFigures | None = None,
+        mend: Mend | None = None,
     ) -> None:
         self._context = context
         self._repairs = repairs
@@ -46,7 +48,7 @@ class Worker:
         self._token = token
         self._figures = figures or RecoveryFigures()
         self._loop = asyncio.get_running_loop()
-        self._repairer = LedgerRepairer(context, config)
+        self._repairer = LedgerRepairer(context, config, mend)
         self._retries: dict[int, Backoff] = {}
         self._wake = asyncio.Event()
 
@@ -103,6 +105,7 @@ class Worker:
         known = {*listed, *active}
         self._retries = {each: retry for each, retry in self._retries.items() if each in known}
         self._repairer.keep_only(known)
+        self._figures.holes &= known
         due = [
             each
             for each in listed

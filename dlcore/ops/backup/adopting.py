@@ -209,7 +209,8 @@ class _Adoption:
         objects = []
         for each in run.objects:
             at = each.facts.first_entry - run.first
-            objects.append(StoredObject(at, records, each.url.rpartition("/")[2], each.size_bytes))
+            name, facts = each.url.rpartition("/")[2], each.facts
+            objects.append(StoredObject(at, records, name, each.size_bytes, facts.crc32c))
             records += each.facts.records
         ledger = LedgerMetadata(
             layout=COLD_LAYOUT,

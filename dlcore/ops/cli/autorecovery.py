@@ -180,13 +180,15 @@ async def _started(
 
     recovery, figures = config.recovery, RecoveryFigures()
     lags = SubscriberLags(namespace, figures, interval_s=recovery.lag_interval_s)
+    upkeep = LogUpkeep.of(namespace, config.upkeep, figures)
     operated = operated_recovery(namespace, recovery, figures, tls)
     service = AutoRecovery(
         namespace.ports,
         config=recovery,
         owner=_owner(),
-        also=[LogUpkeep.of(namespace, config.upkeep).run, lags.run],
+        also=[upkeep.run, lags.run],
         figures=figures,
+        mend=upkeep.mend,
     )
     async with operator_port(recovery, operated, tls), side_tasks() as tasks:
         running = tasks.start(service.run())
@@ -234,7 +236,7 @@ def show_status() -> None:
         return await Maintenance(namespace.ports).read_status()
 
     status = run_direct(read)
-    last = status.last_check
+    last, scrub = status.last_check, status.scrub
     rows = [
         {
             "ledger": each.ledger_id,
@@ -252,6 +254,11 @@ def show_status() -> None:
         "left_out": [text for each in status.troubles for text in each.found],
         "checked_ledgers": None if last is None else last.ledgers,
         "under_replicated": len(rows),
+        "scrub_began": None if scrub is None else time_text(scrub.started_ms),
+        "scrubbed_objects": None if scrub is None else scrub.objects,
+        "scrub_bytes_left": None if scrub is None else scrub.left_bytes,
+        "damaged_objects": None if scrub is None else scrub.damaged,
+        "skipped_objects": None if scrub is None else scrub.skipped,
     }
     if wants_json():
         show_fields(fields | {"ledgers": rows})

@@ -89,6 +89,14 @@ class UpkeepConfig:
     """How often upkeep lists the objects of tiers, to delete those that no log names."""
     stray_age_s: float = _DAY_S
     """Age at which an object that no log names is deleted."""
+    scrub_period_s: float = 30 * _DAY_S
+    """Time in which every object of cold segments is read once, and compared with what the log's
+    metadata says; 0: never."""
+    scrub_bytes_per_s: float = 16.0 * MIB
+    """Most bytes of objects that are read for this, for the whole namespace: a larger one takes
+    longer than the period."""
+    scrub_interval_s: float = 60.0
+    """How often a worker looks whether an object is due for this."""
     merge: MergePolicy = MergePolicy()
     """Which extents are small, and how much is merged in one step."""
 
@@ -103,6 +111,8 @@ class UpkeepConfig:
             "tier_bytes_per_s",
             "tier_object_bytes",
             "stray_interval_s",
+            "scrub_bytes_per_s",
+            "scrub_interval_s",
         )
         require_not_negative(
             self,
@@ -112,5 +122,6 @@ class UpkeepConfig:
             "tier_after_s",
             "tier_grace_s",
             "stray_age_s",
+            "scrub_period_s",
         )
         require_tier("tier", self.tier or None)

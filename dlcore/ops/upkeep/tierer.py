@@ -17,6 +17,7 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.steps import run_to_end
+from dlcore.log.cold.origin import noted_origin
 from dlcore.log.metadata.staged import create_cold_ledger
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
@@ -42,7 +43,7 @@ from dlcore.ops.upkeep.tiering import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from dlcore.ledger.metadata.store import VersionedLedger
     from dlcore.log.context import LogContext
@@ -166,6 +167,7 @@ class LogTierer(SegmentRewriter):
                     take=self._throttle.take,
                 ),
                 log,
+                noted_origin(start.entry, start.sequence_id, parts),
                 f"{tier}/{context.cluster_id}/{log.log_id}/{stored.lssn}",
                 lambda extent: self._swap(
                     Swap(context.paths, at.log, stored, run, extent, merges=at.head.merges)
@@ -240,6 +242,7 @@ class _Job:
         owner: StagingOwner,
         maker: ObjectMaker,
         log: LogMetadata,
+        origin: Mapping[str, str],
         folder: str,
         swap: Callable[[ColdExtent], Awaitable[bool]],
     ) -> None:
@@ -247,6 +250,7 @@ class _Job:
         self._owner = owner
         self._maker = maker
         self._log = log
+        self._origin = origin
         self._folder = folder
         self._swap = swap
         self.ledger: VersionedLedger | None = None
@@ -281,7 +285,7 @@ class _Job:
             self._log.quorum,
             identity=MERGING_IDENTITY,
             folder=self._folder,
-            custom={"log": self._log.name},
+            custom={"log": self._log.name, **self._origin},
         )
         return Created(self.ledger.metadata.ledger_id, self.ledger.metadata.token)
 

@@ -275,6 +275,7 @@ class TierRun(StepMachine[TierState, Event, Work, bool]):
                 self._counted,
                 self._name(),
                 written.size_bytes,
+                facts.crc32c,
             )
         )
         self._next_entry += facts.entries

@@ -33,10 +33,13 @@ from dlcore.log.metadata.values import LogKey, LogMetadata, UpkeepRequest
 from dlcore.log.upkeep.removal import listed_log, remove_deleted, remove_truncated
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.listing import RepairList
+from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.autorecovery.runner import run_together
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.expiry import expire_logs
+from dlcore.ops.upkeep.mender import ColdMender
 from dlcore.ops.upkeep.merger import LogMerger
+from dlcore.ops.upkeep.scrubber import ColdScrubber
 from dlcore.ops.upkeep.strays import delete_strays
 from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 from dlcore.ops.upkeep.tier_rounds import TierRounds
@@ -57,13 +60,23 @@ _SWEEP = "sweep"
 class LogUpkeep:
     """One worker, on one event loop; `owner` is the node that shows that its process lives."""
 
-    def __init__(self, context: LogContext, owner: StagingOwner, config: UpkeepConfig) -> None:
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        config: UpkeepConfig,
+        figures: RecoveryFigures | None = None,
+    ) -> None:
         self._context = context
         self._config = config
         self._repairs = RepairList(context.store, context.paths, context.clock)
         self._token = context.clock.new_token().encode()
         self._retries: dict[str, Backoff] = {}  # of logs whose upkeep failed
         self._tiers = TierRounds(context, owner, config, self._lock)
+        figures = figures or RecoveryFigures()
+        self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures)
+        self.mend = ColdMender(context, owner, figures).mend
+        """Mends a cold ledger that is on the list of repairs."""
         self._strays_due_s = 0.0  # by the event loop's clock
         self._mergers = [
             LogMerger(
@@ -76,9 +89,15 @@ class LogUpkeep:
         ]
 
     @classmethod
-    def of(cls, namespace: DirectNamespace, config: UpkeepConfig | None = None) -> LogUpkeep:
+    def of(
+        cls,
+        namespace: DirectNamespace,
+        config: UpkeepConfig | None = None,
+        figures: RecoveryFigures | None = None,
+    ) -> LogUpkeep:
         """Return a worker for the logs of a namespace, which closes what the worker uses."""
-        return cls(namespace.log_context, namespace.staging_owner, config or UpkeepConfig())
+        owner = namespace.staging_owner
+        return cls(namespace.log_context, owner, config or UpkeepConfig(), figures)
 
     async def run(self) -> None:
         """Work until cancelled.
@@ -87,7 +106,10 @@ class LogUpkeep:
             MetadataError: the store failed.
         """
         await run_together(
-            self._serve_requests(), self._sweep_now_and_then(), self._tier_now_and_then()
+            self._serve_requests(),
+            self._sweep_now_and_then(),
+            self._tier_now_and_then(),
+            self._scrub_now_and_then(),
         )
 
     async def _serve_requests(self) -> None:
@@ -104,6 +126,19 @@ class LogUpkeep:
         while True:
             await self.tier()
             await asyncio.sleep(self._config.tier_interval_s)
+
+    async def _scrub_now_and_then(self) -> None:
+        while True:
+            await self.scrub()
+            await asyncio.sleep(self._config.scrub_interval_s)
+
+    async def scrub(self) -> int:
+        """Read the objects of cold segments that are due; return how many were damaged."""
+        troubles = Troubles()
+        found = await self._scrubber.scrub(troubles)
+        if found is not None:
+            await self._repairs.tell("scrub", troubles)
+        return found or 0
 
     async def serve(self) -> int:
         """Serve every log that is asked for now; return how many merges were made."""

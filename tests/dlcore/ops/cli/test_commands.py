@@ -387,7 +387,9 @@ def test_auto_recovery_says_what_it_is_at(
     shell = Shell(sandbox.uri, capsys)
     nobody = {"auditor": None, "paused": False, "last_check": None, "checked_ledgers": None}
     nothing = {"left_out": [], "under_replicated": 0, "ledgers": []}
-    assert shell.json("autorecovery", "status") == {**nobody, **nothing}
+    scrub = ("scrub_began", "scrubbed_objects", "scrub_bytes_left")
+    unscrubbed = dict.fromkeys((*scrub, "damaged_objects", "skipped_objects"))
+    assert shell.json("autorecovery", "status") == {**nobody, **nothing, **unscrubbed}
     assert "goes on" not in shell.text("autorecovery", "pause")
     assert shell.json("autorecovery", "status")["paused"]
     assert "paused            yes" in shell.text("autorecovery", "status").splitlines()

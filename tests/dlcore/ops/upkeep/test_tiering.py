@@ -122,8 +122,8 @@ def test_objects_one_after_the_other_then_the_swap(is_there: bool, state: TierSt
         last_timestamp_ms=6,
     )
     objects = (
-        StoredObject(0, 0, "7-token-0-1.parquet", 1000),
-        StoredObject(4, 9, "7-token-1-1.parquet", 500),
+        StoredObject(0, 0, "7-token-0-1.parquet", 1000, 10),
+        StoredObject(4, 9, "7-token-1-1.parquet", 500, 14),
     )
     assert close == Close(objects, cold)
     assert run.handle(Signal.CLOSED) == PutInPlace(cold)
