@@ -27,6 +27,7 @@ from bookie.serving.service import BookieService
 from bookie.space.budget import SpaceReport
 from bookie.storage.ledger_storage import LedgerStorage
 from bookie.storage.status import StorageState
+from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.access.tls_in_use import LOOK_S, TlsInUse
 from dlcore.access.tls_refusals import own_refusal
@@ -64,6 +65,9 @@ _REGISTER_PATIENCE_S = 2.0
 _SPACE_INTERVAL_S = 5.0
 """How often the free space is checked; it is reported to the cluster far less often."""
 _REPAIR_RETRY_S = 1.0
+_ERASE_INTERVAL_S = 2.0
+"""How often the bookie looks for requests to erase."""
+_ERASE_RETRY_S = 30.0
 
 
 class BookieServer(AsyncClosing):
@@ -344,7 +348,23 @@ class BookieServer(AsyncClosing):
         )
         self._repeat("compaction", self._compact_once, lambda: self._config.compact_interval_s)
         self._repeat("scrubbing", self._scrub_once, lambda: self._config.scrub_interval_s)
+        self._erase()
         self._repair()
+
+    def _erase(self) -> None:
+        eraser = Eraser(
+            self.storage,
+            self._collector(),
+            bookie=self.bookie,
+            store=self._store,
+            paths=self._paths,
+            retry_s=min(_ERASE_RETRY_S, self._config.garbage_interval_s),
+        )
+
+        async def erase() -> None:
+            await eraser.run()
+
+        self._repeat("erasing", erase, lambda: _ERASE_INTERVAL_S)
 
     def _repair(self) -> None:
         registry = BookieRegistry(self._store, self._paths)
@@ -430,15 +450,17 @@ class BookieServer(AsyncClosing):
             report.footers_made_again,
         )
 
-    async def _collect_once(self) -> None:
-        collector = GarbageCollector(
+    def _collector(self) -> GarbageCollector:
+        return GarbageCollector(
             self.storage,
             bookie=self.bookie,
             store=self._store,
             paths=self._paths,
             cluster_id=self._cluster_id,
         )
-        report = await collector.collect()
+
+    async def _collect_once(self) -> None:
+        report = await self._collector().collect()
         if report.ledgers_deleted:
             logger.info(
                 "garbage collected bookie=%s ledgers=%d files=%d bytes=%d",

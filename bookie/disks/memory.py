@@ -135,6 +135,7 @@ class MemoryDisk:
         """Called after the crash at `crash_at_step`: the machine lost power, and the callee must
         end every process on it."""
         self._open: set[MemoryFile] = set()
+        self._keeps_spares = True
 
     def crash(self, *, keep_cache: bool = False) -> None:
         """End the running owner: its handles fail from now on.
@@ -255,14 +256,26 @@ class MemoryDisk:
         generation = self._generation
         await self.step(generation)
         kept: dict[str, _Inode] = {}
+        spares_max = _SPARES_MAX if self._keeps_spares else 0
         for name in names:
             inode = self._names.pop(name, None)
-            if inode is not None and len(self._spares()) + len(kept) < _SPARES_MAX:
+            if inode is not None and len(self._spares()) + len(kept) < spares_max:
                 kept[name + _SPARE_SUFFIX] = inode
         await self.step(generation)
         # Only now may a file reuse them: before the second step a crash can restore the old name.
         self._names.update(kept)
         self._durable_names = dict(self._names)
+
+    async def use_spares(self, *, allowed: bool) -> None:
+        """Keep space of recycled files, or delete what is kept."""
+        self._keeps_spares = allowed
+        if not allowed and self._spares():
+            generation = self._generation
+            await self.step(generation)
+            for name in self._spares():
+                self._names.pop(name, None)
+            await self.step(generation)
+            self._durable_names = dict(self._names)
 
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""

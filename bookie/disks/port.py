@@ -170,6 +170,10 @@ class Disk(Protocol):
         """Delete files durably; their space may be kept for files that are created later."""
         ...
 
+    async def use_spares(self, *, allowed: bool) -> None:
+        """Let `recycle` keep space from now on, or not, and then delete durably what it kept."""
+        ...
+
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
         ...

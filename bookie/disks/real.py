@@ -335,6 +335,7 @@ class RealDisk:
             path.unlink()  # left by a crash before the rename: it was never part of the directory
         spares = self._directory.glob(f"*{_SPARE_SUFFIX}")
         self._spares = {path: path.stat().st_size for path in spares}
+        self._keeps_spares = True
         self._try_out()
 
     def space(self) -> DiskSpace:
@@ -408,6 +409,13 @@ class RealDisk:
         """Delete files durably, and keep the blocks of some for files that are created later."""
         with device_errors("recycle files in", self._directory):
             await self.write_in_thread(self._recycle, names)
+
+    async def use_spares(self, *, allowed: bool) -> None:
+        """Keep space of recycled files, or delete what is kept."""
+        self._keeps_spares = allowed
+        if not allowed:
+            with device_errors("delete recycled files in", self._directory):
+                await self.write_in_thread(self._delete_spares)
 
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
@@ -550,11 +558,18 @@ class RealDisk:
                 path.unlink()
         sync_directory(self._directory)
 
+    def _delete_spares(self) -> None:
+        for path in list(self._spares):
+            path.unlink(missing_ok=True)
+            self._spares.pop(path, None)
+        sync_directory(self._directory)
+
     def _has_room_for_spare(self, size: int) -> bool:
         spares_bytes = size + sum(self._spares.values())
         free_bytes = self.space().free_bytes - self._held_bytes
         return (
-            self.can_allocate
+            self._keeps_spares
+            and self.can_allocate
             and len(self._spares) < _SPARES_MAX
             and spares_bytes <= free_bytes * _SPARE_SHARE_OF_FREE
         )

@@ -41,7 +41,7 @@ from dlcore.base.errors import BookieStorageError
 from dlcore.wire.digest import EntryFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -55,6 +55,7 @@ _CHUNK_BYTES = 256 * 1024
 _CHUNK_ENTRIES = 500
 """Entries that are copied before the event loop gets a turn."""
 _LEDGERS_AT_A_TIME = 500
+_ANY_SHARE = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,8 +111,10 @@ class Compactor:
         self._room_bytes = room_bytes
         self._is_full = is_full
 
-    async def run(self) -> CompactionReport:
+    async def run(self, *, only: Collection[int] | None = None) -> CompactionReport:
         """Compact every file that is worth it and fits, each at most once.
+
+        With `only` these are the files, however little of them is garbage.
 
         Raises:
             BookieError: the log failed.
@@ -119,7 +122,7 @@ class Compactor:
         report = CompactionReport()
         newest = max(self._core.files.numbers(), default=0)
         tried: set[int] = set()
-        while (load := await self._choose(newest, tried, report)) is not None:
+        while (load := await self._choose(newest, tried, report, only)) is not None:
             tried.add(load.number)
             try:
                 await self._compact(load, report)
@@ -137,17 +140,21 @@ class Compactor:
         return report
 
     async def _choose(
-        self, newest: int, tried: set[int], report: CompactionReport
+        self, newest: int, tried: set[int], report: CompactionReport, only: Collection[int] | None
     ) -> FileLoad | None:
         """Return the next file to compact, and note why others are not compacted."""
         share = self.config.below_live_share
         if self._is_full():
             share = max(share, self.config.full_below_live_share)
+        if only is not None:
+            share = _ANY_SHARE
         damaged = self._core.damage.files_of_entries() | self._core.damage.footers
         loads = [
             load
             for load in await self._core.files.loads()
-            if load.number <= newest and load.number not in tried
+            if load.number <= newest
+            and load.number not in tried
+            and (only is None or load.number in only)
         ]
         intact = [load for load in loads if load.number not in damaged]
         room_bytes = self._room_bytes()

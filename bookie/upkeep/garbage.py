@@ -37,6 +37,8 @@ class GarbageReport:
     bytes_freed: int
     held: str
     """Description of the ledgers that the brake holds back, and for how long; empty if none."""
+    waiting: int = 0
+    """Ledgers that look deleted, and of which that is not proven yet."""
 
 
 class _Suspicion(NamedTuple):
@@ -53,6 +55,11 @@ class GarbageJudge:
         self.config = config
         self._suspicions: dict[int, _Suspicion] = {}
 
+    @property
+    def waiting(self) -> int:
+        """Ledgers that look deleted, and of which that is not proven yet."""
+        return len(self._suspicions)
+
     def judge(
         self,
         *,
@@ -60,13 +67,17 @@ class GarbageJudge:
         looks_deleted: Collection[int],
         now_ms: int,
         is_released: bool = False,
+        at_once: Collection[int] = (),
     ) -> GarbageVerdict:
         """Evaluate one pass over the ledgers `seen`, and return those that are now proven deleted.
 
         With `is_released` the brake holds nothing back, because an operator has confirmed the
-        deletions.
+        deletions.  Those of `at_once` are deleted if they look so now, because whoever deleted them
+        says so.
         """
         config = self.config
+        certain = frozenset(at_once).intersection(looks_deleted)
+        looks_deleted = [each for each in looks_deleted if each not in certain]
         count, total = len(looks_deleted), len(seen)
         is_braked = count > config.brake_count and count > config.brake_share * total
         before = self._suspicions
@@ -86,7 +97,7 @@ class GarbageJudge:
         )
         for ledger_id in deleted:
             del self._suspicions[ledger_id]
-        return GarbageVerdict(deleted=deleted, held=self._held(now_ms, total))
+        return GarbageVerdict(deleted=deleted | certain, held=self._held(now_ms, total))
 
     def _held(self, now_ms: int, total: int) -> str:
         braked = [each.since_ms for each in self._suspicions.values() if each.is_braked]

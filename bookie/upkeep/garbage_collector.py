@@ -44,7 +44,7 @@ from dlcore.metadata.port import ANY_VERSION
 from dlcore.metadata.stored import decode, decode_or_tell
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Collection
 
     from bookie.storage.ledger_storage import LedgerStorage
     from bookie.upkeep.garbage import GarbageReport
@@ -80,8 +80,8 @@ class GarbageCollector:
         self._ledgers = LedgerStore(store, paths)
         self._cluster_id = cluster_id
 
-    async def collect(self) -> GarbageReport:
-        """Run one pass.
+    async def collect(self, *, at_once: Collection[int] = ()) -> GarbageReport:
+        """Run one pass; ledgers of `at_once` go without the time that others must look deleted.
 
         Raises:
             CorruptMetadataError: the metadata is of another cluster, was imported, or is older than
@@ -97,6 +97,7 @@ class GarbageCollector:
             self._is_unneeded,
             confirm=self._confirm,
             is_released=release is not None and release.value == self._bookie.incarnation.encode(),
+            at_once=at_once,
         )
         if release is not None and not report.held:  # a release is valid once
             with contextlib.suppress(NoNodeError):

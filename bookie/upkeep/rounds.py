@@ -16,7 +16,7 @@ from bookie.upkeep.garbage import GarbageJudge, GarbageReport
 from bookie.upkeep.scrub import Scrubber, ScrubReport
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from contextlib import AbstractAsyncContextManager
 
     from bookie.config import StorageConfig
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from dlcore.base.clock import Clock
 
 logger = logging.getLogger(__name__)
+_SEAL_POLLS = 200
+_SEAL_POLL_S = 0.05
+_LEDGERS_AT_A_TIME = 1000
 
 
 class Upkeep:
@@ -81,12 +84,13 @@ class Upkeep:
         *,
         confirm: Callable[[int], AbstractAsyncContextManager[bool]] = lambda _: nullcontext(True),
         is_released: bool = False,
+        at_once: Collection[int] = (),
     ) -> GarbageReport:
         """Check every ledger, and drop files that hold only ledgers that are proven unneeded.
 
         `confirm` makes the last check of each ledger.  Its context prevents new users of the ledger
         until it ends.  With `is_released` many deletions at once are accepted, because an operator
-        has confirmed them.
+        has confirmed them; those of `at_once` without waiting.
         """
         self._status.check_open()
         async with self._garbage_lock:
@@ -97,6 +101,7 @@ class Upkeep:
                 looks_deleted=looks_deleted,
                 now_ms=self._clock.now_ms(),
                 is_released=is_released,
+                at_once=at_once,
             )
             if verdict.held:
                 logger.warning(
@@ -119,6 +124,7 @@ class Upkeep:
             files_deleted=len(dropped),
             bytes_freed=sum(dropped.values()),
             held=verdict.held,
+            waiting=self._judge.waiting,
         )
 
     async def compact(self) -> CompactionReport:
@@ -140,6 +146,68 @@ class Upkeep:
         self._status.look()  # the pass may have freed space
         return report
 
+    async def erase(self, collect: Callable[[], Awaitable[GarbageReport]]) -> str:
+        """Remove every byte of ledgers that are gone; return why some are left, or nothing.
+
+        `collect` finds the ledgers that are gone.  The file that takes records is sealed, each file
+        with anything of these ledgers is compacted, however little that is, and no space is kept
+        for later files, because it has the old bytes.
+
+        Raises:
+            BookieError: the storage is closed, or the log failed.
+            DLError: `collect` failed.
+        """
+        self._status.check_open()
+        core = self._core
+        await core.disk.use_spares(allowed=False)
+        try:
+            garbage = await collect()
+            if garbage.held:
+                return garbage.held
+            if garbage.waiting:
+                return (
+                    f"{garbage.waiting} ledgers look deleted, and are not proven so yet: they "
+                    f"must look so for {self._config.garbage.age_ms / 1000:g} s (garbage_age_ms)"
+                )
+            async with self._compaction_lock:
+                if not await self._seal_newest():
+                    return "the newest file could not be sealed yet"
+                await self._scrubber.mend_footers()
+                compacted = await self._compactor.run(only=await self._files_of_deleted())
+                # Also of a file that an earlier pass dropped and could not delete.
+                await core.files.drop_dead()
+                left = await self._files_of_deleted()
+            self.freed_bytes += compacted.bytes_freed
+            return _why_left(left, compacted)
+        finally:
+            await core.disk.use_spares(allowed=True)
+            self._status.look()
+
+    async def _seal_newest(self) -> bool:
+        """Continue in a new file, without old bytes behind its end; return False if that lasts."""
+        log = self._core.log
+        number = log.unsealed.current.index.number
+        if log.unsealed.current.position.sequence == 0:
+            log.append_mark()  # a file without records is never full
+        log.roll_from(number)
+        for _ in range(_SEAL_POLLS):
+            log.commits.check()
+            await log.commits.flush()
+            if all(each.number > number for each in log.unsealed.indexes()):
+                return True
+            await asyncio.sleep(_SEAL_POLL_S)
+        return False
+
+    async def _files_of_deleted(self) -> set[int]:
+        """Return the sealed files with records of ledgers that are proven deleted."""
+        found: set[int] = set()
+        for position, state in enumerate(list(self._core.ledgers.values()), 1):
+            if state.is_deleted:
+                found.update(state.files())
+            if position % _LEDGERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return found & set(self._core.files.numbers())
+
     async def scrub(self) -> ScrubReport:
         """Read and verify all stored data once."""
         self._status.check_open()
@@ -152,3 +220,15 @@ class Upkeep:
         """Return the bytes that compaction may write now: the free space above its floor."""
         free_bytes = self._core.disk.space().free_bytes - self._core.log.claimed_bytes
         return free_bytes - self._config.compact.floor_bytes
+
+
+def _why_left(left: set[int], report: CompactionReport) -> str:
+    """Return why files still have bytes of deleted ledgers; nothing if none has."""
+    if not left:
+        return ""
+    damaged = sorted(left.intersection(report.files_left_alone))
+    if damaged:
+        return f"files {damaged} are damaged, and stay until they are repaired"
+    if report.files_without_room:
+        return f"{len(left)} files could not be copied for want of space"
+    return f"{len(left)} files are still to be copied"

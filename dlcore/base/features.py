@@ -56,6 +56,7 @@ class Feature:
 COLD_SEGMENTS = "cold-segments"
 TIER_SETTINGS = "tier-settings"
 FORKS = "forks"
+REDACTION = "redaction"
 FEATURES: tuple[Feature, ...] = (
     Feature(
         name="read-held",
@@ -84,6 +85,12 @@ FEATURES: tuple[Feature, ...] = (
         name=FORKS,
         since="0.3.0",
         gates="logs that begin with segments of another one, and may end in an object",
+        told=Told.REGISTRATION,
+    ),
+    Feature(
+        name=REDACTION,
+        since="0.3.0",
+        gates="requests to bookies to erase, which an earlier one never answers",
         told=Told.REGISTRATION,
     ),
 )

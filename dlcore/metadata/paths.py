@@ -149,6 +149,8 @@ class NamespacePaths:
     """Parent of the bookies' cookies."""
     garbage_releases = _Below("bookies/garbage")
     """Parent of the releases of brakes."""
+    erasures = _Below("bookies/erasures")
+    """Parent of the requests to remove every byte of ledgers that are gone."""
     restored = _Below("bookies/restored")
     """Exists from the import of the metadata until its restore was accepted."""
     capability_keys = _Below("capability-keys")
@@ -179,6 +181,8 @@ class NamespacePaths:
     """Parent of the buckets of logs that ask for upkeep."""
     upkeep_locks = _Below("upkeep/locks")
     """Parent of the locks of upkeep."""
+    redactions = _Below("upkeep/redactions")
+    """Parent of the redactions of logs that are not finished."""
     tiers = _Below("upkeep/tiers")
     """Parent of the stores that cold segments of any log ever went to."""
     proxies = _Below("proxies")
@@ -236,6 +240,14 @@ class NamespacePaths:
     def garbage_release(self, name: str) -> str:
         """Exists to release the brake of a bookie's garbage collection once."""
         return f"{self.garbage_releases}/{escape(name)}"
+
+    def erasure(self, token: str) -> str:
+        """A request to all bookies; below it is the answer of each."""
+        return f"{self.erasures}/{escape(token)}"
+
+    def erasure_at(self, token: str, name: str) -> str:
+        """The answer of a bookie to a request."""
+        return f"{self.erasure(token)}/{escape(name)}"
 
     def ledger(self, ledger_id: int) -> str:
         """Metadata of a ledger; at most 10,000 children per node, as ZooKeeper bounds answers."""
@@ -299,6 +311,10 @@ class NamespacePaths:
     def upkeep_lock(self, what: str) -> str:
         """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
         return f"{self.upkeep_locks}/{escape(what)}"
+
+    def redaction(self, log_id: str) -> str:
+        """The redaction of a log that is not finished."""
+        return f"{self.redactions}/{escape(log_id)}"
 
     def tier(self, url: str) -> str:
         """Says that objects of the cluster are, or were, below a URL."""

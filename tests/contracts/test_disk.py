@@ -141,6 +141,27 @@ def keeps_blocks(disk: Disk) -> bool:
     return not isinstance(disk, RealDisk) or disk.can_allocate
 
 
+def test_without_spares_nothing_of_an_earlier_life_is_kept(open_disk: OpenDisk) -> None:
+    """Goal: neither what was recycled before nor what is recycled now, until that is allowed."""
+    old = b"old life " * 2000
+
+    async def recycle(disk: Disk) -> None:
+        for name in ("1", "2", "3"):
+            (await disk.create(name, [old])).close()
+        await disk.recycle(["1"])
+        await disk.use_spares(allowed=False)
+        await disk.recycle(["2"])
+        (await disk.create("4", [b"new"])).close()
+        assert disk.open("4").size == 3
+        await disk.use_spares(allowed=True)
+        await disk.recycle(["3"])
+        if keeps_blocks(disk):
+            await disk.create("5", [b"new"])
+            assert disk.open("5").size == len(old)
+
+    run(open_disk, recycle)
+
+
 def test_a_recycled_file_is_gone_and_what_is_made_of_it_is_new(open_disk: OpenDisk) -> None:
     """Goal: the earlier life shows behind the end at most, and only to who opens the file later."""
     old = b"old life " * 2000

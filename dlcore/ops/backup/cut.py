@@ -226,7 +226,7 @@ class _Cut:
         left_out = (
             *(paths.logs, paths.heads, paths.commits, paths.ledgers, paths.staging, paths.merged),
             *(paths.retained_logs, paths.deleted_logs, paths.upkeep_requests),
-            paths.garbage_releases,
+            *(paths.garbage_releases, paths.erasures, paths.redactions),
         )
         for path, node in self.after.items():
             if not any(path.startswith(f"{above}/") for above in left_out):

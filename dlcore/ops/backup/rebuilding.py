@@ -216,6 +216,7 @@ class _Rebuilding:
             *(paths.ledgers, paths.staging, paths.merged, paths.cookies, paths.upkeep_requests),
             *(paths.under_replicated, paths.last_check, paths.check_progress),
             *(f"{paths.root}/bookies/held", paths.garbage_releases, paths.restored),
+            *(paths.erasures, paths.redactions),
             *(paths.bookies_available, paths.bookies_readonly),
         )
         heads = f"{paths.heads}/"
