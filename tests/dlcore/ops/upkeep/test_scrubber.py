@@ -101,7 +101,7 @@ def on_scrubbed(body: Body) -> None:
 
 
 def damaged(data: bytes) -> bytes:
-    """Return an object with some other bytes among its rows: a few of a Parquet file do not count."""
+    """Return an object with other bytes among its rows; some single ones do not count."""
     return bytes(
         byte ^ (not at % 16 and len(data) < 3 * at < 2 * len(data)) for at, byte in enumerate(data)
     )
