@@ -13,6 +13,7 @@ from dlcore.base.errors import (
     MetadataVersionError,
     ObjectStoreError,
 )
+from dlcore.base.steps import run_to_end
 from dlcore.log.cold.facts import difference, end_entry_of, url_of
 from dlcore.log.cold.origin import origin_of
 from dlcore.log.metadata.values import LogKey
@@ -32,8 +33,7 @@ from dlcore.ops.upkeep.mending import (
     Written,
 )
 from dlcore.ops.upkeep.objects_made import ObjectMaker, RunStart
-from dlcore.ops.upkeep.rewriting import SegmentRewriter, run_to_end
-from dlcore.ops.upkeep.swap import Ended
+from dlcore.ops.upkeep.rewriting import SegmentRewriter
 
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.store import VersionedLedger
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.ops.autorecovery.metrics import RecoveryFigures
-    from dlcore.ops.upkeep.mending import Effect, Event
+    from dlcore.ops.upkeep.mending import Event, Work
     from dlcore.wire.digest import BytesLike
 
 logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class ColdMender(SegmentRewriter):
         unique = self._context.clock.now_ms()  # far above the attempts of tiering
         machine = MendRun(ledger, number, damage=damage, unique=unique)
         job = _Job(self, self._context, stored, number)
-        if await run_to_end(machine.handle(Signal.BEGIN), job.answer_of, machine.handle):
+        if await run_to_end(machine, Signal.BEGIN, job.answer_of):
             self._figures.mended_objects += 1
             logger.info("mended object %d of cold ledger=%d", number, ledger.ledger_id)
 
@@ -193,7 +193,7 @@ class _Job:
         self._number = number
         self._data: BytesLike = b""
 
-    async def answer_of(self, effect: Effect) -> Event:
+    async def answer_of(self, effect: Work) -> Event:
         """Perform an effect; return its answer."""
         ledger, cold = self._stored.metadata, self._context.cold
         match effect:
@@ -213,8 +213,6 @@ class _Job:
                 return ReadBack(await cold.facts_of(url, size_bytes, sent=self._data))
             case Name(changed):
                 return Named(await self._name(changed))
-            case Ended():
-                raise AssertionError("nothing follows")
             case _:
                 assert_never(effect)
 

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 from msgspec.structs import replace
 
 from dlcore.base.errors import DLError, MetadataError, ObjectStoreError
-from dlcore.base.machines import Machine, State, Transitions
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, StepMachine
 from dlcore.log.cold.facts import difference, end_entry_of, url_of
-from dlcore.ops.upkeep.swap import CallFailed, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,10 +182,13 @@ class Name:
     ledger: LedgerMetadata
 
 
-Effect: TypeAlias = Make | List | Read | Write | Check | Name | Ended
+Work: TypeAlias = Make | List | Read | Write | Check | Name
+"""Effects that the driver performs."""
+
+Effect: TypeAlias = Work | Ended[bool]
 
 
-class MendRun(Machine[MendState]):
+class MendRun(StepMachine[MendState, Event, Work, bool]):
     """Mends one object.
 
     Args:
