@@ -57,6 +57,7 @@ class Eraser:
         self._paths = paths
         self._retry_s = retry_s
         self._due_s: dict[str, float] = {}  # by request, on the event loop's clock
+        self._awaited: dict[str, frozenset[int]] = {}  # by request: unproven when it was taken up
 
     async def run(self) -> int:
         """Take up the requests that have no final answer of this bookie; return how many.
@@ -67,6 +68,7 @@ class Eraser:
         tokens = await self._store.get_children(self._paths.erasures) or []
         now_s = asyncio.get_running_loop().time()
         self._due_s = {each: self._due_s.get(each, now_s) for each in tokens}
+        self._awaited = {k: each for k, each in self._awaited.items() if k in self._due_s}
         count = 0
         for token in tokens:
             if self._due_s[token] <= now_s and await self._answer(token):
@@ -86,7 +88,9 @@ class Eraser:
         erasure = decode(Erasure, request.value, source=path)
         collect = partial(self._collector.collect, at_once=frozenset(erasure.ledgers))
         try:
-            waits = await self._storage.upkeep.erase(collect)
+            waits, self._awaited[token] = await self._storage.upkeep.erase(
+                collect, awaited=self._awaited.get(token)
+            )
         except DLError as error:
             waits = f"{type(error).__name__}: {error}"
         logger.info("erasure=%s bookie=%s: %s", token, self._bookie, waits or "done")

@@ -37,7 +37,7 @@ class GarbageReport:
     bytes_freed: int
     held: str
     """Description of the ledgers that the brake holds back, and for how long; empty if none."""
-    waiting: int = 0
+    waiting: frozenset[int] = frozenset()
     """Ledgers that look deleted, and of which that is not proven yet."""
 
 
@@ -56,9 +56,9 @@ class GarbageJudge:
         self._suspicions: dict[int, _Suspicion] = {}
 
     @property
-    def waiting(self) -> int:
+    def waiting(self) -> frozenset[int]:
         """Ledgers that look deleted, and of which that is not proven yet."""
-        return len(self._suspicions)
+        return frozenset(self._suspicions)
 
     def judge(
         self,

@@ -146,10 +146,17 @@ class Upkeep:
         self._status.look()  # the pass may have freed space
         return report
 
-    async def erase(self, collect: Callable[[], Awaitable[GarbageReport]]) -> str:
+    async def erase(
+        self,
+        collect: Callable[[], Awaitable[GarbageReport]],
+        *,
+        awaited: frozenset[int] | None = None,
+    ) -> tuple[str, frozenset[int]]:
         """Remove every byte of ledgers that are gone; return why some are left, or nothing.
 
-        `collect` finds the ledgers that are gone.  The file that takes records is sealed, each file
+        `collect` finds the ledgers that are gone.  Of some that is not proven yet: these are
+        returned, too, and given as `awaited` to the next call, because in a busy cluster there are
+        others by then.  The file that takes records is sealed, each file
         with anything of these ledgers is compacted, however little that is, and no space is kept
         for later files, because it has the old bytes.
 
@@ -162,23 +169,23 @@ class Upkeep:
         await core.disk.use_spares(allowed=False)
         try:
             garbage = await collect()
-            if garbage.held:
-                return garbage.held
-            if garbage.waiting:
-                return (
-                    f"{garbage.waiting} ledgers look deleted, and are not proven so yet: they "
-                    f"must look so for {self._config.garbage.age_ms / 1000:g} s (garbage_age_ms)"
+            unproven = garbage.waiting if awaited is None else garbage.waiting & awaited
+            if unproven:
+                waits = garbage.held or (
+                    f"{len(unproven)} ledgers look deleted, and are not proven so yet: they must "
+                    f"look so for {self._config.garbage.age_ms / 1000:g} s (garbage_age_ms)"
                 )
+                return waits, unproven
             async with self._compaction_lock:
                 if not await self._seal_newest():
-                    return "the newest file could not be sealed yet"
+                    return "the newest file could not be sealed yet", unproven
                 await self._scrubber.mend_footers()
                 compacted = await self._compactor.run(only=await self._files_of_deleted())
                 # Also of a file that an earlier pass dropped and could not delete.
                 await core.files.drop_dead()
                 left = await self._files_of_deleted()
             self.freed_bytes += compacted.bytes_freed
-            return _why_left(left, compacted)
+            return _why_left(left, compacted), unproven
         finally:
             await core.disk.use_spares(allowed=True)
             self._status.look()
