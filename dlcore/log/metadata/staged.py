@@ -44,7 +44,7 @@ from dlcore.metadata.port import UNANSWERED, Check, Create, Delete, Op
 from dlcore.metadata.stored import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from dlcore.base.config import QuorumConfig
     from dlcore.ledger.metadata.store import VersionedLedger
@@ -315,12 +315,17 @@ async def _close(context: LogContext, ledger_id: int) -> None:
         )
 
 
-async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
-    """Delete the ledgers that merges emptied longer ago than the grace; return how many."""
+async def drop_merged(context: LogContext, *, grace_ms: int, at_once: Collection[int] = ()) -> int:
+    """Delete the ledgers that merges emptied longer ago than the grace; return how many.
+
+    With `at_once` only these are deleted, and without the grace.
+    """
     before_ms = context.clock.now_ms() - grace_ms
     paths = context.paths
     names = await persistently(lambda: context.store.get_children(paths.merged))
     ids = sorted(int(name) for name in names or () if is_number(name))
+    if at_once:
+        ids = [each for each in ids if each in at_once]
     nodes, damaged = await read_readable(context, ids)
     count = 0
     for ledger_id in ids:
@@ -329,7 +334,7 @@ async def drop_merged(context: LogContext, *, grace_ms: int) -> int:
         node = nodes.get(ledger_id)
         ops: list[Op] = [Delete(paths.merged_ledger(ledger_id))]
         if node is not None:
-            if node.staged.extents or node.staged.released_ms > before_ms:
+            if node.staged.extents or (not at_once and node.staged.released_ms > before_ms):
                 continue
             ops += [Delete(node.path, node.version), Delete(paths.ledger(ledger_id))]
         try:

@@ -132,7 +132,7 @@ async def expire_log(context: LogContext, log: LogKey) -> bool:
     at, settings = await context.logs.open(log)
     from_ms = kept_from_ms(settings, now_ms=context.clock.now_ms())
     if from_ms is not None and must_complete(at.head, kept_from_ms=from_ms):
-        at = await _complete(context, at)
+        at = await complete_unowned(context, at)
     before = at
     if from_ms is not None and not settings.explicit_truncation:
         at = await _truncate(context, at, from_ms)
@@ -174,7 +174,7 @@ async def _truncate_to_size(
     return at
 
 
-async def _complete(context: LogContext, at: VersionedHead) -> VersionedHead:
+async def complete_unowned(context: LogContext, at: VersionedHead) -> VersionedHead:
     """Complete the segment in progress unless a writer owns the log."""
     extent = at.head.open_extent
     if extent is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dlcore.base.isolating import Troubles
 from dlcore.ledger.metadata.values import LedgerMetadata
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import Versioned
-    from dlcore.ops.upkeep.table_guard import TableGuard
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +55,23 @@ async def delete_strays(context: LogContext, *, age_s: float) -> int:
                     old = [each.url for each in page if each.modified_ms < before_ms]
                     for start in range(0, len(old), _LEDGERS_AT_ONCE):
                         some = old[start : start + _LEDGERS_AT_ONCE]
-                        count += await _delete(context, some, guard)
+                        count += await delete_unnamed(context, some, guard)
     return count
 
 
-async def _delete(context: LogContext, urls: Sequence[str], guard: TableGuard) -> int:
+class Guard(Protocol):
+    """Keeps objects that no ledger names."""
+
+    async def keeps(self, url: str) -> bool:
+        """Return whether an object must stay for now."""
+        ...
+
+
+async def delete_unnamed(context: LogContext, urls: Sequence[str], guard: Guard) -> int:
+    """Delete those of some objects that no ledger names; return how many.
+
+    The objects were listed before, so their ledgers are there, or never again.
+    """
     names = [_NAME.fullmatch(url.rpartition("/")[2]) for url in urls]
     # What dlog did not name is not dlog's.
     ours = [(url, name) for url, name in zip(urls, names, strict=True) if name is not None]

@@ -179,6 +179,8 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         self._counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
         self._attempts = 0
         self._planned: tuple[Op, ...] = ()
+        self.also: tuple[Op, ...] = ()
+        """Further operations of the same transaction."""
 
     def handle(self, event: Event) -> Effect:
         """Take one event."""
@@ -254,7 +256,7 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         )
         entry = paths.staging_entry(MERGING_IDENTITY, merged.ledger_id)
         releases = self._release(others, now_ms=now_ms)
-        return (*change.ops, own.put(filled), Delete(entry), *releases)
+        return (*change.ops, own.put(filled), Delete(entry), *releases, *self.also)
 
     def _release(self, nodes: Sequence[StagedNode | None], *, now_ms: int) -> Iterator[Op]:
         """Yield the operations that release the run's extents of each ledger."""

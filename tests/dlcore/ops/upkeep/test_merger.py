@@ -174,7 +174,7 @@ def referred(cluster: MemoryCluster) -> Counter[int]:
         if (
             not path.startswith("/dlog/heads/")
             or not node.value
-            or parts[-1] in ("lock", "settings")
+            or parts[-1] in ("lock", "settings", "schema")
         ):
             continue
         if len(parts) == 2:

@@ -1,0 +1,94 @@
+"""The node of a redaction that is not finished: what was replaced, so that all of it is removed.
+
+It is written by the transactions that replace extents, and removed when no old copy is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from dlcore.base.ids import LogId
+from dlcore.metadata.port import Put
+from dlcore.metadata.stored import LAYOUT, Count, decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dlcore.metadata.paths import NamespacePaths
+    from dlcore.metadata.port import Versioned
+
+
+class StoredRedaction(msgspec.Struct, frozen=True, kw_only=True):
+    """A redaction of a log.
+
+    `shape` are the conditions without their literals, which may be about a person; `digest` is that
+    of the whole text, after `salt`: by it the same command is known again.  `ledgers` are those
+    that were replaced, and those that are removed with them.
+    """
+
+    layout: int = LAYOUT
+    name: str
+    log_id: LogId
+    token: str
+    begun_ms: Count
+    shape: str
+    salt: str
+    digest: str
+    rows: Count = 0
+    segments: tuple[Count, ...] = ()
+    ledgers: tuple[Count, ...] = ()
+    objects: Count = 0
+    """Objects that were deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionedRedaction:
+    """A redaction as it is stored."""
+
+    stored: StoredRedaction
+    path: str
+    version: int
+
+    def put(
+        self,
+        *,
+        rows: int = 0,
+        segments: Iterable[int] = (),
+        ledgers: Iterable[int] = (),
+        objects: int = 0,
+    ) -> Put:
+        """Return the operation that adds what was done."""
+        stored = self.stored
+        return Put(
+            self.path,
+            encode(
+                replace(
+                    stored,
+                    rows=stored.rows + rows,
+                    segments=tuple(sorted({*stored.segments, *segments})),
+                    ledgers=tuple(sorted({*stored.ledgers, *ledgers})),
+                    objects=stored.objects + objects,
+                )
+            ),
+            self.version,
+        )
+
+
+def digest_of(text: str, salt: str) -> str:
+    """Return the digest of the conditions, as SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(f"{salt}:{text}".encode()).hexdigest()
+
+
+def redaction_in(
+    paths: NamespacePaths, log_id: str, node: Versioned | None
+) -> VersionedRedaction | None:
+    """Return the redaction in a log's node; None if there is none."""
+    if node is None:
+        return None
+    path = paths.redaction(log_id)
+    return VersionedRedaction(decode(StoredRedaction, node.value, source=path), path, node.version)

@@ -1,0 +1,421 @@
+"""Redacts logs: performs what a `Redaction` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from dlcore.base.errors import (
+    ConfigurationError,
+    DLError,
+    NodeExistsError,
+    OwnershipAcquireFailedError,
+    UnsupportedError,
+)
+from dlcore.base.features import REDACTION
+from dlcore.log.entries.redacted_rows import RowRedactor
+from dlcore.log.metadata.redactions import StoredRedaction, digest_of
+from dlcore.log.metadata.store import persistently
+from dlcore.log.typed.conditions import parse_conditions
+from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.metadata.cluster_features import ClusterFeatures
+from dlcore.metadata.paths import unescape
+from dlcore.metadata.stored import encode
+from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.expiry import complete_unowned
+from dlcore.ops.upkeep.redaction import (
+    Call,
+    Left,
+    Pause,
+    Redaction,
+    RedactionState,
+    Rewrite,
+    Rewritten,
+    Signal,
+)
+from dlcore.ops.upkeep.redaction_copies import RunCopier
+from dlcore.ops.upkeep.redaction_purge import Purger
+from dlcore.ops.upkeep.redaction_scan import RedactionScanner
+from dlcore.ops.upkeep.rewriting import run_to_end
+from dlcore.ops.upkeep.swap import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from dlcore.log.context import LogContext
+    from dlcore.log.metadata.owner import StagingOwner
+    from dlcore.log.metadata.redactions import VersionedRedaction
+    from dlcore.log.metadata.values import LogMetadata
+    from dlcore.metadata.port import Op
+    from dlcore.ops.upkeep.redaction import Effect, Event, Run, Scanned
+
+_LOCK_PATIENCE_S = 60.0
+_LOCK_POLL_S = 0.5
+
+
+class Receipt(NamedTuple):
+    """The result of a redaction.
+
+    Attributes:
+        log: the log's name.
+        log_id: its id.
+        shape: the conditions without literals.
+        salt: with it and the conditions' text, who has both can prove what was asked for.
+        digest: SHA-256 of salt, a colon and the text of the conditions.
+        rows: how many rows lost their columns.
+        segments: the segments that were changed.
+        ledgers: how many ledgers were removed.
+        objects: how many objects were deleted.
+        is_purged: whether old copies of records are gone from all files.
+        left: why some files may still have the rows, a sentence each.
+    """
+
+    log: str
+    log_id: str
+    shape: str
+    salt: str
+    digest: str
+    rows: int
+    segments: tuple[int, ...]
+    ledgers: int
+    objects: int
+    is_purged: bool
+    left: tuple[str, ...]
+
+
+class Found(NamedTuple):
+    """The result of a scan: rows to redact, in so many segments, and what would forbid that."""
+
+    log: str
+    rows: int
+    open_rows: int
+    segments: int
+    extents: int
+    cold_extents: int
+    obstacles: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+class LogRedactor:
+    """Redacts one log.
+
+    Args:
+        context: the namespace's adapters.
+        owner: the owner of the ledgers that are being filled.
+        log: the log.
+        where: the conditions of rows that are redacted.
+        config: the pace of copying, and its limits.
+        patience_s: how long to wait for old copies to go, after the log has the rows no more.
+        report: is told in sentences what is done, or waited for.
+
+    Raises:
+        ConfigurationError: the conditions do not fit.
+        UnsupportedError: the log has no columns, or one that cannot be null.
+    """
+
+    @classmethod
+    async def open(
+        cls,
+        context: LogContext,
+        owner: StagingOwner,
+        name: str,
+        where: str,
+        *,
+        config: UpkeepConfig | None = None,
+        patience_s: float = 3600.0,
+        report: Callable[[str], None] = lambda _: None,
+    ) -> LogRedactor:
+        """Return a redactor of the log of that name.
+
+        Raises:
+            LogNotFoundError: there is no such log.
+            ConfigurationError: the conditions do not fit.
+            UnsupportedError: the log has no columns, or one that cannot be null.
+        """
+        conditions = parse_conditions(where)
+        log = await context.logs.find(name)
+        (schema,) = await context.logs.read_schemas([log])
+        if schema is None:
+            raise UnsupportedError(
+                f"log {name!r} is a log of bytes, and has no columns: only rows of typed logs can "
+                "be redacted"
+            )
+        redactor = RowRedactor(name, schema, conditions)
+        shape = " and ".join(each.shape for each in conditions)
+        return cls(
+            context,
+            owner,
+            log,
+            where=where,
+            shape=shape,
+            redactor=redactor,
+            config=config or UpkeepConfig(),
+            patience_s=patience_s,
+            report=report,
+        )
+
+    def __init__(
+        self,
+        context: LogContext,
+        owner: StagingOwner,
+        log: LogMetadata,
+        *,
+        where: str,
+        shape: str,
+        redactor: RowRedactor,
+        config: UpkeepConfig,
+        patience_s: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        self._log = log
+        self._where = where
+        self._shape = shape
+        self._redactor = redactor
+        self._patience_s = patience_s
+        self._report = report
+        self._scanner = RedactionScanner(
+            context,
+            owner,
+            policy=config.merge,
+            progress=lambda count: report(f"{count} entries were read"),
+        )
+        self._copier = RunCopier(context, owner, config, log=log, redactor=redactor)
+        self._purger = Purger(context, owner, log)
+        self._due_s: float | None = None
+        self._last: StoredRedaction | None = None
+
+    async def look(self) -> Found:
+        """Return what would be redacted; nothing is changed."""
+        seen = await self._scan()
+        return Found(
+            log=self._log.name,
+            rows=seen.rows,
+            open_rows=seen.open_rows,
+            segments=len({each.lssn for each in seen.runs}) + (seen.open_rows > 0),
+            extents=sum(len(each.parts) for each in seen.runs),
+            cold_extents=sum(len(each.parts) for each in seen.runs if each.is_cold),
+            obstacles=seen.obstacles,
+            kept=seen.kept,
+        )
+
+    async def redact(self, *, purge: bool = False) -> Receipt:
+        """Redact the log, and wait until old copies are gone; return the receipt.
+
+        Without such a row nothing is done, unless `purge` asks for old copies to go in any case:
+        those of records that were truncated, merged or tiered before.
+
+        Raises:
+            UnsupportedError: the feature `redaction` is not finalized, or something else has the
+                rows, too, as a fork has.
+            OwnershipAcquireFailedError: a writer has the segment that must be completed, or a
+                worker does the log's upkeep.
+            DLError: a part of the cluster does not answer; the same command goes on later.
+        """
+        await ClusterFeatures(self._context.store, self._context.paths).require(REDACTION)
+        machine = Redaction()
+        async with self._locked():
+            await self._require_same()
+            if purge:
+                await self._begin()
+            await remove_truncated(self._context, await self._context.logs.read(self._log))
+            try:
+                await run_to_end(machine.handle(Signal.BEGIN), self._answer_of, machine.handle)
+            finally:
+                with contextlib.suppress(DLError):  # a worker of auto-recovery does it later
+                    await self._copier.tidy()
+        last = self._last or self._new()
+        return Receipt(
+            log=self._log.name,
+            log_id=self._log.log_id,
+            shape=last.shape,
+            salt=last.salt,
+            digest=last.digest,
+            rows=last.rows,
+            segments=last.segments,
+            ledgers=len(last.ledgers),
+            objects=last.objects,
+            is_purged=machine.state is RedactionState.DONE,
+            left=machine.left,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncGenerator[None, None]:
+        """Keep workers of auto-recovery from merging and tiering the log meanwhile."""
+        store, path = self._context.store, self._context.paths.upkeep_lock(self._log.log_id)
+        token = self._owner.token.encode()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                await store.create(path, token, ephemeral=True)
+                break
+            except NodeExistsError:
+                node = await store.get(path, fresh=True)
+                if node is not None and node.value == token:
+                    break  # it is ours: the answer to its creation was lost
+                if loop.time() >= until_s:
+                    raise OwnershipAcquireFailedError(
+                        f"a worker of auto-recovery does the upkeep of log {self._log.name!r}, or "
+                        "somebody redacts it: try again later"
+                    ) from None
+                self._report("waiting for the worker that does the log's upkeep")
+                await asyncio.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(DLError):  # without an answer it vanishes with the session
+                await store.delete(path)
+
+    async def _require_same(self) -> None:
+        """Refuse other conditions than those of a redaction that is not finished."""
+        begun = await self._purger.read()
+        if begun is not None:
+            self._last = begun.stored
+            if digest_of(self._where, begun.stored.salt) != begun.stored.digest:
+                raise ConfigurationError(
+                    f"log {self._log.name!r} has a redaction that is not finished, where "
+                    f"{begun.stored.shape}: run the command with the same text as then first"
+                )
+
+    async def _answer_of(self, effect: Effect) -> Event:
+        match effect:
+            case Call.SCAN:
+                self._report("the log is read")
+                seen = await self._scan()
+                if seen.kept:
+                    await self._begin()
+                return seen
+            case Call.COMPLETE:
+                await self._complete()
+                return Signal.COMPLETED
+            case Rewrite(run):
+                return Rewritten(await self._rewrite(run))
+            case Call.FINISH:
+                await self._purger.finish()
+                return Signal.FINISHED
+            case Pause(s, left):
+                return await self._pause(s, left)
+            case Call():
+                return await self._step(effect)
+            case Ended():
+                raise AssertionError("nothing follows")
+            case _:
+                assert_never(effect)
+
+    async def _step(self, call: Call) -> Event:
+        steps: dict[Call, Callable[[], Awaitable[Sequence[str]]]] = {
+            Call.FOLLOW: self._purger.follow,
+            Call.DROP: self._purger.drop,
+            Call.DELETE: self._purger.delete,
+            Call.ASK: self._purger.ask,
+        }
+        left = await steps[call]()
+        await self._note()
+        return Left(tuple(left))
+
+    async def _note(self) -> None:
+        begun = await self._purger.read()
+        self._last = self._last if begun is None else begun.stored
+
+    async def _pause(self, s: float, left: Sequence[str]) -> Event:
+        now_s = asyncio.get_running_loop().time()
+        self._due_s = self._due_s or now_s + self._patience_s
+        if now_s >= self._due_s:
+            return Signal.PATIENCE_OVER
+        self._report("waiting: " + "; ".join(left))
+        await asyncio.sleep(s)
+        return Signal.PAUSE_OVER
+
+    async def _scan(self) -> Scanned:
+        begun = await self._purger.read()
+        seen = await self._scanner.scan(self._log, self._redactor, is_begun=begun is not None)
+        if not seen.rows:
+            return seen
+        return replace(seen, obstacles=(*seen.obstacles, *await self._obstacles()))
+
+    async def _obstacles(self) -> tuple[str, ...]:
+        """Return sentences on what else has the rows, and is not redacted."""
+        context = self._context
+        found = []
+        restored = context.paths.restored
+        if await persistently(lambda: context.store.get(restored, fresh=True)) is not None:
+            found.append(
+                "the metadata was imported: nothing is deleted before dlog metadata accept"
+            )
+        settings = await context.logs.read_settings(self._log)
+        if settings.table not in (None, "delta"):
+            found.append(
+                f"the log has a table of the kind {settings.table}, whose versions are not "
+                "redacted: unset `table` and delete the table first"
+            )
+        tiers = await persistently(lambda: context.store.get_children(context.paths.tiers))
+        followed = settings.tier_url if settings.table else None
+        for tier in map(unescape, tiers or ()):
+            folder = f"{tier}/{context.cluster_id}/{self._log.log_id}"
+            if tier != followed and await _has_table(context, folder):
+                found.append(
+                    f"in {folder} is a table that does not follow the log any more: delete its "
+                    "folder _delta_log first"
+                )
+        return tuple(found)
+
+    async def _complete(self) -> None:
+        """Complete the segment in progress, which no writer may have."""
+        logs = self._context.logs
+        at = await complete_unowned(self._context, await logs.read(self._log))
+        if at.head.segment is None:
+            return
+        holder = await logs.read_lock(self._log)
+        who = "a writer" if holder is None else holder.described(self._context.client_id)
+        raise OwnershipAcquireFailedError(
+            f"segment {at.head.max_lssn} of log {self._log.name!r} is in progress and has such "
+            f"rows, and {who} writes it: close that writer, or wait until the segment is completed "
+            "(segment_age_max_s, segment_bytes_max), and run the command again"
+        )
+
+    async def _rewrite(self, run: Run) -> bool:
+        begun = await self._begin()
+        ledgers = {part.ledger_id for part in run.parts}
+        self._report(
+            f"segment {run.lssn}: {len(run.parts)} extents are copied without {run.rows} rows"
+        )
+
+        def note(rows: int) -> Op:
+            return begun.put(rows=rows, segments=(run.lssn,), ledgers=ledgers)
+
+        is_there = await self._copier.copy(run, note)
+        await self._note()
+        return is_there
+
+    async def _begin(self) -> VersionedRedaction:
+        """Return the redaction as it is stored, which exists from now on."""
+        found = await self._purger.read()
+        if found is None:
+            path = self._context.paths.redaction(self._log.log_id)
+            with contextlib.suppress(NodeExistsError):  # its answer was lost
+                await self._context.store.create(path, encode(self._new()), make_parents=True)
+            found = await self._purger.begun()
+        return found
+
+    def _new(self) -> StoredRedaction:
+        clock, salt = self._context.clock, secrets.token_hex(16)
+        return StoredRedaction(
+            name=self._log.name,
+            log_id=self._log.log_id,
+            token=clock.new_token(),
+            begun_ms=clock.now_ms(),
+            shape=self._shape,
+            salt=salt,
+            digest=digest_of(self._where, salt),
+        )
+
+
+async def _has_table(context: LogContext, folder: str) -> bool:
+    from dlcore.log.cold.delta_history import has_table
+
+    return await has_table(context.cold.objects, folder)
