@@ -40,6 +40,7 @@ from dlcore.ops.cli.output import (
     time_text,
 )
 from dlcore.ops.cli.reading import dump_log, tail_log
+from dlcore.ops.cli.redaction import redact_log
 from dlcore.ops.cli.tables import show_table
 from dlcore.ops.cli.times import EpochMs
 from dlcore.ops.cli.watching import watch_log
@@ -62,7 +63,7 @@ def log_group() -> None:
 for command in (
     write_log, tail_log, cat_log, dump_log, copy_records, purge_log,
     inspect_logs, repair_log, show_space, show_lag, watch_log, show_settings, set_retention,
-    reset_txids, fork_log, show_table,
+    reset_txids, fork_log, show_table, redact_log,
 ):  # fmt: skip
     log_group.add_command(command)
 

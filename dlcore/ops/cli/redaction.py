@@ -1,0 +1,185 @@
+"""`dlog log redact`: makes rows of a typed log null, and removes every copy of what they were."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlcore.ops.cli.context import (
+    ask,
+    common_options,
+    confirmed,
+    note,
+    require_consent,
+    run_direct,
+)
+from dlcore.ops.cli.output import Progress, show_fields
+
+if TYPE_CHECKING:
+    from dlcore.access.audit_file import AuditFile
+    from dlcore.backends.direct.namespace import DirectNamespace
+    from dlcore.ops.upkeep.redactor import Receipt
+
+AUDIT_FILE = "dlog-audit.jsonl"
+ENTRANCE = "dlog log redact"
+
+
+@click.command("redact", epilog="Example: dlog log redact clicks --where 'user_id = 42' --dry-run")
+@click.argument("log")
+@click.option(
+    "--where",
+    required=True,
+    metavar="CONDITIONS",
+    help="Rows that are redacted: \"user_id = 42 and city in ('Rome', 'Paris')\"; also !=, <, <=, "
+    ">, >=, `is null`, `is not null`.",
+)
+@click.option("--dry-run", is_flag=True, help="Only count the rows, and name what forbids it.")
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Also if no row is found, remove old copies of records that LOG has no more.",
+)
+@click.option(
+    "--patience-s",
+    type=click.FloatRange(min=0),
+    default=3600.0,
+    show_default=True,
+    metavar="S",
+    help="How long to wait for old copies to go.  The same command goes on later.",
+)
+@click.option(
+    "--audit-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=AUDIT_FILE,
+    show_default=True,
+    help="The audit log that gets the receipt.",
+)
+@confirmed
+@common_options
+def redact_log(
+    log: str,
+    *,
+    where: str,
+    dry_run: bool,
+    purge: bool,
+    patience_s: float,
+    audit_file: Path,
+    yes: bool,
+) -> None:
+    """Make all columns of some rows of the typed LOG null, for good.
+
+    Positions, counts and ids stay.  All copies of these rows are removed: from ledgers, objects, a
+    Delta table with its history, and the files of bookies.  It ends with 0 when none is left.
+    """
+    if dry_run:
+        show_fields(run_direct(lambda namespace: _look(namespace, log, where), is_long=True))
+        return
+    require_consent(yes=yes)
+    ask(f"Redact rows of log {log}, which nothing brings back", yes=yes)
+    receipt = run_direct(
+        lambda namespace: _redact(
+            namespace, log, where, audit_file, purge=purge, patience_s=patience_s
+        ),
+        is_long=True,
+    )
+    show_fields({**fields_of(receipt), "audit_file": str(audit_file)})
+    if not receipt.rows and not receipt.is_purged:
+        note("no row was found; --purge removes copies of records that the log has no more")
+    if receipt.left:
+        click.get_current_context().exit(1)
+
+
+async def _look(namespace: DirectNamespace, log: str, where: str) -> dict[str, object]:
+    from dlcore.ops.upkeep.redactor import LogRedactor
+
+    with Progress() as progress:
+        redactor = await LogRedactor.open(
+            namespace.log_context,
+            namespace.staging_owner,
+            log,
+            where,
+            report=lambda text: progress.tell("redaction", text),
+        )
+        found = await redactor.look()
+    return {
+        "log": found.log,
+        "rows": found.rows,
+        "rows_in_progress": found.open_rows,
+        "segments": found.segments,
+        "extents": found.extents,
+        "cold_extents": found.cold_extents,
+        "obstacles": "; ".join(found.obstacles) or None,
+        "left": "; ".join(found.kept) or None,
+    }
+
+
+async def _redact(
+    namespace: DirectNamespace,
+    log: str,
+    where: str,
+    audit_file: Path,
+    *,
+    purge: bool,
+    patience_s: float,
+) -> Receipt:
+    from dlcore.access.audit_file import AuditFile
+    from dlcore.ops.upkeep.redactor import LogRedactor
+
+    # Opened first: without a place for the receipt nothing is redacted.
+    audit = AuditFile(audit_file)
+    try:
+        with Progress() as progress:
+            redactor = await LogRedactor.open(
+                namespace.log_context,
+                namespace.staging_owner,
+                log,
+                where,
+                patience_s=patience_s,
+                report=lambda text: progress.tell("redaction", text),
+            )
+            receipt = await redactor.redact(purge=purge)
+        _write(audit, receipt)
+    finally:
+        await audit.aclose()
+    return receipt
+
+
+def _write(audit: AuditFile, receipt: Receipt) -> None:
+    from dlcore.access.audit import AuditLine
+
+    result = "ok" if not receipt.left else "waits: " + "; ".join(receipt.left)
+    audit.write(
+        AuditLine(
+            principal=f"{getpass.getuser()}@{socket.gethostname()}",
+            address="",
+            entrance=ENTRANCE,
+            resource=(
+                f"log={receipt.log} id={receipt.log_id} where={receipt.shape!r} "
+                f"digest=sha256:{receipt.digest} rows={receipt.rows} "
+                f"segments={len(receipt.segments)} ledgers={receipt.ledgers} "
+                f"objects={receipt.objects}"
+            ),
+            result=result,
+        )
+    )
+    audit.require_writable()
+
+
+def fields_of(receipt: Receipt) -> dict[str, Any]:
+    """Return a receipt for people and programs; the salt is only here, and not in the audit log."""
+    return {
+        "log": receipt.log,
+        "rows": receipt.rows,
+        "segments": len(receipt.segments),
+        "ledgers": receipt.ledgers,
+        "objects": receipt.objects,
+        "purged": receipt.is_purged,
+        "where": receipt.shape,
+        "salt": receipt.salt,
+        "digest": receipt.digest,
+        "left": "; ".join(receipt.left) or None,
+    }
