@@ -61,7 +61,7 @@ class ScanClients:
         self._keys: EncryptionKeys | None = None
         self._addresses: dict[BookieId, str] = {}
         self._purse = CarriedPurse()
-        self._cold = ColdLedgers()
+        self._cold = ColdLedgers(config=self._config)
         # With and without capabilities: a range without them does not use those of another.
         self._clients: dict[tuple[str, bool], LedgerClient] = {}
         self._namespaces: dict[tuple[str, bool], DirectNamespace] = {}

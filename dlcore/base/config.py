@@ -311,6 +311,12 @@ class LedgerClientConfig(ShownFields):
     bookies_wait_s: float = 20.0
     """How long a new ledger, or an entry that cannot reach Qa, waits while too few bookies are
     writable, for example while they start; 0: it fails at once."""
+    cold_reads_at_once: int = 8
+    """Parts of cold segments that are read from their store at the same time, by all readers of the
+    process together; with 1 nothing is read ahead."""
+    cold_read_bytes: int = 128 * MIB
+    """Most bytes of such parts that were read and not yet given to their readers; a part has some
+    8 MiB of records."""
     quarantine: QuarantineConfig = QuarantineConfig()
     """When a bookie that fails is not chosen any more, and for how long."""
 
@@ -323,6 +329,8 @@ class LedgerClientConfig(ShownFields):
             "pending_bytes_max",
             "pending_entries_max",
             "read_chunk_bytes",
+            "cold_reads_at_once",
+            "cold_read_bytes",
         )
         require_not_negative(self, "bookies_wait_s")
 

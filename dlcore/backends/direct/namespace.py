@@ -120,7 +120,7 @@ class DirectNamespace(Namespace):
             config=client_config,
             clock=clock,
             rng=rng,
-            cold=cold or ColdLedgers(),
+            cold=cold or ColdLedgers(config=client_config),
         )
         self._context = LogContext(
             store=store,

@@ -58,12 +58,16 @@ class ColdEntry(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group: its entries, both ends included, and the place of its bytes."""
+    """A row group: its entries, both ends included, and the place of its bytes.
+
+    `memory_bytes` are those of its columns, compressed and not.
+    """
 
     first_entry: int
     last_entry: int
     start: int
     end: int
+    memory_bytes: int
 
 
 def _positions() -> pa.Schema:
@@ -288,7 +292,9 @@ class ObjectLayout:
             start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)
         ]
         entries = chunks[1].statistics
-        return RowGroup(entries.min, entries.max, min(starts), max(ends))
+        start, end = min(starts), max(ends)
+        memory_bytes = end - start + group.total_byte_size
+        return RowGroup(entries.min, entries.max, start, end, memory_bytes)
 
     @property
     def last_timestamp_ms(self) -> int:

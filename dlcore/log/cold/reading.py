@@ -8,12 +8,16 @@ with the last ones is never tiered.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import OrderedDict, deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dlcore.base.background import side_tasks
+from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import LedgerReadError, ObjectStoreError
 from dlcore.ledger.port import ColdEntries
+from dlcore.log.cold.budget import Part, ReadBudget
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata, StoredObject
     from dlcore.log.cold.facts import ObjectFacts
     from dlcore.log.cold.objects import Objects
-    from dlcore.log.cold.parquet import ObjectLayout
+    from dlcore.log.cold.parquet import ObjectLayout, RowGroup
     from dlcore.wire.digest import BytesLike, EntryFrame
 
     Run = Callable[..., Awaitable[Any]]
@@ -36,18 +40,56 @@ async def here(work: Callable[..., T], *arguments: Any) -> T:
     return work(*arguments)
 
 
+def _in_threads(count: int, name: str) -> Run:
+    """Return what runs work in so many threads, which begin when they are needed."""
+    threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def run(work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(threads, partial(work, *arguments, **named))
+
+    return run
+
+
+class _Group(NamedTuple):
+    """A row group of an object of a ledger."""
+
+    stored: StoredObject
+    layout: ObjectLayout
+    number: int
+
+    @property
+    def group(self) -> RowGroup:
+        """Its entries and its place."""
+        return self.layout.row_groups[self.number]
+
+
 class ColdLedgers(ColdEntries):
-    """Cold ledgers of any namespace.
+    """Cold ledgers of any namespace; all that read them share one budget.
 
     Args:
         objects: the stores; by default those that obstore knows.
-        run: runs what takes a CPU for some milliseconds, by default in a thread.
+        run: runs what takes a CPU for some milliseconds, by default in one thread: Python code of
+            several would keep the event loop waiting, and with it all that is written.
+        config: how much is read at the same time.
     """
 
-    def __init__(self, objects: Objects | None = None, run: Run = asyncio.to_thread) -> None:
+    def __init__(
+        self,
+        objects: Objects | None = None,
+        run: Run | None = None,
+        *,
+        config: LedgerClientConfig | None = None,
+    ) -> None:
+        self._config = config or LedgerClientConfig()
         self._objects = objects
-        self.run = run
+        self.run: Run = run or _in_threads(1, "dlog-cold-decoding")
         self._layouts: OrderedDict[str, ObjectLayout] = OrderedDict()
+        self._budget = ReadBudget(
+            reads_at_once=self._config.cold_reads_at_once,
+            bytes_max=self._config.cold_read_bytes,
+        )
+        self._granted: dict[Part, asyncio.Future[None]] = {}  # of parts that wait
 
     @property
     def objects(self) -> Objects:
@@ -55,30 +97,32 @@ class ColdLedgers(ColdEntries):
         if self._objects is None:
             from dlcore.log.cold.stores import StoredObjects
 
-            self._objects = StoredObjects()
+            # Threads of their own: waiting for a store keeps no other work from those of all.
+            run = _in_threads(self._config.cold_reads_at_once, "dlog-cold-reading")
+            self._objects = StoredObjects(run)
         return self._objects
 
     async def read(
         self, ledger: LedgerMetadata, first_entry_id: int, last_entry_id: int
     ) -> AsyncGenerator[Sequence[EntryFrame], None]:
-        """Yield entries in order, a row group at a time; the next one is fetched meanwhile."""
+        """Yield entries in order, a row group at a time; the next ones are read meanwhile."""
+        next_entry_id = first_entry_id
+        ahead: deque[tuple[Part, asyncio.Task[Sequence[EntryFrame]]]] = deque()
         async with side_tasks() as fetching:
-            ahead: asyncio.Task[Sequence[EntryFrame]] | None = None
-            next_entry_id = first_entry_id
             try:
-                for stored, layout, number in [
-                    each async for each in self._groups(ledger, first_entry_id, last_entry_id)
-                ]:
-                    before, ahead = (
-                        ahead,
-                        fetching.start(self._fetch(ledger, stored, layout, number)),
-                    )
-                    if before is not None:
-                        frames = _within(await before, next_entry_id, last_entry_id)
-                        next_entry_id += len(frames)
-                        yield frames
-                if ahead is not None:
-                    frames = _within(await ahead, next_entry_id, last_entry_id)
+                groups = await self._groups(ledger, first_entry_id, last_entry_id)
+                while groups or ahead:
+                    if not ahead:
+                        part, at = groups.popleft()
+                        turn = self._want(part)
+                        ahead.append((part, fetching.start(self._fetch(part, ledger, at, turn))))
+                    while groups and self._budget.ahead(groups[0][0]):
+                        part, at = groups.popleft()
+                        ahead.append((part, fetching.start(self._fetch(part, ledger, at))))
+                    part, task = ahead[0]
+                    frames = _within(await task, next_entry_id, last_entry_id)
+                    ahead.popleft()
+                    self._grant(self._budget.give_back(part))
                     next_entry_id += len(frames)
                     yield frames
                 _require_end(next_entry_id, last_entry_id)
@@ -87,28 +131,62 @@ class ColdLedgers(ColdEntries):
                     f"ledger {ledger.ledger_id} is cold, and its entries {first_entry_id} to "
                     f"{last_entry_id} cannot be read: {error}"
                 ) from error
+            finally:
+                for part, _ in ahead:
+                    self._granted.pop(part, None)
+                    self._grant(self._budget.give_back(part))
+
+    def _grant(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            granted = self._granted.pop(part, None)
+            if granted is not None and not granted.done():
+                granted.set_result(None)
+
+    def _want(self, part: Part) -> asyncio.Future[None]:
+        """Ask for a part whose reader waits; the future is done when it is its turn."""
+        granted = self._granted[part] = asyncio.get_running_loop().create_future()
+        self._grant(self._budget.want(part))
+        return granted
 
     async def _groups(
         self, ledger: LedgerMetadata, first: int, last: int
-    ) -> AsyncGenerator[tuple[StoredObject, ObjectLayout, int], None]:
-        """Yield the row groups that have some of the entries."""
+    ) -> deque[tuple[Part, _Group]]:
+        """Return the row groups that have some of the entries, of all objects."""
         ends = [*(each.first_entry_id for each in ledger.objects[1:]), ledger.last_entry_id + 1]
-        for stored, end in zip(ledger.objects, ends, strict=True):
-            if stored.first_entry_id > last or end <= first:
-                continue
-            layout = await self.layout_of(f"{ledger.folder}/{stored.name}", stored.size_bytes)
+        wanted = [
+            stored
+            for stored, end in zip(ledger.objects, ends, strict=True)
+            if stored.first_entry_id <= last and end > first
+        ]
+        layouts = await asyncio.gather(
+            *(self.layout_of(f"{ledger.folder}/{each.name}", each.size_bytes) for each in wanted)
+        )
+        reader = object()
+        found: deque[tuple[Part, _Group]] = deque()
+        for stored, layout in zip(wanted, layouts, strict=True):
             moved = stored.first_entry_id - layout.facts.first_entry
             for number, group in enumerate(layout.row_groups):
                 if group.first_entry + moved <= last and group.last_entry + moved >= first:
-                    yield stored, layout, number
+                    part = Part(reader, group.memory_bytes)
+                    found.append((part, _Group(stored, layout, number)))
+        return found
 
     async def _fetch(
-        self, ledger: LedgerMetadata, stored: StoredObject, layout: ObjectLayout, number: int
+        self,
+        part: Part,
+        ledger: LedgerMetadata,
+        at: _Group,
+        turn: asyncio.Future[None] | None = None,
     ) -> Sequence[EntryFrame]:
-        url = f"{ledger.folder}/{stored.name}"
-        group = layout.row_groups[number]
-        data = await self.objects.read(url, group.start, group.end)
-        found: Sequence[EntryFrame] = await self.run(_frames, ledger, stored, layout, number, data)
+        """Return the entries of a row group, read when it is its turn, if it has to wait."""
+        if turn is not None:
+            await turn
+        url = f"{ledger.folder}/{at.stored.name}"
+        try:
+            data = await self.objects.read(url, at.group.start, at.group.end)
+            found: Sequence[EntryFrame] = await self.run(_frames, ledger, at, data)
+        finally:
+            self._grant(self._budget.read(part))
         return found
 
     async def layout_of(self, url: str, size_bytes: int) -> ObjectLayout:
@@ -180,7 +258,7 @@ def _within(frames: Sequence[EntryFrame], first: int, last: int) -> Sequence[Ent
     """Return the frames from the entry `first` on, up to `last` at most, and without a gap."""
     found = [each for each in frames if first <= each.entry_id <= last]
     expected = range(first, first + len(found))
-    if [each.entry_id for each in found] != [*expected]:
+    if not found or [each.entry_id for each in found] != [*expected]:
         raise ObjectStoreError(f"entries from {first} on are missing, or out of order")
     return found
 
@@ -190,16 +268,14 @@ def _require_end(next_entry_id: int, last_entry_id: int) -> None:
         raise ObjectStoreError(f"entry {next_entry_id} is in no object")
 
 
-def _frames(
-    ledger: LedgerMetadata, stored: StoredObject, layout: ObjectLayout, number: int, data: Any
-) -> Sequence[EntryFrame]:
+def _frames(ledger: LedgerMetadata, at: _Group, data: BytesLike) -> Sequence[EntryFrame]:
     from dlcore.log.entries.body import encode_entry
     from dlcore.log.entries.compression import Compressor
     from dlcore.wire.digest import EntryFrame
 
-    facts, compressor = layout.facts, Compressor("none")
+    stored, facts, compressor = at.stored, at.layout.facts, Compressor("none")
     frames = []
-    for entry in layout.decode(number, data):
+    for entry in at.layout.decode(at.number, data):
         txids = entry.batch.column(0)
         body = encode_entry(
             entry.batch,

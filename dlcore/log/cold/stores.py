@@ -19,7 +19,7 @@ from dlcore.base.extras import missing_packages_explained
 from dlcore.log.cold.objects import ListedObject, Objects
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 
     from dlcore.wire.digest import BytesLike
 
@@ -27,9 +27,14 @@ _REASON_MAX = 300
 
 
 class StoredObjects(Objects):
-    """Objects of every store that a URL names; each store has one client, made at its first use."""
+    """Objects of every store that a URL names; each store has one client, made at its first use.
 
-    def __init__(self) -> None:
+    Args:
+        run: runs a call that waits for a store, by default in a thread.
+    """
+
+    def __init__(self, run: Callable[..., Awaitable[Any]] = asyncio.to_thread) -> None:
+        self._run = run
         self._stores: dict[str, Any] = {}
 
     async def put_new(self, url: str, data: BytesLike) -> None:
@@ -39,11 +44,9 @@ class StoredObjects(Objects):
 
         with _told("writing", url):
             # In one request: a store puts an object together from parts without the condition.
-            await asyncio.to_thread(
-                obstore.put, store, key, data, mode="create", use_multipart=False
-            )
+            await self._run(obstore.put, store, key, data, mode="create", use_multipart=False)
             if url.startswith("file:"):
-                await asyncio.to_thread(sync_file, Path("/", key))
+                await self._run(sync_file, Path("/", key))
 
     async def read(self, url: str, start: int, end: int) -> BytesLike:
         """Return a part of an object."""
@@ -51,9 +54,7 @@ class StoredObjects(Objects):
         import obstore
 
         with _told("reading", url):
-            found = memoryview(
-                await asyncio.to_thread(obstore.get_range, store, key, start=start, end=end)
-            )
+            found = memoryview(await self._run(obstore.get_range, store, key, start=start, end=end))
         if len(found) != end - start:
             raise ObjectStoreError(
                 f"reading {url}: {len(found)} bytes from {start} on, expected {end - start}",
@@ -69,7 +70,7 @@ class StoredObjects(Objects):
         root = url.removesuffix(key) if key else f"{url}/"
         with _told("listing", url):
             pages = obstore.list(store, key)
-            while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            while (page := await self._run(next, pages, None)) is not None:
                 yield [
                     ListedObject(
                         root + each["path"],
@@ -86,7 +87,7 @@ class StoredObjects(Objects):
 
         with _told("deleting", url):
             try:
-                await asyncio.to_thread(obstore.delete, store, key)
+                await self._run(obstore.delete, store, key)
             except FileNotFoundError:
                 return
 
