@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from dlcore.base.errors import DLError, UnexpectedError, UnsupportedError
-from dlcore.base.machines import Machine, State, Transitions
-from dlcore.ops.upkeep.swap import CallFailed, Ended
+from dlcore.base.machines import State, Transitions
+from dlcore.base.steps import CallFailed, Ended, StepMachine
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -188,14 +188,16 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Wait:
     """Effect: wait; answer with `PAUSE_OVER`, or `PATIENCE_OVER`."""
 
     s: float
     left: tuple[str, ...]
 
 
-Effect: TypeAlias = Call | Rewrite | Pause | Ended
+Work: TypeAlias = Call | Rewrite | Wait
+"""Effects that the driver performs."""
+Effect: TypeAlias = Work | Ended[bool]
 _ROUND = {
     RedactionState.FOLLOWING: (RedactionState.DROPPING, Call.DROP),
     RedactionState.DROPPING: (RedactionState.DELETING, Call.DELETE),
@@ -203,7 +205,7 @@ _ROUND = {
 }
 
 
-class Redaction(Machine[RedactionState]):
+class Redaction(StepMachine[RedactionState, Event, Work, bool]):
     """One redaction, which ends with whether no file has the rows any more."""
 
     transitions = TRANSITIONS
@@ -295,7 +297,7 @@ class Redaction(Machine[RedactionState]):
             return call
         if self._left:
             self._become(RedactionState.PAUSING)
-            return Pause(PAUSE_S, self.left)
+            return Wait(PAUSE_S, self.left)
         if self._kept:
             # The node stays, so that the same command later removes what is left then.
             self._become(RedactionState.WAITING)

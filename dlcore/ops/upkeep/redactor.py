@@ -16,6 +16,7 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.features import REDACTION
+from dlcore.base.steps import run_to_end
 from dlcore.log.entries.redacted_rows import RowRedactor
 from dlcore.log.metadata.redactions import StoredRedaction, digest_of
 from dlcore.log.metadata.store import persistently
@@ -29,18 +30,16 @@ from dlcore.ops.upkeep.expiry import complete_unowned
 from dlcore.ops.upkeep.redaction import (
     Call,
     Left,
-    Pause,
     Redaction,
     RedactionState,
     Rewrite,
     Rewritten,
     Signal,
+    Wait,
 )
 from dlcore.ops.upkeep.redaction_copies import RunCopier
 from dlcore.ops.upkeep.redaction_purge import Purger
 from dlcore.ops.upkeep.redaction_scan import RedactionScanner
-from dlcore.ops.upkeep.rewriting import run_to_end
-from dlcore.ops.upkeep.swap import Ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.redactions import VersionedRedaction
     from dlcore.log.metadata.values import LogMetadata
     from dlcore.metadata.port import Op
-    from dlcore.ops.upkeep.redaction import Effect, Event, Run, Scanned
+    from dlcore.ops.upkeep.redaction import Event, Run, Scanned, Work
 
 _LOCK_PATIENCE_S = 60.0
 _LOCK_POLL_S = 0.5
@@ -224,7 +223,7 @@ class LogRedactor:
                 await self._begin()
             await remove_truncated(self._context, await self._context.logs.read(self._log))
             try:
-                await run_to_end(machine.handle(Signal.BEGIN), self._answer_of, machine.handle)
+                await run_to_end(machine, Signal.BEGIN, self._answer_of)
             finally:
                 with contextlib.suppress(DLError):  # a worker of auto-recovery does it later
                     await self._copier.tidy()
@@ -282,7 +281,7 @@ class LogRedactor:
                     f"{begun.stored.shape}: run the command with the same text as then first"
                 )
 
-    async def _answer_of(self, effect: Effect) -> Event:
+    async def _answer_of(self, effect: Work) -> Event:
         match effect:
             case Call.SCAN:
                 self._report("the log is read")
@@ -298,12 +297,10 @@ class LogRedactor:
             case Call.FINISH:
                 await self._purger.finish()
                 return Signal.FINISHED
-            case Pause(s, left):
+            case Wait(s, left):
                 return await self._pause(s, left)
             case Call():
                 return await self._step(effect)
-            case Ended():
-                raise AssertionError("nothing follows")
             case _:
                 assert_never(effect)
 

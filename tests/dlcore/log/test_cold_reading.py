@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -66,7 +66,7 @@ async def settle() -> None:
 class Scene:
     """A cold ledger of two objects with a row group for each entry."""
 
-    def __init__(self, **config: int) -> None:
+    def __init__(self, **config: Any) -> None:
         self.objects = SlowObjects()
         self.cold = ColdLedgers(self.objects, here, config=LedgerClientConfig(**config))
         batches = [

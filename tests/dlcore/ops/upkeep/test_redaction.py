@@ -7,6 +7,7 @@ import random
 import pytest
 
 from dlcore.base.errors import DLError, LogNotFoundError, ObjectStoreError, UnsupportedError
+from dlcore.base.steps import CallFailed, Ended
 from dlcore.log.metadata.segment import ColdExtent, Extent
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.redaction import (
@@ -15,7 +16,6 @@ from dlcore.ops.upkeep.redaction import (
     Effect,
     Event,
     Left,
-    Pause,
     Redaction,
     RedactionState,
     Rewrite,
@@ -23,9 +23,9 @@ from dlcore.ops.upkeep.redaction import (
     Run,
     Scanned,
     Signal,
+    Wait,
     plan_runs,
 )
-from dlcore.ops.upkeep.swap import CallFailed, Ended
 from tests.fixtures.lengths import amount
 
 
@@ -134,7 +134,7 @@ def test_what_is_left_is_tried_again_until_patience_is_over() -> None:
     steps.send(CallFailed(ObjectStoreError("503")))
     effect = steps.send_all(Left(("ledger 7",)), Left(), Left(("bookie-1",)))
     left = ("a truncated segment", "ObjectStoreError: 503", "ledger 7", "bookie-1")
-    assert effect == Pause(1.0, left)
+    assert effect == Wait(1.0, left)
     assert steps.send(Signal.PAUSE_OVER) is Call.FOLLOW
     steps.send_all(Left(), Left(), Left(), CallFailed(ObjectStoreError("504")))
     assert steps.send(Signal.PATIENCE_OVER) == Ended(False)
@@ -197,7 +197,7 @@ def test_a_good_end_means_that_nothing_was_left(seed: int) -> None:  # noqa: C90
                 else:
                     rows[run.lssn] = True
                 event = Rewritten(is_there)
-            case Pause():
+            case Wait():
                 event = Signal.PAUSE_OVER if rng.random() < 0.9 else Signal.PATIENCE_OVER
             case Call.FINISH:
                 event = Signal.FINISHED
