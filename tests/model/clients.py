@@ -27,10 +27,16 @@ from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     EndLedger,
     FenceBookie,
+    Fenced,
+    Found,
     LedgerRecovery,
+    Missing,
     ReadEntry,
+    Signal as RecoverySignal,
     StartWriteBack,
+    Unknown,
     WriteBack,
+    WrittenBack,
 )
 from dlcore.ledger.writing.appender import (
     AddFailed,
@@ -389,10 +395,8 @@ class Recoverer(_Client):
             assert self.machine is not None
             self._reads.discard((event.entry_id, event.position))
             return self._perform(
-                self.machine.unknown(
-                    entry_id=event.entry_id,
-                    position=event.position,
-                    error=BookieUnavailableError("no answer"),
+                self.machine.handle(
+                    Unknown(event.entry_id, event.position, BookieUnavailableError("no answer"))
                 )
             )
         return super().take(event)
@@ -406,18 +410,16 @@ class Recoverer(_Client):
                 return ()
             self._fences.discard(position)
             assert isinstance(message.data, int)
-            return self._perform(
-                self.machine.fenced(position=position, last_add_confirmed=message.data)
-            )
+            return self._perform(self.machine.handle(Fenced(position, message.data)))
         if message.kind not in ("found", "missing"):
             return super()._on_message(message)
         if (message.entry_id, position) not in self._reads:
             return ()
         self._reads.discard((message.entry_id, position))
         if message.kind == "missing":
-            return self._perform(self.machine.missing(entry_id=message.entry_id, position=position))
+            return self._perform(self.machine.handle(Missing(message.entry_id, position)))
         assert isinstance(message.data, bytes)
-        return self._perform(self.machine.found(decode_frame(message.data)))
+        return self._perform(self.machine.handle(Found(decode_frame(message.data))))
 
     def _perform_own(self, effect: object) -> Sequence[Message]:
         match effect:
@@ -460,7 +462,7 @@ class Recoverer(_Client):
 
     def _on_confirmed(self, last_entry_id: int) -> Sequence[Message]:
         assert self.machine is not None
-        return self._perform(self.machine.written_back(last_entry_id=last_entry_id))
+        return self._perform(self.machine.handle(WrittenBack(last_entry_id)))
 
     def _on_failed(self, error: DLError) -> None:
         self.is_over = True
@@ -487,4 +489,4 @@ class Recoverer(_Client):
             return ()
         self.pinned = result
         self.machine = LedgerRecovery(metadata, read_ahead_max=self.read_ahead_max)
-        return self._perform(self.machine.start())
+        return self._perform(self.machine.handle(RecoverySignal.BEGIN))

@@ -22,7 +22,7 @@ from bookie.storage.writes import Writes
 from bookie.upkeep.rounds import Upkeep
 from dlcore.base.errors import DLError
 from dlcore.ledger.reading.range_read import ReadLane
-from dlcore.ledger.recovering.recovery import LedgerRecovery
+from dlcore.ledger.recovering.recovery import LedgerRecovery, RecoveryState
 from dlcore.ledger.writing.appender import LedgerAppender
 from dlcore.log.writing.append import LogAppender
 
@@ -57,14 +57,13 @@ def _appender(machine: LedgerAppender) -> str:
 
 
 def _recovery(machine: LedgerRecovery) -> str:
-    if machine._is_over:
-        return "over"
-    if machine._reads is None:
-        return "fencing with errors" if machine._fence_errors else "fencing"
-    if machine._end is not None:
-        return "end known"
+    state = machine.state.name.lower().replace("_", " ")
+    if machine.state is RecoveryState.FENCING:
+        return f"{state} with errors" if machine._fence_errors else state
     current = machine._reads.get(machine._next_entry)
-    return "reading, some unknown" if current is not None and current.unknown else "reading"
+    if machine.state is RecoveryState.READING and current is not None and current.unknown:
+        return f"{state}, some unknown"
+    return state
 
 
 def _lane(machine: ReadLane) -> str:
@@ -109,7 +108,7 @@ MACHINES = (
     _Machine(
         LedgerRecovery,
         _recovery,
-        ("start", "fenced", "fence_failed", "found", "missing", "unknown", "written_back"),
+        ("handle",),
     ),
     _Machine(ReadLane, _lane, ("start", "received", "failed", "silent")),
     _Machine(Writes, _storage, ("add_entry", "write_lac", "fence", "repair_entry")),

@@ -115,11 +115,11 @@ def recovery_takes_errors_for_noes() -> Iterator[None]:
     """#2908 and others: an answer that is unknown counts as "no such entry"."""
 
     def guess(
-        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
+        self: LedgerRecovery, entry_id: int, position: int, error: DLError
     ) -> list[recovery_module.Effect]:
-        return self.missing(entry_id=entry_id, position=position)
+        return self._missing(entry_id, position)
 
-    with patch.object(LedgerRecovery, "unknown", guess):
+    with patch.object(LedgerRecovery, "_unknown", guess):
         yield
 
 
@@ -181,17 +181,17 @@ def recovery_starts_at_the_lac_alone() -> Iterator[None]:
 @contextlib.contextmanager
 def one_no_ends_the_ledger() -> Iterator[None]:
     """The end is believed after one "no" where Qw - Qa + 1 are needed."""
-    missing = LedgerRecovery.missing
+    missing = LedgerRecovery._missing
 
     def gullible(
-        self: LedgerRecovery, *, entry_id: int, position: int
+        self: LedgerRecovery, entry_id: int, position: int
     ) -> list[recovery_module.Effect]:
         effects: list[recovery_module.Effect] = []
         for each in range(self._quorum.write_quorum_size):
-            effects += missing(self, entry_id=entry_id, position=(entry_id + each) % 100)
+            effects += missing(self, entry_id, (entry_id + each) % 100)
         return effects
 
-    with patch.object(LedgerRecovery, "missing", gullible):
+    with patch.object(LedgerRecovery, "_missing", gullible):
         yield
 
 
@@ -300,32 +300,32 @@ def received_bytes_are_overwritten() -> Iterator[None]:
 @contextlib.contextmanager
 def recovery_takes_damage_for_noes() -> Iterator[None]:
     """#2908: an entry that is damaged, or cannot be read, counts as one that is not there."""
-    unknown = LedgerRecovery.unknown
+    unknown = LedgerRecovery._unknown
 
     def guess(
-        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
+        self: LedgerRecovery, entry_id: int, position: int, error: DLError
     ) -> list[recovery_module.Effect]:
         if isinstance(error, BookieStorageError | DigestMismatchError):
-            return self.missing(entry_id=entry_id, position=position)
-        return unknown(self, entry_id=entry_id, position=position, error=error)
+            return self._missing(entry_id, position)
+        return unknown(self, entry_id, position, error)
 
-    with patch.object(LedgerRecovery, "unknown", guess):
+    with patch.object(LedgerRecovery, "_unknown", guess):
         yield
 
 
 @contextlib.contextmanager
 def recovery_takes_silence_for_noes() -> Iterator[None]:
     """Section 3.1: a read that timed out counts as "no such entry"."""
-    unknown = LedgerRecovery.unknown
+    unknown = LedgerRecovery._unknown
 
     def guess(
-        self: LedgerRecovery, *, entry_id: int, position: int, error: DLError
+        self: LedgerRecovery, entry_id: int, position: int, error: DLError
     ) -> list[recovery_module.Effect]:
         if isinstance(error, BookieUnavailableError):
-            return self.missing(entry_id=entry_id, position=position)
-        return unknown(self, entry_id=entry_id, position=position, error=error)
+            return self._missing(entry_id, position)
+        return unknown(self, entry_id, position, error)
 
-    with patch.object(LedgerRecovery, "unknown", guess):
+    with patch.object(LedgerRecovery, "_unknown", guess):
         yield
 
 

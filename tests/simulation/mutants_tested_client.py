@@ -142,16 +142,16 @@ def a_slow_replica_is_not_counted() -> Iterator[None]:
 )
 def a_recovery_decides_out_of_order() -> Iterator[None]:
     """Section 3.1: a no beyond an entry that is not decided ends the ledger before it."""
-    missing = LedgerRecovery.missing
+    missing = LedgerRecovery._missing
 
-    def jump(self: LedgerRecovery, *, entry_id: int, position: int) -> Any:
-        read = self._read_of(entry_id)
+    def jump(self: LedgerRecovery, entry_id: int, position: int) -> Any:
+        read = self._reads.get(entry_id)
         noes_needed = self._quorum.write_quorum_size - self._quorum.ack_quorum_size + 1
         if read is not None and len({*read.noes, position}) >= noes_needed:
             self._next_entry = max(self._next_entry, entry_id)
-        return missing(self, entry_id=entry_id, position=position)
+        return missing(self, entry_id, position)
 
-    with patch.object(LedgerRecovery, "missing", jump):
+    with patch.object(LedgerRecovery, "_missing", jump):
         yield
 
 
@@ -316,11 +316,10 @@ def a_failed_write_back_counts() -> Iterator[None]:
     Not for the simulation: in hundreds of seeds no recovery lacks bookies for so long.
     """
 
-    def go_on(self: recoverer_module._Recoverer, error: DLError) -> None:
-        machine = self._machine
-        self._perform(machine.written_back(last_entry_id=machine._next_entry - 1))
+    def go_on(self: LedgerRecovery, error: DLError) -> Any:
+        return self._written_back(self._next_entry - 1)
 
-    with patch.object(recoverer_module._Recoverer, "_on_write_back_failed", go_on):
+    with patch.object(LedgerRecovery, "_write_back_failed", go_on):
         yield
 
 

@@ -22,12 +22,14 @@ ensemble as it was when recovery began, because the bookies that recovery itself
 from the writer.
 
 The driver (`recovery_driver.py`) moves the metadata to IN_RECOVERY before, and to CLOSED after.
+docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
@@ -38,21 +40,123 @@ from dlcore.base.errors import (
     NoSuchLedgerError,
 )
 from dlcore.base.ids import INVALID_ENTRY_ID
+from dlcore.base.machines import Machine, State, Transitions
 from dlcore.ledger.metadata.quorum import is_covered, write_set
 from dlcore.ledger.metadata.values import LedgerMetadata, LedgerState
-from dlcore.wire.digest import decode_frame
+from dlcore.wire.digest import EntryFrame, decode_frame
 
 if TYPE_CHECKING:
     from dlcore.base.ids import BookieId
-    from dlcore.wire.digest import EntryFrame
 
 READ_AHEAD_MAX = 16
 """Entries read and written back at a time; this bounds the memory of a recovery."""
 
 
+class RecoveryState(State):
+    """The state of the machine; ENDED and ABORTED are final."""
+
+    READY = "nothing has begun"
+    FENCING = "the bookies of the last ensemble are fenced"
+    CHECKING = "entries up to a LAC that one bookie alone told are read"
+    READING = "entries are read and written back, until one is proven never acknowledged"
+    WRITING_BACK = "the end is known, and entries before it are being written back"
+    ENDED = "all is written back, and the ledger may be closed"
+    ABORTED = "the end cannot be known now, or an entry not be written back"
+
+
+_S = RecoveryState
+TRANSITIONS = Transitions(
+    _S.READY,
+    {
+        _S.READY: {_S.FENCING: "begin"},
+        _S.FENCING: {
+            _S.CHECKING: "enough fenced it, one of them knows a later LAC than all others",
+            _S.READING: "enough fenced it",
+            _S.ABORTED: "all answered, too few fenced it",
+        },
+        _S.CHECKING: {_S.READING: "the LAC is proven wrong, or counts"},
+        _S.READING: {
+            _S.WRITING_BACK: "proven noes",
+            _S.ABORTED: "unknown answers, or an entry was not written back",
+        },
+        _S.WRITING_BACK: {
+            _S.ENDED: "all is written back",
+            _S.ABORTED: "an entry was not written back",
+        },
+        _S.ENDED: {},
+        _S.ABORTED: {},
+    },
+)
+
+
+class Signal(enum.Enum):
+    """An event that carries nothing."""
+
+    BEGIN = "the stored metadata is IN_RECOVERY"
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Event: the bookie at `position` fenced the ledger durably, and knew this LAC."""
+
+    position: int
+    last_add_confirmed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceFailed:
+    """Event: whether the bookie at `position` fenced the ledger is unknown."""
+
+    position: int
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Event: a bookie gave a valid copy of an entry."""
+
+    entry: EntryFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Event: the bookie at `position` proved that it does not hold the entry, and never will."""
+
+    entry_id: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Event: whether the bookie at `position` holds the entry is unknown."""
+
+    entry_id: int
+    position: int
+    error: DLError
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBack:
+    """Event: entries up to this one are held by Qa bookies."""
+
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBackFailed:
+    """Event: an entry cannot be written back."""
+
+    error: DLError
+
+
+Event: TypeAlias = (
+    Signal | Fenced | FenceFailed | Found | Missing | Unknown | WrittenBack | WriteBackFailed
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceBookie:
-    """Effect: read the LAC of `bookie`, fencing the ledger there."""
+    """Effect: read the LAC of `bookie`, fencing the ledger there; `Fenced` or `FenceFailed`."""
 
     position: int
     bookie: BookieId
@@ -60,7 +164,7 @@ class FenceBookie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEntry:
-    """Effect: read an entry from `bookie`, fencing the ledger there."""
+    """Effect: read an entry from `bookie`, fencing the ledger there; answer as `answer_to` says."""
 
     entry_id: int
     position: int
@@ -76,7 +180,7 @@ class StartWriteBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteBack:
-    """Effect: write `entry` back, in the order of these effects; report with `written_back`."""
+    """Effect: write `entry` back, in the order of these effects; answer with `WrittenBack`."""
 
     entry: EntryFrame
 
@@ -90,12 +194,28 @@ class EndLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRecovery:
-    """Effect: unknown answers could change the result; the ledger stays as it is."""
+    """Effect: the ledger stays as it is."""
 
     error: LedgerRecoveryError
 
 
 Effect: TypeAlias = FenceBookie | ReadEntry | StartWriteBack | WriteBack | EndLedger | AbortRecovery
+
+
+def answer_to(
+    read: ReadEntry, answer: bytes | memoryview | DLError, *, ledger_id: int
+) -> Found | Missing | Unknown:
+    """Return the event of an answer to a read: a frame, or the error instead of one."""
+    entry_id, position = read.entry_id, read.position
+    if isinstance(answer, NoSuchEntryError | NoSuchLedgerError):
+        # A proven no of a fenced bookie: it will not get this entry any more.
+        return Missing(entry_id, position)
+    if isinstance(answer, DLError):
+        return Unknown(entry_id, position, answer)
+    try:
+        return Found(decode_frame(answer, ledger_id=ledger_id, entry_id=entry_id))
+    except DLError as damage:
+        return Unknown(entry_id, position, damage)
 
 
 @dataclass(slots=True)
@@ -158,59 +278,70 @@ def closed_over(
     return closed.closed(last_entry_id=last_entry_id, length_bytes=length_bytes)
 
 
-class LedgerRecovery:
+class LedgerRecovery(Machine[RecoveryState]):
     """One recovery; `metadata` is the stored value after the move to IN_RECOVERY."""
+
+    transitions = TRANSITIONS
 
     def __init__(self, metadata: LedgerMetadata, *, read_ahead_max: int = READ_AHEAD_MAX) -> None:
         assert metadata.state is LedgerState.IN_RECOVERY
+        self.state = RecoveryState.READY
         self._ledger_id = metadata.ledger_id
         self._quorum = metadata.quorum
         self._ensemble = metadata.last_ensemble
         self._read_ahead_max = read_ahead_max
         self._lacs: dict[int, int] = {}  # the LACs of fenced bookies, by position
         self._fence_errors: dict[int, DLError] = {}
-        self._reads: dict[int, _Read] | None = None  # None: still fencing
-        self._claim: int | None = None  # a LAC of one bookie alone, while it is checked
+        self._reads: dict[int, _Read] = {}
+        self._claim = -1  # the LAC that is checked
         self._vouched = -1  # the highest LAC that a second bookie confirms
         self._anchor: int | None = None  # the entry before the first one, until it is read
         self._bytes_before: int | None = None  # ledger bytes before the first undecided entry
         self._next_read = 0
         self._next_entry = 0  # the first entry that is not decided
         self._written = -1
-        self._end: int | None = None
-        self._is_over = False
 
-    def start(self) -> list[Effect]:
-        """Fence the whole last ensemble."""
-        return [
-            FenceBookie(position=position, bookie=bookie)
-            for position, bookie in enumerate(self._ensemble.bookies)
-        ]
-
-    def fenced(self, *, position: int, last_add_confirmed: int) -> list[Effect]:
-        """The bookie at `position` fenced the ledger durably, and knew this LAC."""
-        self._lacs[position] = last_add_confirmed
-        return self._after_fence_answer()
-
-    def fence_failed(self, *, position: int, error: DLError) -> list[Effect]:
-        """Whether the bookie at `position` fenced the ledger is unknown."""
-        self._fence_errors[position] = error
-        return self._after_fence_answer()
+    def handle(self, event: Event) -> list[Effect]:
+        """Take one event."""
+        match event:
+            case Signal.BEGIN:
+                self._become(RecoveryState.FENCING)
+                return [
+                    FenceBookie(position=position, bookie=bookie)
+                    for position, bookie in enumerate(self._ensemble.bookies)
+                ]
+            case Fenced(position, last_add_confirmed):
+                self._lacs[position] = last_add_confirmed
+                return self._after_fence_answer()
+            case FenceFailed(position, error):
+                self._fence_errors[position] = error
+                return self._after_fence_answer()
+            case Found(entry):
+                return self._found(entry)
+            case Missing(entry_id, position):
+                return self._missing(entry_id, position)
+            case Unknown(entry_id, position, error):
+                return self._unknown(entry_id, position, error)
+            case WrittenBack(last_entry_id):
+                return self._written_back(last_entry_id)
+            case WriteBackFailed(error):
+                return self._write_back_failed(error)
+            case _:
+                assert_never(event)
 
     def _after_fence_answer(self) -> list[Effect]:
-        if self._reads is not None or self._is_over:
+        if self.state is not RecoveryState.FENCING:
             return []
         if is_covered(self._quorum, self._lacs.keys()):
             # Entries of earlier ensembles are acknowledged: an ensemble change starts at LAC + 1.
             floor = self._ensemble.first_entry_id - 1
             heard = sorted((max(lac, floor) for lac in self._lacs.values()), reverse=True)
-            self._reads = {}
-            claim, self._vouched = heard[0], heard[1] if len(heard) > 1 else floor
-            if claim == self._vouched:
-                return self._begin(claim)
-            self._claim = claim
+            self._claim, self._vouched = heard[0], heard[1] if len(heard) > 1 else floor
+            if self._claim == self._vouched:
+                return self._begin(self._claim)
+            self._become(RecoveryState.CHECKING)
             # If only one bookie answered, the newest entry that it calls confirmed must suffice.
-            first = self._vouched + 1 if len(heard) > 1 else claim
+            first = self._vouched + 1 if len(heard) > 1 else self._claim
             self._next_entry = self._next_read = first
             return self._read_claimed()
         if len(self._lacs) + len(self._fence_errors) < self._quorum.ensemble_size:
@@ -219,8 +350,7 @@ class LedgerRecovery:
 
     def _begin(self, start: int) -> list[Effect]:
         """Begin after the entry that counts as the last acknowledged one."""
-        assert self._reads is not None
-        self._claim = None
+        self._become(RecoveryState.READING)
         self._reads.clear()
         self._written = start
         self._next_entry = self._next_read = start + 1
@@ -233,7 +363,6 @@ class LedgerRecovery:
         return effects + self._read_ahead()
 
     def _read(self, entry_id: int) -> list[Effect]:
-        assert self._reads is not None
         self._reads[entry_id] = _Read()
         bookies = self._ensemble.bookies
         return [
@@ -242,7 +371,6 @@ class LedgerRecovery:
         ]
 
     def _read_claimed(self) -> list[Effect]:
-        assert self._claim is not None
         effects: list[Effect] = []
         last = min(self._claim, self._next_entry + self._read_ahead_max - 1)
         while self._next_read <= last:
@@ -257,46 +385,26 @@ class LedgerRecovery:
             self._next_read += 1
         return effects
 
-    def answered(self, asked: ReadEntry, answer: bytes | memoryview | DLError) -> list[Effect]:
-        """Take the answer to a read: a frame, or the error instead of one."""
-        entry_id, position = asked.entry_id, asked.position
-        if not isinstance(answer, DLError):
-            try:
-                entry = decode_frame(answer, ledger_id=self._ledger_id, entry_id=entry_id)
-            except DLError as damage:
-                return self.unknown(entry_id=entry_id, position=position, error=damage)
-            return self.found(entry)
-        if isinstance(answer, NoSuchEntryError | NoSuchLedgerError):
-            # A proven no of a fenced bookie: it will not get this entry any more.
-            return self.missing(entry_id=entry_id, position=position)
-        return self.unknown(entry_id=entry_id, position=position, error=answer)
-
-    def found(self, entry: EntryFrame) -> list[Effect]:
-        """A bookie gave a valid copy of an entry."""
-        read = self._read_of(entry.entry_id)
+    def _found(self, entry: EntryFrame) -> list[Effect]:
+        read = self._reads.get(entry.entry_id)
         if read is None:
             return []
         read.copies.append(entry)
         return self._decide()
 
-    def missing(self, *, entry_id: int, position: int) -> list[Effect]:
-        """The bookie at `position` proved that it does not hold the entry, and never will."""
-        read = self._read_of(entry_id)
+    def _missing(self, entry_id: int, position: int) -> list[Effect]:
+        read = self._reads.get(entry_id)
         if read is None:
             return []
         read.noes.add(position)
         return self._decide()
 
-    def unknown(self, *, entry_id: int, position: int, error: DLError) -> list[Effect]:
-        """Whether the bookie at `position` holds the entry is unknown."""
-        read = self._read_of(entry_id)
+    def _unknown(self, entry_id: int, position: int, error: DLError) -> list[Effect]:
+        read = self._reads.get(entry_id)
         if read is None:
             return []
         read.unknown[position] = error
         return self._decide()
-
-    def _read_of(self, entry_id: int) -> _Read | None:
-        return None if self._reads is None else self._reads.get(entry_id)
 
     @property
     def _noes_needed(self) -> int:
@@ -305,12 +413,9 @@ class LedgerRecovery:
 
     def _decide(self) -> list[Effect]:
         """Decide entries strictly in order: entries beyond the end do not matter."""
-        assert self._reads is not None
-        if self._is_over or self._end is not None:
-            return []
-        if self._claim is not None:
+        if self.state is RecoveryState.CHECKING:
             return self._decide_claim()
-        if not self._is_anchored():
+        if self.state is not RecoveryState.READING or not self._is_anchored():
             return []
         effects: list[Effect] = []
         # A copy decides before the noes: one copy of an unacknowledged entry may be kept, but an
@@ -324,7 +429,7 @@ class LedgerRecovery:
                 self._next_entry += 1
                 continue
             if len(read.noes) >= self._noes_needed:
-                self._end = self._next_entry - 1
+                self._become(RecoveryState.WRITING_BACK)
                 self._reads.clear()
                 return effects + self._finish()
             if read.answers == self._quorum.write_quorum_size:
@@ -343,8 +448,6 @@ class LedgerRecovery:
 
     def _decide_claim(self) -> list[Effect]:
         """Decide whether entries up to a LAC of one bookie alone can have been acknowledged."""
-        assert self._reads is not None
-        assert self._claim is not None
         while (read := self._reads.get(self._next_entry)) is not None:
             if len(read.noes) >= self._noes_needed:
                 return self._begin(self._vouched)
@@ -363,7 +466,6 @@ class LedgerRecovery:
         """Return whether the bytes before the first entry are known, or can never be known."""
         if self._anchor is None:
             return True
-        assert self._reads is not None
         read = self._reads[self._anchor]
         if not read.copies and read.answers < self._quorum.write_quorum_size:
             return False
@@ -373,28 +475,63 @@ class LedgerRecovery:
         self._anchor = None
         return True
 
-    def written_back(self, *, last_entry_id: int) -> list[Effect]:
-        """Entries up to `last_entry_id` are held by Qa bookies."""
+    def _written_back(self, last_entry_id: int) -> list[Effect]:
         assert self._written <= last_entry_id < self._next_entry
         self._written = last_entry_id
-        if self._is_over:
-            return []
-        if self._end is not None:
+        if self.state is RecoveryState.WRITING_BACK:
             return self._finish()
-        return self._read_ahead()
+        return self._read_ahead() if self.state is RecoveryState.READING else []
 
     def _finish(self) -> list[Effect]:
-        assert self._end is not None
-        if self._written < self._end:
+        """Let the ledger end before the first entry that nobody acknowledged."""
+        end = self._next_entry - 1
+        if self._written < end:
             return []
-        self._is_over = True
-        return [EndLedger(last_entry_id=self._end)]
+        self._become(RecoveryState.ENDED)
+        return [EndLedger(last_entry_id=end)]
+
+    def _write_back_failed(self, error: DLError) -> list[Effect]:
+        if self.state not in (RecoveryState.READING, RecoveryState.WRITING_BACK):
+            return []
+        self._become(RecoveryState.ABORTED)
+        failure = LedgerRecoveryError(
+            f"ledger {self._ledger_id}: a recovered entry was not written back: {error}"
+        )
+        failure.__cause__ = error
+        return [AbortRecovery(error=failure)]
 
     def _abort(self, problem: str, errors: dict[int, DLError]) -> list[Effect]:
-        self._is_over = True
+        self._become(RecoveryState.ABORTED)
         answers = "; ".join(
             f"{self._ensemble.bookies[position]}: {type(error).__name__}: {error}"
             for position, error in sorted(errors.items())
         )
         error = LedgerRecoveryError(f"ledger {self._ledger_id}: {problem}: {answers}")
         return [AbortRecovery(error=error)]
+
+    def validate(self) -> None:
+        """Assert all that holds between two events; tests call it after each."""
+        size = self._quorum.ensemble_size
+        assert all(0 <= position < size for position in (*self._lacs, *self._fence_errors))
+        assert self._next_entry <= self._next_read
+        assert all(
+            each == self._anchor or self._next_entry <= each < self._next_read
+            for each in self._reads
+        )
+        match self.state:
+            case RecoveryState.READY:
+                assert not self._lacs
+                assert not self._fence_errors
+            case RecoveryState.FENCING:
+                assert not self._reads
+            case RecoveryState.CHECKING:
+                assert self._vouched < self._claim
+            case RecoveryState.WRITING_BACK:
+                assert self._written < self._next_entry - 1
+                assert not self._reads
+            case RecoveryState.ENDED:
+                assert self._written == self._next_entry - 1
+            case RecoveryState.READING | RecoveryState.ABORTED:
+                assert self._written < self._next_entry
+            case _:
+                assert_never(self.state)

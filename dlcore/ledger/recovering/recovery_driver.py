@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
@@ -25,18 +25,25 @@ from dlcore.ledger.recovering.recovery import (
     AbortRecovery,
     Effect,
     EndLedger,
+    Event,
     FenceBookie,
+    Fenced,
+    FenceFailed,
     LedgerRecovery,
     ReadEntry,
+    Signal,
     StartWriteBack,
     WriteBack,
+    WriteBackFailed,
+    WrittenBack,
+    answer_to,
     closed_over,
 )
 from dlcore.ledger.writing.appender import AppendRecovered
 from dlcore.ledger.writing.appender_driver import AppenderDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Awaitable
 
     from dlcore.ledger.context import LedgerContext
     from dlcore.wire.digest import EntryFrame
@@ -135,7 +142,7 @@ class _Recoverer:
 
     async def run(self) -> tuple[int, int]:
         """Return the last entry and the ledger's length in bytes."""
-        self._perform(self._machine.start())
+        self._handle(Signal.BEGIN)
         last_entry_id = await self._outcome
         assert self._writer is not None
         if last_entry_id > self._start:
@@ -151,23 +158,26 @@ class _Recoverer:
         if not self._outcome.cancel() and not self._outcome.cancelled():
             self._outcome.exception()  # mark it as retrieved, also when `run` was cancelled
 
-    def _perform(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case FenceBookie():
-                    self._spawn(self._fence(effect))
-                case ReadEntry():
-                    self._spawn(self._read(effect))
-                case StartWriteBack():
-                    self._start_write_back(effect.last_add_confirmed)
-                case WriteBack():
-                    self._write_back(effect.entry)
-                case EndLedger():
-                    self._finish(effect.last_entry_id)
-                case AbortRecovery():
-                    self._fail(effect.error)
-                case _:
-                    assert_never(effect)
+    def _handle(self, event: Event) -> None:
+        for effect in self._machine.handle(event):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case FenceBookie():
+                self._tasks.start(self._ask(self._fence(effect)))
+            case ReadEntry():
+                self._tasks.start(self._ask(self._read(effect)))
+            case StartWriteBack():
+                self._start_write_back(effect.last_add_confirmed)
+            case WriteBack():
+                self._write_back(effect.entry)
+            case EndLedger():
+                self._finish(effect.last_entry_id)
+            case AbortRecovery():
+                self._fail(effect.error)
+            case _:
+                assert_never(effect)
 
     def _start_write_back(self, last_add_confirmed: int) -> None:
         self._start = last_add_confirmed
@@ -181,21 +191,10 @@ class _Recoverer:
         if error is None:
             self._writer.append(AppendRecovered(entry), partial(self._on_answer, entry.entry_id))
         else:
-            self._on_write_back_failed(error)
+            self._handle(WriteBackFailed(error))
 
     def _on_answer(self, entry_id: int, error: DLError | None) -> None:
-        if error is None:
-            self._perform(self._machine.written_back(last_entry_id=entry_id))
-        else:
-            self._on_write_back_failed(error)
-
-    def _on_write_back_failed(self, error: DLError) -> None:
-        failure = LedgerRecoveryError(
-            f"ledger {self._pinned.metadata.ledger_id}: a recovered entry was not written back: "
-            f"{error}"
-        )
-        failure.__cause__ = error
-        self._fail(failure)
+        self._handle(WrittenBack(entry_id) if error is None else WriteBackFailed(error))
 
     def _finish(self, last_entry_id: int) -> None:
         if not self._outcome.done():
@@ -205,32 +204,27 @@ class _Recoverer:
         if not self._outcome.done():
             self._outcome.set_exception(error)
 
-    def _spawn(self, work: Coroutine[Any, Any, Sequence[Effect]]) -> None:
-        async def run() -> None:
-            self._perform(await work)
+    async def _ask(self, answer: Awaitable[Event]) -> None:
+        self._handle(await answer)
 
-        self._tasks.start(run())
-
-    async def _fence(self, effect: FenceBookie) -> Sequence[Effect]:
+    async def _fence(self, effect: FenceBookie) -> Event:
         try:
             lac = await self._context.bookies.read_lac(
                 effect.bookie, ledger_id=self._pinned.metadata.ledger_id, fence=True
             )
         except DLError as error:
-            return self._machine.fence_failed(position=effect.position, error=error)
-        return self._machine.fenced(position=effect.position, last_add_confirmed=lac)
+            return FenceFailed(effect.position, error)
+        return Fenced(effect.position, lac)
 
-    async def _read(self, effect: ReadEntry) -> Sequence[Effect]:
+    async def _read(self, effect: ReadEntry) -> Event:
+        ledger_id = self._pinned.metadata.ledger_id
         try:
             answer: bytes | memoryview | DLError = await self._context.bookies.read_entry(
-                effect.bookie,
-                ledger_id=self._pinned.metadata.ledger_id,
-                entry_id=effect.entry_id,
-                fence=True,
+                effect.bookie, ledger_id=ledger_id, entry_id=effect.entry_id, fence=True
             )
         except DLError as error:
             answer = error
-        return self._machine.answered(effect, answer)
+        return answer_to(effect, answer, ledger_id=ledger_id)
 
     async def _length_at(self, entry_id: int) -> int:
         """Return the ledger's bytes up to an acknowledged entry, as the entry's frame says."""
