@@ -446,11 +446,3 @@ def _ledgers_in(paths: NamespacePaths, among: Collection[str]) -> Iterator[tuple
     for path in among:
         if path.startswith(prefix) and path.count("/", len(prefix)) == 2:
             yield paths.ledger_id_of(*path[len(prefix) :].split("/")), path
-
-
-def is_anchor(paths: NamespacePaths, path: str) -> bool:
-    """Return whether a path is that of a head, or of a record of commits."""
-    return any(
-        path.startswith(f"{above}/") and path.count("/", len(above) + 1) == 1
-        for above in (paths.heads, paths.commits)
-    )

@@ -25,7 +25,6 @@ FRAME_BYTES_MAX = 1024 * 1024
 
 _OPEN_ACL = (31, "world", "anyone")
 _INT = struct.Struct("!i")
-_LONG = struct.Struct("!q")
 _CONNECT = struct.Struct("!iqiq")
 _HEADER = struct.Struct("!ii")
 _ANSWER = struct.Struct("!iqi")

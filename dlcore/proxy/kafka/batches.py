@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 FEW_RECORDS = 120
 """Up to this many records, a loop over them is faster."""
 HEADER_BYTES = 61
-_LENGTH_AT = 8
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _COUNTED_AFTER = 12
 """Bytes of the header that its own length does not count."""

@@ -36,7 +36,7 @@ from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Versioned
 from dlcore.metadata.stored import decode, encode
 from dlcore.ops.backup.archive import Export, ExportHeader
-from dlcore.ops.backup.cut import NotKnownError, anchors_at, copy_of, is_anchor, moment_of
+from dlcore.ops.backup.cut import NotKnownError, anchors_at, copy_of, moment_of
 from dlcore.ops.backup.importing import import_namespace
 from dlcore.ops.inspection import audit_ledgers, inspect_log
 from dlcore.ops.upkeep.config import MergePolicy
@@ -158,9 +158,17 @@ def reading(
     return seen
 
 
+def is_anchor(path: str) -> bool:
+    """Return whether a path is that of a head, or of a record of commits."""
+    return any(
+        path.startswith(f"{above}/") and path.count("/", len(above) + 1) == 1
+        for above in (PATHS.heads, PATHS.commits)
+    )
+
+
 def anchors_of(nodes: Reading) -> dict[str, Versioned]:
     """Return the heads and records among nodes."""
-    return {path: node for path, node in nodes.items() if is_anchor(PATHS, path)}
+    return {path: node for path, node in nodes.items() if is_anchor(path)}
 
 
 def copied(rng: random.Random, at: int, *, spread: int = 12) -> Copy:
@@ -433,7 +441,7 @@ def test_a_damaged_name_is_told() -> None:
 def test_damage_beside_the_segments_stays_as_it_is() -> None:
     """Settings and staged ledgers are copied; a retention stays listed, and a ledger stays."""
     whole = copy_with({})
-    head = next(path for path in whole.nodes if is_anchor(PATHS, path) and "/heads/" in path)
+    head = next(path for path in whole.nodes if is_anchor(path) and "/heads/" in path)
     settings, damaged = f"{head}/settings", Versioned(b"?", 0)
     copy = copy_with({settings: damaged})
     assert copy.nodes[settings] == b"?"
@@ -455,9 +463,7 @@ def test_a_damaged_head_may_be_removed_meanwhile() -> None:
 def test_what_is_gone_without_harm() -> None:
     """Old records of commits; a retention is listed only where the settings have one."""
     assert anchors_at(PATHS, {PATHS.commit("job"): Versioned(b"", 0)}, {}, 5) == {}
-    head = next(
-        path for path in copy_with({}).nodes if is_anchor(PATHS, path) and "/heads/" in path
-    )
+    head = next(path for path in copy_with({}).nodes if is_anchor(path) and "/heads/" in path)
     settings = encode(StoredSettings(settings=LogSettings(compression="zstd")))
     path = f"{head}/settings"
     assert copy_with({path: Versioned(settings, 0)}).nodes[path] == settings
