@@ -14,12 +14,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from dlcore.base.errors import (
-    MetadataConnectionError,
-    MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
-)
+from dlcore.base.errors import MetadataConnectionError
+from dlcore.metadata.port import CONFLICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +26,6 @@ _Result = TypeVar("_Result")
 
 logger = logging.getLogger(__name__)
 
-_AGAIN = (MetadataVersionError, NodeExistsError, NoNodeError, MetadataConnectionError)
 ATTEMPTS_MAX = 10
 """Most lost races and lost replies of one change."""
 
@@ -66,7 +61,7 @@ async def change_node(
                 await store.create(path, value, make_parents=make_parents)
             else:
                 await store.put(path, value, version=node.version)
-        except _AGAIN as error:
+        except (*CONFLICTS, MetadataConnectionError) as error:
             if attempt == ATTEMPTS_MAX:
                 raise
             logger.debug("%s is read again: %s", path, error)

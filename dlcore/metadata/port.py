@@ -18,6 +18,9 @@ from typing import Protocol, TypeAlias
 from dlcore.base.errors import (
     MetadataConnectionError,
     MetadataSessionExpiredError,
+    MetadataVersionError,
+    NodeExistsError,
+    NoNodeError,
     TransactionTooLargeError,
 )
 from dlcore.base.metrics import Durations
@@ -30,6 +33,8 @@ looks like a missing answer."""
 _OP_OVERHEAD_BYTES = 64
 """Most bytes of an operation in a request beside its path and value: header, ACL, flags."""
 
+CONFLICTS = (MetadataVersionError, NodeExistsError, NoNodeError)
+"""A write that ended in one of these was not applied: another client was first."""
 UNANSWERED = (MetadataConnectionError, MetadataSessionExpiredError)
 """A write that ended in one of these may or may not have been applied."""
 

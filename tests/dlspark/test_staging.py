@@ -24,8 +24,8 @@ from dlcore.base.errors import (
     TransactionIdOutOfOrderError,
 )
 from dlcore.base.records import LogRecord
-from dlcore.log.staging.commit import Store
 from dlcore.log.staging.commit_driver import CommitDriver
+from dlcore.metadata.attempts import Store
 from dlcore.sync import open_namespace
 from dlspark.commit import AppendIdentity
 from dlspark.options import Mode, WriteOptions

@@ -40,6 +40,7 @@ from dlcore.log.staging import commit
 from dlcore.log.staging.commit import AppendTerms, Commit
 from dlcore.log.writing import turns
 from dlcore.log.writing.turns import Turns
+from dlcore.metadata.attempts import Store
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Delete, Put, Versioned
 from dlcore.metadata.stored import decode, encode
@@ -340,7 +341,7 @@ def _append_steps(  # noqa: C901 - one case for each kind
                 yield step("sees another lock", lambda _, a: _feed(a, commit.Signal.WAIT_OVER))
         case commit.RecoverLog():
             yield step("recovers the log", _recover)
-        case commit.Store():
+        case Store():
             yield step("stores", _store)
             if world.losses:
                 yield step("stores, and the answer is lost", lambda w, a: _lose(w, a, "now"))
@@ -392,13 +393,13 @@ def _recover(world: World, append: Append) -> None:
 
 
 def _store(world: World, append: Append) -> None:
-    assert isinstance(append.effect, commit.Store)
+    assert isinstance(append.effect, Store)
     error = world.apply(append.effect.ops)
     _feed(append, commit.Signal.STORED if error is None else CallFailed(error))
 
 
 def _lose(world: World, append: Append, when: str) -> None:
-    assert isinstance(append.effect, commit.Store)
+    assert isinstance(append.effect, Store)
     world.losses -= 1
     if when == "now":
         world.apply(append.effect.ops)
@@ -409,7 +410,7 @@ def _lose(world: World, append: Append, when: str) -> None:
 
 def _cancel(world: World, append: Append) -> None:
     world.crashes -= 1
-    if isinstance(append.effect, commit.Store):
+    if isinstance(append.effect, Store):
         world.late = (*world.late, append.effect.ops)
     append.effect = None
 

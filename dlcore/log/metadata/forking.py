@@ -33,10 +33,6 @@ from msgspec.structs import replace
 from dlcore.base.errors import (
     DLError,
     LogExistsError,
-    MetadataConnectionError,
-    MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
 )
 from dlcore.base.machines import State, Transitions
 from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
@@ -52,7 +48,8 @@ from dlcore.log.metadata.values import (
     Totals,
     pack,
 )
-from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Create, Delete, Op, Put, Versioned
+from dlcore.metadata.attempts import Attempts, Store
+from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -65,8 +62,6 @@ if TYPE_CHECKING:
 
 OPS_MAX = 300
 """Operations of a transaction, about; each has a few hundred bytes at most, or some KB a node."""
-ATTEMPTS_MAX = 100
-_CONFLICT_DELAY_S_MAX = 0.05
 
 
 class ForkState(State):
@@ -132,13 +127,6 @@ class Look:
     paths: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Effect: apply these in one transaction; answer with `STORED`, or with `CallFailed`."""
-
-    ops: tuple[Op, ...]
-
-
 Work: TypeAlias = Look | Store | Pause
 Effect: TypeAlias = Work | Ended[bool]
 """`PAUSE_OVER` answers `Pause`.  The outcome is whether the fork is there, False if overtaken."""
@@ -194,7 +182,7 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
         self._number = 0  # of the step that is next, or being stored
         self._version: int | None = None  # of the fork's head, as far as it is known
         self._attempted: bytes | None = None  # the head of the last attempt of this step
-        self._attempts = 0
+        self._attempts = Attempts(f"forking to log {log.name!r}", "to store a part of it")
 
     @property
     def transactions(self) -> int:
@@ -324,7 +312,8 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
 
     def _advance(self, version: int) -> Effect:
         self._number += 1
-        self._version, self._attempted, self._attempts = version, None, 0
+        self._version, self._attempted = version, None
+        self._attempts.begin()
         if self._number == len(self._steps):
             return self._end(ForkState.FORKED)
         return self._look()
@@ -334,19 +323,11 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
         return Ended(state is ForkState.FORKED)
 
     def _call_failed(self, error: DLError) -> Effect:
-        is_open = isinstance(
-            error, (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED)
-        )
-        if self.state is not ForkState.STORING or not is_open:
+        if self.state is not ForkState.STORING:
             raise error
-        self._attempts += 1
-        if self._attempts == ATTEMPTS_MAX:
-            raise MetadataConnectionError(
-                f"forking to log {self._log.name!r}: {ATTEMPTS_MAX} attempts to store a part of "
-                "it were overtaken or not answered"
-            )
+        pause = self._attempts.failed(error)
         self._become(ForkState.PAUSING)
-        return Pause(_CONFLICT_DELAY_S_MAX, error)
+        return pause
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
@@ -356,7 +337,6 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
         assert [step.head.deleted for step in self._steps[:-1]] == [True] * (len(self._steps) - 1)
         assert not self._steps[-1].head.deleted
         assert (self._version is None) == (self._number == 0)
-        assert self._attempts <= ATTEMPTS_MAX
         assert self._attempted or self.state not in (ForkState.STORING, ForkState.PAUSING)
 
 

@@ -34,7 +34,7 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
-from dlcore.metadata.port import UNANSWERED, MetadataStore, Put, Versioned
+from dlcore.metadata.port import CONFLICTS, UNANSWERED, MetadataStore, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class LogStore:
                 return settings
             try:
                 await self._store.multi(ops)
-            except (NodeExistsError, NoNodeError, MetadataVersionError, *UNANSWERED):
+            except (*CONFLICTS, *UNANSWERED):
                 await asyncio.sleep(delay_s)
             else:
                 return settings
@@ -351,7 +351,7 @@ class LogStore:
                 if await persistently(lambda: self._is_applied(change)):
                     return after
                 await asyncio.sleep(delay_s)
-            except (NodeExistsError, NoNodeError, MetadataVersionError) as error:
+            except CONFLICTS as error:
                 if not after.head.deleted:
                     await self.read(after.log)  # raises if the log is gone
                 raise MetadataVersionError(

@@ -40,10 +40,6 @@ from dlcore.base.errors import (
     DLError,
     DuplicateAppendError,
     LogNotFoundError,
-    MetadataConnectionError,
-    MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
     OwnershipAcquireFailedError,
     TransactionTooLargeError,
 )
@@ -60,7 +56,8 @@ from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.nodes import decode_node, head_of, settings_of
 from dlcore.log.metadata.values import CommitRecord, LockHolder, LogKey
 from dlcore.log.reading.scan import CommitResult, StagedExtent
-from dlcore.metadata.port import UNANSWERED, Create, Op, Put, Versioned, require_request_size
+from dlcore.metadata.attempts import Attempts, Store
+from dlcore.metadata.port import Create, Op, Put, Versioned, require_request_size
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -75,15 +72,12 @@ if TYPE_CHECKING:
 
 LOGS_PER_APPEND = 1000
 """One append to this many logs fits into a transaction, whatever the logs hold."""
-ATTEMPTS_MAX = 100
 ASKING_S = 15.0
 """The shortest time-out for a turn: it comes soon, if the proxy lives."""
 LOOKS_EVERY_S = 1.0
 """How often awaited locks are read again, in case a notification was lost."""
-_CONFLICT_DELAY_S_MAX = 0.05
 _NAMED_MAX = 5
 """Logs that an error names, at most."""
-_CONFLICTS = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
 class CommitState(State):
@@ -269,13 +263,6 @@ class RecoverLog:
     at: VersionedHead
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Effect: apply these in one transaction; answer with `STORED`, or with `CallFailed`."""
-
-    ops: tuple[Op, ...]
-
-
 Work: TypeAlias = Look | AwaitLocks | RecoverLog | Store | Pause
 Effect: TypeAlias = Work | Ended[CommitResult]
 """`PAUSE_OVER` answers `Pause`; `Ended` is for the caller of `Begin`."""
@@ -309,7 +296,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
         self._client_id = client_id
         self._begin = Begin((), {}, 0.0)
         self._wait = Wait(0.0)
-        self._attempts = 0
+        self._attempts = Attempts(str(terms), "to commit")
         self._tried = Decision(Verdict.SKIP)  # the decision in the last transaction with this token
 
     def handle(self, event: Event) -> Effect:
@@ -351,7 +338,8 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     # The look
 
     def _begun(self, begin: Begin) -> Effect:
-        self._begin, self._wait, self._attempts = begin, Wait(begin.now), 0
+        self._begin, self._wait = begin, Wait(begin.now)
+        self._attempts.begin()
         effect = self._look()
         _check_extents(begin.extents, self.terms.staged_as)
         require_few_logs(self._names())
@@ -574,16 +562,11 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     # The outcome
 
     def _call_failed(self, error: DLError) -> Effect:
-        is_open = isinstance(error, (*_CONFLICTS, *UNANSWERED))
-        if self.state is not CommitState.STORING or not is_open:
-            return self._refuse(error)
-        self._attempts += 1
-        if self._attempts == ATTEMPTS_MAX:
-            raise MetadataConnectionError(
-                f"{self.terms}: {ATTEMPTS_MAX} attempts to commit had a conflict, or got no answer"
-            )
+        if self.state is not CommitState.STORING:
+            raise error
+        pause = self._attempts.failed(error)
         self._become(CommitState.PAUSING)
-        return Pause(_CONFLICT_DELAY_S_MAX, error)
+        return pause
 
     def _concluded(self, decision: Decision) -> Effect:
         """Return the outcome of a stored decision."""
@@ -614,9 +597,8 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
         assert (self.result is not None) == (self.state is CommitState.DECIDED)
-        assert self._attempts <= ATTEMPTS_MAX
         if self.state is CommitState.PAUSING:
-            assert self._attempts > 0
+            assert self._attempts.count > 0
         if self.state is CommitState.STORING:
             is_append = self._tried.verdict is Verdict.APPEND
             assert self._tried.record is not None

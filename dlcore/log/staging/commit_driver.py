@@ -21,9 +21,9 @@ from dlcore.log.staging.commit import (
     Looked,
     RecoverLog,
     Signal,
-    Store,
     Work,
 )
+from dlcore.metadata.attempts import Store
 from dlcore.metadata.port import UNANSWERED
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from dlcore.log.metadata.forking import (
     Look,
     Looked,
     Signal,
-    Store,
     Work,
 )
 from dlcore.log.metadata.history import LogHistory
@@ -27,6 +26,7 @@ from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import ForkOrigin, LogMetadata
 from dlcore.log.recovery import bounded_extent
 from dlcore.log.upkeep.removal import remove_deleted
+from dlcore.metadata.attempts import Store
 from dlcore.metadata.cluster_features import ClusterFeatures
 
 if TYPE_CHECKING:

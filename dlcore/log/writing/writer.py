@@ -20,9 +20,6 @@ from dlcore.base.errors import (
     ConfigurationError,
     DLError,
     EncryptionKeyError,
-    MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
     UnexpectedError,
     WriteCancelledError,
     WriteError,
@@ -73,6 +70,7 @@ from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.transmit import Unwritten
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
+from dlcore.metadata.port import CONFLICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +92,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AGE_LOOKS_EVERY_S_MIN = 0.01
-_OVERTAKEN = (MetadataVersionError, NodeExistsError, NoNodeError)
 
 
 class DirectWriter(AsyncLogWriter):
@@ -463,7 +460,7 @@ class DirectWriter(AsyncLogWriter):
             case StartSegment() | CompleteSegment():
                 try:
                     await self._apply(step)
-                except _OVERTAKEN as error:
+                except CONFLICTS as error:
                     logger.info("log=%s changed under its writer: %s", self.log_name, error)
                     await self._close_ledger()
                     at = await self._context.logs.read(self._log)

@@ -13,6 +13,7 @@ from dlcore.log.metadata.segment import adjacent
 from dlcore.log.metadata.staged import drop, read_staged
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import SegmentEnd
+from dlcore.metadata.attempts import Store
 from dlcore.metadata.stored import decode
 from dlcore.ops.upkeep.merging import StoredSegment
 from dlcore.ops.upkeep.swap import (
@@ -20,7 +21,6 @@ from dlcore.ops.upkeep.swap import (
     Look,
     Looked,
     Signal,
-    Store,
     Swap,
     Verified,
     Verify,

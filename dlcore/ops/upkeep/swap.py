@@ -29,15 +29,12 @@ from dlcore.base.errors import (
     CorruptMetadataError,
     DLError,
     LogNotFoundError,
-    MetadataConnectionError,
-    MetadataVersionError,
-    NodeExistsError,
-    NoNodeError,
 )
 from dlcore.base.machines import State, Transitions
 from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
-from dlcore.metadata.port import UNANSWERED, Delete, Op, Versioned
+from dlcore.metadata.attempts import Attempts, Store
+from dlcore.metadata.port import Delete, Op, Versioned
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, plan_swap
 
 if TYPE_CHECKING:
@@ -50,8 +47,6 @@ if TYPE_CHECKING:
 
 MERGING_IDENTITY = ":merging"
 """The identity under which the ledgers are listed that merges fill."""
-ATTEMPTS_MAX = 100
-_CONFLICT_DELAY_S_MAX = 0.05
 
 
 class SwapState(State):
@@ -133,13 +128,6 @@ class Verify:
     ledger_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Effect: apply these in one transaction; answer with `STORED`, or with `CallFailed`."""
-
-    ops: tuple[Op, ...]
-
-
 Work: TypeAlias = Look | Verify | Store | Pause
 Effect: TypeAlias = Work | Ended[bool]
 """`PAUSE_OVER` answers `Pause`.  The outcome is whether another extent is in the run's place."""
@@ -177,7 +165,7 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         self._merged = merged
         self._merges = merges
         self._counts = Counter(part.ledger_id for part in stored.extents[run.first : run.end])
-        self._attempts = 0
+        self._attempts = Attempts(f"merging log {log.name!r}", "to swap")
         self._planned: tuple[Op, ...] = ()
         self.also: tuple[Op, ...] = ()
         """Further operations of the same transaction."""
@@ -278,24 +266,15 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
         return Store(self._planned)
 
     def _call_failed(self, error: DLError) -> Effect:
-        is_open = isinstance(
-            error, (MetadataVersionError, NodeExistsError, NoNodeError, *UNANSWERED)
-        )
-        if self.state is not SwapState.STORING or not is_open:
+        if self.state is not SwapState.STORING:
             raise error
-        self._attempts += 1
-        if self._attempts == ATTEMPTS_MAX:
-            raise MetadataConnectionError(
-                f"merging log {self._log.name!r}: {ATTEMPTS_MAX} attempts to swap were overtaken "
-                "or not answered"
-            )
+        pause = self._attempts.failed(error)
         self._become(SwapState.PAUSING)
-        return Pause(_CONFLICT_DELAY_S_MAX, error)
+        return pause
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
-        assert self._attempts <= ATTEMPTS_MAX
-        assert self.state is not SwapState.PAUSING or self._attempts
+        assert self.state is not SwapState.PAUSING or self._attempts.count
         assert self.state not in (SwapState.VERIFYING, SwapState.STORING) or self._planned
 
 

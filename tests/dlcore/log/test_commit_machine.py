@@ -45,7 +45,6 @@ from dlcore.log.metadata.values import (
 from dlcore.log.reading.scan import CommitResult
 from dlcore.log.staging.commit import (
     ASKING_S,
-    ATTEMPTS_MAX,
     LOGS_PER_APPEND,
     LOOKS_EVERY_S,
     TRANSITIONS,
@@ -58,8 +57,8 @@ from dlcore.log.staging.commit import (
     Look,
     RecoverLog,
     Signal,
-    Store,
 )
+from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.port import Create, Delete, Put
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.commits import CLICKS, PATHS, TERMS, VIEWS, Bench, Namespace, extent_of
@@ -164,7 +163,7 @@ def test_attempts_end() -> None:
     bench.at.apply(effect.ops)
     error = refused(bench.handle(CallFailed(AWAY)))
     assert isinstance(error, MetadataConnectionError)
-    assert "100 attempts to commit had a conflict" in str(error)
+    assert "100 attempts to commit were overtaken" in str(error)
     again = bench.begin(extent_of())
     assert isinstance(again, Ended)
     assert isinstance(again.outcome, CommitResult)

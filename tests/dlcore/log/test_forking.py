@@ -29,7 +29,6 @@ from dlcore.base.steps import CallFailed, Ended, Pause
 from dlcore.log.metadata import forking
 from dlcore.log.metadata.fork_cut import ForkCut, cut_of, removed_txid_of
 from dlcore.log.metadata.forking import (
-    ATTEMPTS_MAX,
     TRANSITIONS,
     Effect,
     Event,
@@ -38,7 +37,6 @@ from dlcore.log.metadata.forking import (
     Look,
     Looked,
     Signal,
-    Store,
 )
 from dlcore.log.metadata.segment import ColdExtent, LogSegment, SegmentState
 from dlcore.log.metadata.values import (
@@ -52,6 +50,7 @@ from dlcore.log.metadata.values import (
     StagedLedger,
 )
 from dlcore.log.typed.schema import LogSchema
+from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Op, Put, Versioned
 from dlcore.metadata.stored import decode, encode

@@ -15,7 +15,8 @@ from dlcore.base.errors import (
     MetadataConnectionError,
 )
 from dlcore.log.metadata.values import LogKey
-from dlcore.ops.upkeep import merger, swap
+from dlcore.metadata import attempts
+from dlcore.ops.upkeep import merger
 from tests.dlcore.ops.upkeep.test_merger import (
     Scene,
     as_rows,
@@ -123,7 +124,7 @@ def test_a_log_that_has_the_name_of_another() -> None:
 
 def test_a_swap_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """It gives up with an error, and the copy goes; the extents are merged another time."""
-    monkeypatch.setattr(swap, "ATTEMPTS_MAX", 3)
+    monkeypatch.setattr(attempts, "ATTEMPTS_MAX", 3)
 
     async def body(scene: Scene) -> None:
         before = await read_all(scene.log)

@@ -22,13 +22,13 @@ from dlcore.base.errors import (
 )
 from dlcore.base.steps import CallFailed, Ended, Pause
 from dlcore.log.metadata.values import LogHead, LogKey, SegmentEnd, StagedLedger, Totals, pack
+from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.paths import NamespacePaths
 from dlcore.metadata.port import Create, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 from dlcore.metadata.tree import Tree
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, merged_extent
 from dlcore.ops.upkeep.swap import (
-    ATTEMPTS_MAX,
     MERGING_IDENTITY,
     TRANSITIONS,
     Effect,
@@ -36,7 +36,6 @@ from dlcore.ops.upkeep.swap import (
     Look,
     Looked,
     Signal,
-    Store,
     Swap,
     SwapState,
     Verified,
