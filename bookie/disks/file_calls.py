@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 from bookie.disks.port import DiskFullError
 from bookie.disks.recent_bytes import BLOCK_BYTES
-from dlcore.base.errors import BookieStorageError
+from dlcore.base.errors import BookieStorageError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +32,7 @@ _WOULD_BLOCK = (errno.EAGAIN, errno.EOPNOTSUPP)
 _CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 _NO_FULL_SYNC = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
+LOCK_NAME = "lock"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _STATUS_BLOCK_BYTES = 512
 """The unit of `st_blocks`."""
@@ -304,3 +305,27 @@ def read_if_exists(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def lock_directory(directory: Path) -> int:
+    """Make a folder if it is missing, and lock it; return the descriptor of the lock.
+
+    Raises:
+        ConfigurationError: it cannot be made, or another process has it.
+    """
+    try:
+        if not (directory / LOCK_NAME).exists():
+            make_folder(directory)
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigurationError(
+            f"data directory {directory} cannot be used: {error.strerror}"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"data directory {directory} is in use by another process; every bookie needs its own"
+        ) from error
+    return descriptor

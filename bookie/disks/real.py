@@ -24,7 +24,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
 import logging
 import mmap
@@ -38,6 +37,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import numpy as np
 
 from bookie.disks.file_calls import (
+    LOCK_NAME,
     NO_ROOM,
     allocated_bytes,
     capabilities,
@@ -45,7 +45,7 @@ from bookie.disks.file_calls import (
     device_errors,
     fallocate,
     hold,
-    make_folder,
+    lock_directory,
     read_cached,
     read_if_exists,
     read_some,
@@ -60,7 +60,7 @@ from bookie.disks.file_calls import (
 from bookie.disks.port import DiskSpace
 from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
 from dlcore.base.background import outcome_of
-from dlcore.base.errors import BookieStorageError, ConfigurationError
+from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +72,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-LOCK_NAME = "lock"
 RESERVE_NAME = "reserve"
 """A file whose only use is the space that it reserves."""
 _OWN_NAMES = (LOCK_NAME, RESERVE_NAME)
@@ -321,7 +320,7 @@ class RealDisk:
 
     def __init__(self, directory: Path) -> None:
         self._directory = Path(directory)
-        self._lock = _lock_directory(self._directory)
+        self._lock = lock_directory(self._directory)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="bookie-disk-write")
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
         self._files: set[RealFile] = set()
@@ -594,22 +593,3 @@ class RealDisk:
     def _stop_threads(self) -> None:
         self._writer.shutdown()
         self._readers.shutdown()
-
-
-def _lock_directory(directory: Path) -> int:
-    try:
-        if not (directory / LOCK_NAME).exists():
-            make_folder(directory)
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigurationError(
-            f"data directory {directory} cannot be used: {error.strerror}"
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigurationError(
-            f"data directory {directory} is in use by another process; every bookie needs its own"
-        ) from error
-    return descriptor

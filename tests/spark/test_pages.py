@@ -201,6 +201,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/package.md", 3),
     ("docs/proxy.md", 4),
     ("docs/python.md", 2),
+    ("docs/redact.md", 3),
     ("docs/spark.md", 4),
     ("docs/tables.md", 5),
     ("docs/tier.md", 5),

@@ -1,7 +1,7 @@
 """Removes the old copies of redacted rows: histories of tables, ledgers, objects, bookies' files.
 
-Each step may be repeated, and returns sentences on what it could not remove yet.  What was replaced
-is in the redaction's node; a dead process therefore loses nothing of it.
+Each step may be repeated, and returns sentences on what it could not remove yet.  The redaction's
+node names what was replaced; a dead process therefore loses nothing of it.
 """
 
 from __future__ import annotations
