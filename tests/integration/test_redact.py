@@ -23,9 +23,11 @@ from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.access.audit import verify
 from dlcore.backends.direct.namespace import open_namespace
 from dlcore.ops.upkeep.config import UpkeepConfig
+from dlcore.ops.upkeep.redactor import LogRedactor
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
+from tests.fixtures.s3 import s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,14 +54,15 @@ TIME_LIMIT_S = amount(1700, sampled=280)
 class Scene:
     """A log with cold and hot segments and a table, beside another log on the same bookies."""
 
-    def __init__(self, cluster: Sandbox, folder: Path) -> None:
+    def __init__(self, cluster: Sandbox, folder: Path, *, url: str = "") -> None:
         self.cluster = cluster
         self.tier = folder / "cold"
+        self.url = url or f"file://{self.tier}"
         self.rows = 0
 
     async def fill(self, namespace: DirectNamespace) -> None:
         """Write, tier, and write more; each twentieth row has the needle."""
-        settings = LogSettings(tier=f"file://{self.tier}", tier_after_s=0, table="delta")
+        settings = LogSettings(tier=self.url, tier_after_s=0, table="delta")
         await namespace.create_log("other", schema=SCHEMA, config=WRITING)
         await namespace.create_log("clicks", schema=SCHEMA, config=WRITING, settings=settings)
         await self.write(namespace)
@@ -83,7 +86,7 @@ class Scene:
             if path.is_file()
         ]
         assert len(files) > 8
-        return sorted(str(path) for path in files if _has_needle(path))
+        return sorted(str(path) for path in files if _has_needle(path.name, path.read_bytes()))
 
 
 async def _write(namespace: DirectNamespace, name: str, numbers: range, emails: list[str]) -> None:
@@ -94,12 +97,22 @@ async def _write(namespace: DirectNamespace, name: str, numbers: range, emails: 
             await writer.write_batch(batch.slice(start, 30))
 
 
-def _has_needle(path: Path) -> bool:
-    if NEEDLE.encode() in path.read_bytes():
+async def _objects_with_needle(namespace: DirectNamespace, url: str) -> list[str]:
+    objects = namespace.log_context.cold.objects
+    found = []
+    async for page in objects.list_below(url):
+        for each in page:
+            data = bytes(await objects.read(each.url, 0, each.size_bytes))
+            found += [each.url] * _has_needle(each.url, data)
+    return found
+
+
+def _has_needle(name: str, data: bytes) -> bool:
+    if NEEDLE.encode() in data:
         return True
-    if path.suffix != ".parquet":
+    if not name.endswith(".parquet"):
         return False
-    table = pq.ParquetFile(path).read()
+    table = pq.ParquetFile(pa.BufferReader(data)).read()
     return any(NEEDLE in str(column.to_pylist()) for column in table.columns)
 
 
@@ -178,6 +191,33 @@ async def _check_table(namespace: DirectNamespace, scene: Scene) -> None:
             {name: row[name] for name in ("_sequence_id", *SCHEMA.names)} for row in rows[:count]
         ]
         await LogUpkeep.of(namespace, TIERING).tier()
+
+
+def test_the_needle_is_in_no_object_of_a_bucket(
+    fresh_sandbox: Callable[..., Sandbox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the same over an S3 server; of the bucket each object is read."""
+    cluster = fresh_sandbox(3, bookie_options=BOOKIES)
+
+    async def main(scene: Scene) -> None:
+        async with await open_namespace(cluster.uri) as namespace:
+            await scene.fill(namespace)
+            before = await _read(namespace, "clicks")
+            found = await _objects_with_needle(namespace, scene.url)
+            assert {each.rpartition(".")[2] for each in found} == {"parquet", "json"}
+            redactor = await LogRedactor.open(
+                namespace.log_context, namespace.staging_owner, "clicks", WHERE, config=TIERING
+            )
+            assert (await redactor.redact()).left == ()
+            assert await _read(namespace, "clicks") == _redacted(before)
+            assert await _objects_with_needle(namespace, scene.url) == []
+
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        scene = Scene(cluster, tmp_path, url=f"{server.url}/t")
+        run_in_own_time(asyncio.wait_for(main(scene), TIME_LIMIT_S))
+        assert scene.files_with_needle() == []
 
 
 @pytest.mark.timeout(1800)  # some seconds for each step, with --full

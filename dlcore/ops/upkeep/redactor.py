@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
+    MetadataVersionError,
     NodeExistsError,
+    NoNodeError,
     OwnershipAcquireFailedError,
     UnsupportedError,
 )
 from dlcore.base.features import REDACTION
 from dlcore.base.steps import run_to_end
 from dlcore.log.entries.redacted_rows import RowRedactor
+from dlcore.log.metadata.changes import plan_complete
 from dlcore.log.metadata.redactions import StoredRedaction, digest_of
 from dlcore.log.metadata.store import persistently
+from dlcore.log.staging.commit import held_log
 from dlcore.log.typed.conditions import parse_conditions
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.metadata.cluster_features import ClusterFeatures
@@ -48,11 +52,14 @@ if TYPE_CHECKING:
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.redactions import VersionedRedaction
     from dlcore.log.metadata.values import LogMetadata
+    from dlcore.log.staging.commit import HeldLog
     from dlcore.metadata.port import Op
     from dlcore.ops.upkeep.redaction import Event, Run, Scanned, Work
 
 _LOCK_PATIENCE_S = 60.0
 _LOCK_POLL_S = 0.5
+_TURN_PATIENCE_S = 30.0
+_TURN_POLL_S = 0.1
 
 
 class Receipt(NamedTuple):
@@ -362,18 +369,52 @@ class LogRedactor:
         return tuple(found)
 
     async def _complete(self) -> None:
-        """Complete the segment in progress, which no writer may have."""
-        logs = self._context.logs
-        at = await complete_unowned(self._context, await logs.read(self._log))
-        if at.head.segment is None:
-            return
-        holder = await logs.read_lock(self._log)
-        who = "a writer" if holder is None else holder.described(self._context.client_id)
+        """Complete the segment in progress: without a writer, or in a turn that it gives."""
+        logs, loop = self._context.logs, asyncio.get_running_loop()
+        until_s = loop.time() + _TURN_PATIENCE_S
+        while True:
+            at = await complete_unowned(self._context, await logs.read(self._log))
+            if at.head.segment is None:
+                return
+            held = await self._held()
+            if held is not None and held.holder.turn == "refused":
+                break
+            if held is not None and await self._complete_in_turn(held):
+                return
+            if loop.time() >= until_s:
+                break
+            await asyncio.sleep(_TURN_POLL_S)
+        who = "a writer" if held is None else held.holder.described(self._context.client_id)
         raise OwnershipAcquireFailedError(
             f"segment {at.head.max_lssn} of log {self._log.name!r} is in progress and has such "
             f"rows, and {who} writes it: close that writer, or wait until the segment is completed "
             "(segment_age_max_s, segment_bytes_max), and run the command again"
         )
+
+    async def _held(self) -> HeldLog | None:
+        path = self._context.logs.paths_of(self._log).lock
+        node = await persistently(lambda: self._context.store.get(path, fresh=True))
+        return held_log(self._context.paths, self._log, node)
+
+    async def _complete_in_turn(self, held: HeldLog) -> bool:
+        """Complete the segment if the writer gives a turn, else ask for one, as appends do."""
+        context = self._context
+        at = await context.logs.read(self._log)
+        gives = held.gives_turn_at(at)
+        ops: list[Op] = []
+        if gives:
+            # The transaction ends the turn, and the writer goes on in the next segment.
+            ops.append(held.turned("free"))
+            if at.head.segment is not None:
+                paths, now_ms = context.logs.paths_of(self._log), context.clock.now_ms()
+                ops += plan_complete(paths, at, now_ms=now_ms, closing=None).ops
+        elif held.holder.turn == "free":
+            ops.append(held.turned("asked"))
+        with contextlib.suppress(MetadataVersionError, NoNodeError):
+            if ops:
+                await context.store.multi(ops)
+                return gives
+        return False
 
     async def _rewrite(self, run: Run) -> bool:
         begun = await self._begin()

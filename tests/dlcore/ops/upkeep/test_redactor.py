@@ -15,6 +15,7 @@ import pytest
 from dlcore.base.config import LogConfig, LogSettings, QuorumConfig
 from dlcore.base.errors import (
     ConfigurationError,
+    LogNotReadyError,
     OwnershipAcquireFailedError,
     UnsupportedError,
 )
@@ -24,6 +25,7 @@ from dlcore.ledger.metadata.erasing import Erased, Erasure
 from dlcore.log.metadata.redactions import digest_of
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle
 from dlcore.log.upkeep.forks import fork_log
+from dlcore.log.writing.producers import Producers
 from dlcore.metadata import cluster_features
 from dlcore.metadata.stored import decode, encode
 from dlcore.ops.upkeep import redactor as redactor_module
@@ -33,6 +35,7 @@ from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 from dlcore.ops.upkeep.tierer import LogTierer
 from tests.dlcore.ops.upkeep.test_merger import check_ledgers, forget_ledgers
 from tests.dlcore.ops.upkeep.test_tierer import WatchedObjects, check_objects
+from tests.fixtures.aio import until_async
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
@@ -358,6 +361,39 @@ def test_a_writer_with_such_rows_is_an_obstacle_and_the_open_segment_else_none()
         receipt = await (await scene.redactor()).redact()
         assert (receipt.rows, receipt.left) == (21, ())
         assert await scene.read() == redacted(before)
+        forget_ledgers(scene.cluster)
+        assert scene.copies() == []
+
+    on_scene(body)
+
+
+def test_a_writer_that_gives_turns_lets_its_segment_be_completed() -> None:
+    """Goal: a proxy that owns the log hinders nothing, and goes on in the next segment."""
+
+    async def body(scene: Scene) -> None:
+        other = await scene.cluster.open("writer", config=WRITING)
+        log = await other.open_log("clicks", config=WRITING)
+        writer = await log.open_writer(producers=Producers())
+        for user, name in ((42, NEEDLE), (8, "eight"), (9, "nine")):
+            await writer.write_batch(pa.record_batch([[user], [name]], schema=SCHEMA))
+            await writer.flush()
+        before = await scene.read()
+        receipt = await (await scene.redactor()).redact()
+        assert (receipt.rows, receipt.left) == (21, ())
+        assert await scene.read() == redacted(before)
+
+        async def is_taken() -> bool:
+            try:
+                await writer.write_batch(pa.record_batch([[42], ["again"]], schema=SCHEMA))
+            except LogNotReadyError:
+                return False  # it has not seen yet that its turn is over
+            return True
+
+        await until_async(is_taken)
+        await writer.aclose()
+        after = await scene.read()
+        assert after[:-1] == redacted(before)
+        assert after[-1]["name"] == "again"
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
 
