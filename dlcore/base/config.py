@@ -478,8 +478,8 @@ class LogSettings(
     """With a tier: a segment goes there at any age once the log has so many newer bytes on bookies;
     None: only by its age."""
     table: str | None = None
-    """With `tier`: ``delta`` makes a Delta table of the objects, beside them; None: none is made or
-    kept up to date."""
+    """With `tier`: ``delta`` or ``iceberg`` makes a table of the objects in that format; None: none
+    is made or kept up to date."""
 
     mode: str = "any"
     """Which programs may open writers from now on: ``direct``: programs with access to bookies;
@@ -518,10 +518,11 @@ class LogSettings(
             rule="expected none with encrypted=True: an encrypted log stays on bookies",
         )
         require(
-            condition=self.table is None or (self.table == "delta" and self.tier_url is not None),
+            condition=self.table is None
+            or (self.table in ("delta", "iceberg") and self.tier_url is not None),
             key="table",
             value=self.table,
-            rule="expected delta, with a tier of its own, or nothing: no table",
+            rule="expected delta or iceberg, with a tier of its own, or nothing: no table",
         )
         require(
             condition=self.retention_s is None or self.retention_s > 0,

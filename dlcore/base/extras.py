@@ -2,9 +2,9 @@
 
 A plain installation reads and writes logs over proxies.  `pip install 'distributed-dlog[…]'` adds
 the rest: `cluster` for logs over ZooKeeper and bookies, and for running bookies, `cli` for the
-`dlog` command, `kafka` for Kafka's protocol at a proxy, `metrics` for a client's metrics, `spark`
-for the Spark data source, `table` for workers that keep Delta tables of logs, and `tier` for logs
-with cold segments in an object store.
+`dlog` command, `iceberg` for workers that keep Iceberg tables of logs, `kafka` for Kafka's protocol
+at a proxy, `metrics` for a client's metrics, `spark` for the Spark data source, `table` for workers
+that keep Delta tables of logs, and `tier` for logs with cold segments in an object store.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ EXTRA_OF = {
     "obstore": "tier",
     "pandas": "spark",
     "prometheus_client": "metrics",
+    "pyiceberg": "iceberg",
     "pyspark": "spark",
     "rich": "cli",
 }

@@ -1,25 +1,21 @@
 """Goal: no kill and no lost answer puts a record into a table twice, or leaves one out.
 
 Method: workers are processes, killed at each step of theirs, and at each request to an S3 server;
-readers of Delta and of dlog compare what they see after each.
+readers of Delta or Iceberg, and of dlog, compare what they see after each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 
 from dlcore import LogConfig, LogSettings, QuorumConfig
 from dlcore.backends.direct.namespace import open_namespace
@@ -29,6 +25,7 @@ from tests.fixtures.http_relay import http_relay
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.s3 import s3_server
+from tests.fixtures.table_readers import make_catalog, own_catalog, table_view
 from tests.fixtures.tier_worker import CONFIG
 
 if TYPE_CHECKING:
@@ -55,9 +52,10 @@ class Logs:
     """Logs with tables, and how much was written to them."""
 
     def __init__(
-        self, namespace: DirectNamespace, tier: str, schemas: dict[str, pa.Schema]
+        self, namespace: DirectNamespace, tier: str, kind: str, schemas: dict[str, pa.Schema]
     ) -> None:
         self.namespace = namespace
+        self.kind = kind
         self.tier = tier
         self.schemas = schemas
         self.written = 0
@@ -66,7 +64,7 @@ class Logs:
 
     async def start(self) -> None:
         """Make the logs."""
-        settings = LogSettings(tier=self.tier, tier_after_s=0, table="delta")
+        settings = LogSettings(tier=self.tier, tier_after_s=0, table=self.kind)
         for name, schema in self.schemas.items():
             if await self.namespace.log_exists(name):
                 await self.namespace.delete_log(name)
@@ -93,13 +91,6 @@ class Logs:
             await log.truncate(DLSN(first.lssn + 1, 0, 0))
         self.first += ROWS
 
-    def table_of(self, name: str, log_id: str) -> DeltaTable | None:
-        """Return the table of a log."""
-        url = f"{self.tier}/{self.namespace.log_context.cluster_id}/{log_id}"
-        with contextlib.suppress(TableNotFoundError):
-            return DeltaTable(url)  # `is_deltatable` would keep the relay's threads from their turn
-        return None
-
     async def check(self, *, whole: bool = False) -> None:
         """Require that each row is in the table or in the log after its end, once and in order."""
         context = self.namespace.log_context
@@ -110,17 +101,16 @@ class Logs:
             written = await (await log.read(columns=columns)).to_arrow()
             assert written[key].to_pylist() == list(range(self.first, self.written))
             log_id = (await context.logs.find(name)).log_id
-            table = self.table_of(name, log_id)
+            url = f"{self.tier}/{context.cluster_id}/{log_id}"
+            table = table_view(self.kind, url, name)
             if table is None:
                 assert not whole
                 continue
             self.tables += 1
-            rows = table.to_pyarrow_table().sort_by("_sequence_id")
+            rows = table.rows()
             ids = rows["_sequence_id"].to_pylist()
             assert ids == sorted(set(ids))
-            number = table.transaction_version(f"{context.cluster_id}/{log_id}")
-            assert number is not None
-            boundary = DLSN(*divmod(number, 2**32), 0)
+            boundary = DLSN(*divmod(table.number(), 2**32), 0)
             tail = (await (await log.read(start=boundary, columns=columns)).to_arrow())[key]
             assert [each for each in ids if each >= self.first] + tail.to_pylist() == list(
                 range(self.first, self.written)
@@ -129,8 +119,19 @@ class Logs:
             assert value == [b"%09d" % each * 5 for each in ids]
             if whole:
                 assert ids == list(range(self.first, self.written))
-                seen = polars.scan_delta(table.table_uri).collect()["_sequence_id"].sort()
-                assert seen.to_list() == ids
+                assert table.ids() == ids
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give each format of tables, with a catalog for Iceberg, which worker processes use too."""
+    make_catalog(tmp_path / "catalog", monkeypatch)
+    return str(request.param)
+
+
+def snapshots_of(name: str) -> list[int]:
+    """Return the ids of the snapshots of an Iceberg table, oldest first."""
+    return [each.snapshot_id for each in own_catalog().load_table(("dlog", name)).snapshots()]
 
 
 async def _work(logs: Logs, step: int, **environment: str) -> asyncio.subprocess.Process:
@@ -143,15 +144,15 @@ async def _work(logs: Logs, step: int, **environment: str) -> asyncio.subprocess
 
 
 @pytest.mark.timeout(1800)  # some seconds for each step, with --full
-def test_a_worker_that_is_killed_at_each_step(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_at_each_step(sandbox: Sandbox, tmp_path: Path, kind: str) -> None:
     """Segments come and go meanwhile; in the end both tables have all."""
     tier = f"file://{tmp_path}/tier"
-    run_in_own_time(asyncio.wait_for(_kill_at_each_step(sandbox.uri, tier), TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(_kill_at_each_step(sandbox.uri, tier, kind), TIME_LIMIT_S))
 
 
-async def _kill_at_each_step(uri: str, tier: str) -> None:
+async def _kill_at_each_step(uri: str, tier: str, kind: str) -> None:
     async with await open_namespace(uri) as namespace:
-        logs = Logs(namespace, tier, {"table-clicks": BYTES, "table-rides": TYPED})
+        logs = Logs(namespace, tier, kind, {"table-clicks": BYTES, "table-rides": TYPED})
         await logs.start()
         ends = []
         for number, step in enumerate(range(1, STEPS_MAX, STRIDE)):
@@ -169,7 +170,7 @@ async def _kill_at_each_step(uri: str, tier: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_a_worker_that_is_killed_at_each_request_to_s3(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the server has it, and after, also in the middle of a commit or a checkpoint."""
     with s3_server(tmp_path / "s3") as server:
@@ -177,13 +178,13 @@ def test_a_worker_that_is_killed_at_each_request_to_s3(
             monkeypatch.setenv(name, value)
         address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
         with http_relay(address) as relay:
-            scenario = _kill_at_each_request(sandbox.uri, f"{server.url}/killed", relay)
+            scenario = _kill_at_each_request(sandbox.uri, f"{server.url}/killed", kind, relay)
             run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
 
 
-async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay) -> None:
+async def _kill_at_each_request(uri: str, tier: str, kind: str, relay: HttpRelay) -> None:
     async with await open_namespace(uri) as namespace:
-        logs = Logs(namespace, tier, {"table-killed": TYPED})
+        logs = Logs(namespace, tier, kind, {"table-killed": TYPED})
         await logs.start()
         ends = []
         for number in range(REQUESTS_MAX):
@@ -191,8 +192,10 @@ async def _kill_at_each_request(uri: str, tier: str, relay: HttpRelay) -> None:
             if number % 5 == 4:
                 await logs.truncate()
             worker = await _work(logs, 0, AWS_ENDPOINT_URL=f"http://{relay.address}")
-            # Writes of a round: an object, a commit, and now and then a checkpoint.
-            _kill(relay, worker, at=1 + number // 2 % 4, after=bool(number % 2))
+            # Writes of a round: an object, a commit, which for Iceberg is three of metadata, and
+            # now and then a checkpoint.
+            at = number // 2 % 4 if kind == "delta" else number // 2 * 2 % 9
+            _kill(relay, worker, at=1 + at, after=bool(number % 2))
             ends.append(await worker.wait())
             await logs.check()
         assert set(ends) <= {0, -signal.SIGKILL}
@@ -222,7 +225,7 @@ def _kill(relay: HttpRelay, worker: asyncio.subprocess.Process, *, at: int, afte
 
 
 def test_a_store_that_loses_answers(
-    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library's client sends a request again by itself: the store has a commit, and refuses.
 
@@ -234,13 +237,13 @@ def test_a_store_that_loses_answers(
         address = server.environment["AWS_ENDPOINT_URL"].removeprefix("http://")
         with http_relay(address) as relay:
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{relay.address}")
-            scenario = _lose_answers(sandbox.uri, f"{server.url}/lost", relay)
+            scenario = _lose_answers(sandbox.uri, f"{server.url}/lost", kind, relay)
             run_in_own_time(asyncio.wait_for(scenario, TIME_LIMIT_S))
 
 
-async def _lose_answers(uri: str, tier: str, relay: HttpRelay) -> None:
+async def _lose_answers(uri: str, tier: str, kind: str, relay: HttpRelay) -> None:
     async with await open_namespace(uri) as namespace:
-        logs = Logs(namespace, tier, {"table-lost": TYPED})
+        logs = Logs(namespace, tier, kind, {"table-lost": TYPED})
         await logs.start()
         worker = LogUpkeep.of(namespace, CONFIG)
         found = await namespace.log_context.logs.find("table-lost")
@@ -262,14 +265,16 @@ async def _lose_answers(uri: str, tier: str, relay: HttpRelay) -> None:
         assert len(met) == 5
 
 
-def test_the_command_shows_the_table_and_its_versions(shell: Shell, tmp_path: Path) -> None:
+def test_the_command_shows_the_table_and_its_versions(
+    shell: Shell, tmp_path: Path, kind: str
+) -> None:
     """Positions for versions, and versions for positions, as the history has them."""
     tier = f"file://{tmp_path}/tier"
     name = "table-shown"
 
     async def fill() -> None:
         async with await open_namespace(shell.uri) as namespace:
-            logs = Logs(namespace, tier, {name: TYPED})
+            logs = Logs(namespace, tier, kind, {name: TYPED})
             await logs.start()
             worker = LogUpkeep.of(namespace, CONFIG)
             found = await namespace.log_context.logs.find(name)
@@ -283,21 +288,23 @@ def test_the_command_shows_the_table_and_its_versions(shell: Shell, tmp_path: Pa
     assert (exit_code, "table-nowhere" in said) == (1, True)
     run_in_own_time(asyncio.wait_for(fill(), TIME_LIMIT_S))
     shown = shell.json("log", "table", name)
-    ends = [shell.json("log", "table", name, "--version", str(each))["end"] for each in range(3)]
+    versions = range(3) if kind == "delta" else snapshots_of(name)
+    ends = [shell.json("log", "table", name, "--version", str(each))["end"] for each in versions]
     assert [DLSN.parse(each).lssn for each in ends] == [1, 2, 3]
-    assert (shown["version"], shown["end"]) == (2, ends[2])
+    assert (shown["version"], shown["end"]) == (versions[2], ends[2])
+    assert shown["format"] == kind
     assert (shown["records"], shown["records_after"]) == (3 * ROWS, ROWS)
     assert shown["table"].startswith(tier)
     assert shown["files"] >= 3
     assert shown["bytes"] > 0
-    for version, end in enumerate(ends):
+    for version, end in zip(versions, ends, strict=True):
         assert shell.text("log", "table", name, "--at", end).strip() == str(version)
         assert shell.text("log", "table", name, "--version", str(version)).strip() == end
-    assert shell.text("log", "table", name, "--at", "2:0:0").strip() == "1"
-    assert shell.text("log", "table", name, "--at", "1:0:1").strip() == "0"
+    assert shell.text("log", "table", name, "--at", "2:0:0").strip() == str(versions[1])
+    assert shell.text("log", "table", name, "--at", "1:0:1").strip() == str(versions[0])
     for wrong, why in (
         (["--at", "4:1:0"], "none of its versions has all before 4:1:0"),
-        (["--version", "7"], "version 7 of"),
+        (["--version", "7"], "version 7 of" if kind == "delta" else "no snapshot 7 any more"),
         (["--version", "1", "--at", "1:0:0"], "exclude each other"),
     ):
         exit_code, _, said = shell.outcome("log", "table", name, *wrong)

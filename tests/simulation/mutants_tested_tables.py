@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from dlcore.log.cold import delta_tables as delta_tables_module, table_format
+from dlcore.log.cold import delta_format, delta_tables as delta_tables_module
 from dlcore.log.cold.delta_tables import DeltaTables
 from dlcore.ops.upkeep import table_guard as table_guard_module
 from dlcore.ops.upkeep.table_commits import Commit, TableCommits, TableState
@@ -115,7 +115,7 @@ def files_of_others_are_taken() -> Iterator[None]:
         return tuple((row["path"], row["size_bytes"], (1, 1), row["num_records"]) for row in rows)
 
     with (
-        patch.object(table_format, "files_of", all_of),
+        patch.object(delta_format, "files_of", all_of),
         patch.object(delta_tables_module, "files_of", all_of),
     ):
         yield

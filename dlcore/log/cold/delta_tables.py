@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from dlcore.base.errors import ConfigurationError, ObjectStoreError, TableError
+from dlcore.base.errors import ConfigurationError, ObjectStoreError
 from dlcore.base.extras import missing_packages_explained
+from dlcore.log.cold.delta_format import DELTA, files_of, statistics_of
+from dlcore.log.cold.objects import delete_below
 from dlcore.log.cold.stores import sync_file
 from dlcore.log.cold.table_format import (
-    Field,
-    Place,
-    TableFile,
+    CHECKPOINT_EVERY,
     TableSeen,
     boundary_of,
     description_of,
-    files_of,
     number_of,
     place_of,
+    require_reached,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from dlcore.log.cold.objects import Objects
+    from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile
 
 _OPTIONS = {
     "timeout": "30 s",
@@ -38,10 +42,10 @@ _OPTIONS = {
     "retry_timeout": "60 s",
 }
 _REASON_MAX = 300
-CHECKPOINT_EVERY = 20
-"""Commits after which a checkpoint is made, which has all files.  Opening the table takes some 30
-requests for a checkpoint, and 4 for each commit since."""
+_VERSION = re.compile(r"(\d{20})(?:\.checkpoint)?\.(?:json|parquet)")
 PROPERTIES = {
+    # A checkpoint has all files.  To open the table takes some 30 requests for it, and 4 for each
+    # commit since.
     "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     # How long old versions can be read, as far as their files are there.
     "delta.logRetentionDuration": "interval 30 days",
@@ -50,25 +54,18 @@ PROPERTIES = {
 }
 
 
-class AddedFile(NamedTuple):
-    """A file that a commit adds, with its statistics in JSON."""
-
-    name: str
-    size_bytes: int
-    modified_ms: int
-    statistics: str
-
-
 class DeltaTables:
     """The table in any folder, for the log with one id.
 
     Args:
         url: the folder.
         app_id: the log, as its table names it.
+        objects: the store of the folder.
     """
 
-    def __init__(self, url: str, app_id: str) -> None:
+    def __init__(self, url: str, app_id: str, objects: Objects) -> None:
         self.url = url
+        self._objects = objects
         self._app_id = app_id
         self._table: Any = None
         self._version = -1  # that was seen last
@@ -105,6 +102,7 @@ class DeltaTables:
         self._table, self._version = table, table.version()
         return TableSeen(
             version=self._version,
+            known_as=self._version,
             position=None if number is None else place_of(number),
             description=metadata.description or "",
             fields=tuple(fields),
@@ -126,25 +124,17 @@ class DeltaTables:
             number = table.transaction_version(self._app_id)
         return None if number is None else place_of(number)
 
-    async def version_with(self, place: Place, *, oldest: int) -> int:
-        """Return the first version, from `oldest` on, that has all records before a place.
+    async def version_with(self, place: Place) -> int:
+        """Return the first version that can be read and has all records before a place.
 
         Raises:
             TableError: the newest version does not have them, or there is no table.
             ObjectStoreError: the table cannot be read now.
         """
         seen = await self.look()
-        if seen is None or seen.position is None or seen.position < place:
-            has = (
-                "no records"
-                if seen is None or seen.position is None
-                else (f"records up to {boundary_of(seen.position)}")
-            )
-            raise TableError(
-                f"the table in {self.url} has {has}, and none of its versions has all before "
-                f"{boundary_of(place)}"
-            )
-        low, high = oldest, seen.version
+        require_reached(self.url, None if seen is None else seen.position, place)
+        assert seen is not None
+        low, high = await self._oldest(), seen.version
         while low < high:
             middle = (low + high) // 2
             position = await self.position_at(middle)
@@ -153,6 +143,19 @@ class DeltaTables:
             else:
                 low = middle + 1
         return high
+
+    async def _oldest(self) -> int:
+        """Return the oldest version that can be read: the first commit's, or a checkpoint's."""
+        commits: list[int] = []
+        checkpoints: list[int] = []
+        async for page in self._objects.list_below(f"{self.url}/{DELTA.folder}"):
+            for each in page:
+                name = each.url.rpartition("/")[2]
+                if found := _VERSION.fullmatch(name):
+                    (checkpoints if "checkpoint" in name else commits).append(int(found[1]))
+        if 0 in commits or not checkpoints:
+            return 0
+        return min(checkpoints)
 
     async def create(
         self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place
@@ -274,6 +277,10 @@ class DeltaTables:
             table.create_checkpoint()
             table.cleanup_metadata()
 
+    async def drop(self) -> None:
+        """Delete the table, but not its files."""
+        await delete_below(self._objects, f"{self.url}/{DELTA.folder}")
+
 
 def _schema(module: Any, fields: Sequence[Field]) -> Any:
     return module.Schema.from_json(json.dumps({"type": "struct", "fields": list(fields)}))
@@ -282,7 +289,12 @@ def _schema(module: Any, fields: Sequence[Field]) -> Any:
 def _adds(module: Any, files: Sequence[AddedFile], *, data_change: bool) -> list[Any]:
     return [
         module.transaction.AddAction(
-            each.name, each.size_bytes, {}, each.modified_ms, data_change, each.statistics
+            each.name,
+            each.size_bytes,
+            {},
+            each.modified_ms,
+            data_change,
+            statistics_of(each.footer, each.end_entry),
         )
         for each in files
     ]

@@ -47,6 +47,13 @@ class Objects(Protocol):
         ...
 
 
+async def delete_below(objects: Objects, url: str) -> None:
+    """Delete all objects below a URL."""
+    found = [each.url async for page in objects.list_below(url) for each in page]
+    for each in found:
+        await objects.delete(each)
+
+
 class MemoryObjects(Objects):
     """Objects in this process."""
 

@@ -1,4 +1,4 @@
-"""`dlog log table`: the Delta table of a log, and its versions by positions."""
+"""`dlog log table`: the table of a log, and its versions by positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @common_options
 def show_table(log: str, at: str | None, version: int | None) -> None:
-    """Show the Delta table that LOG has with the setting table.
+    """Show the Delta or Iceberg table that LOG has with the setting table.
 
     The end is the first position that is not in it, from which on the log has the rest.
     """
@@ -47,6 +47,7 @@ def show_table(log: str, at: str | None, version: int | None) -> None:
         return {
             "log": log,
             "table": status.url,
+            "format": status.form,
             "version": status.version,
             "end": str(status.end),
             "records": status.records,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError, TableError
-from dlcore.log.cold.table_format import fields_of
 from dlcore.log.metadata.chunks import ChunkMissingError
 from dlcore.log.upkeep.removal import read_moved
 from dlcore.ops.upkeep.rewriting import SegmentRewriter
@@ -13,7 +12,7 @@ from dlcore.ops.upkeep.table_commits import FILES_PER_COMMIT_MAX, Chain, ObjectA
 
 if TYPE_CHECKING:
     from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.log.cold.table_format import Field, Place
+    from dlcore.log.cold.table_format import Field, Place, TableForm
     from dlcore.log.metadata.segment import Extent
     from dlcore.log.metadata.values import LogKey, VersionedHead
 
@@ -21,14 +20,18 @@ if TYPE_CHECKING:
 class ChainReader(SegmentRewriter):
     """Reads the chains of any logs."""
 
-    async def read_chain(self, log: LogKey, url: str, start: Place, *, whole: bool) -> Chain:
+    async def read_chain(
+        self, log: LogKey, url: str, form: TableForm, start: Place, *, whole: bool
+    ) -> Chain:
         """Return the cold part of a log from a place on, whose objects are below a URL.
+
+        Fields are those of the table's format.
 
         Raises:
             LogNotFoundError: the log was deleted.
             TableError: an object is elsewhere.
         """
-        fields = await self._fields_of(log)
+        fields = await self._fields_of(log, form)
         at = await self._context.logs.read(log)
         while True:
             try:
@@ -36,12 +39,12 @@ class ChainReader(SegmentRewriter):
             except ChunkMissingError as error:
                 at = await read_moved(self._context, at, error)
 
-    async def _fields_of(self, log: LogKey) -> tuple[Field, ...]:
+    async def _fields_of(self, log: LogKey, form: TableForm) -> tuple[Field, ...]:
         from dlcore.log.cold.parquet import columns_of_object
 
         found = await self._context.logs.find_again(log)
         (schema,) = await self._context.logs.read_schemas([found])
-        return fields_of(columns_of_object(schema, 0 if schema is None else schema.latest_id))
+        return form.fields_of(columns_of_object(schema, 0 if schema is None else schema.latest_id))
 
     async def _walk(
         self, at: VersionedHead, url: str, start: Place, fields: tuple[Field, ...], *, whole: bool

@@ -4,8 +4,8 @@ Theory of operation.  The table's position is the place in the log up to which i
 records, and is set by the same commit that adds the files.  Each step is therefore the same: look
 at the table, read what the chain has after the position, and make one commit for the difference.
 A commit whose outcome is unknown is no case of its own: the next look shows whether it was made,
-and nothing is added before that look.  The library refuses a commit if another one with the log's
-id came after the table that was seen; hence two workers, or a late request, never add a file twice.
+and nothing is added before that look.  The library, or the catalog, refuses a commit if another one
+came after the table that was seen; hence two workers, or a late request, never add a file twice.
 docs/architecture/machines.md shows `TRANSITIONS` as a diagram.
 
 Promises:
@@ -33,9 +33,9 @@ from dlcore.log.cold.table_format import (
     Field,
     Place,
     TableFile,
+    TableForm,
     TableSeen,
     boundary_of,
-    missing_fields,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TableState(State):
     LOOKING = "the table is looked at"
     READING = "the chain is read from the table's position on, or whole"
     CHANGING = "a commit is being made"
-    TIDYING = "a checkpoint is being made"
+    TIDYING = "a checkpoint is being made, or old versions are deleted"
     FOLLOWED = "the table has what is cold"
     FAILED = "the table is refused, or a store did not do its part"
 
@@ -197,7 +197,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Tidy:
-    """Effect: make a checkpoint, and delete commits that are too old; answer with `DONE`."""
+    """Effect: make a checkpoint, and delete versions that are too old; answer with `DONE`."""
 
 
 Work: TypeAlias = Look | ReadChain | Create | AddFields | Commit | Tidy
@@ -212,15 +212,19 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
 
     Args:
         app_id: the log, as its table names it.
+        form: the format of the table.
         checkpoint_every: a checkpoint is made of each version that is a multiple of this.
         known: the table as it was seen last; None: all of it is compared.
     """
 
     transitions = TRANSITIONS
 
-    def __init__(self, app_id: str, *, checkpoint_every: int, known: Followed | None) -> None:
+    def __init__(
+        self, app_id: str, form: TableForm, *, checkpoint_every: int, known: Followed | None
+    ) -> None:
         self.state = TableState.READY
         self._app_id = app_id
+        self._form = form
         self._checkpoint_every = checkpoint_every
         self._known = known
         self._whole = known is None
@@ -288,8 +292,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
             raise TableError(
                 f"the table in the folder of log {self._app_id} is described as "
                 f"{seen.description[:200]!r} and has no position of this log: it is of another "
-                "log, or not made by dlog; to do: move its folder _delta_log away, or unset the "
-                "setting `table`"
+                f"log, or not made by dlog; to do: {self._form.away}, or unset the setting `table`"
             )
         if self._position is not None and not self._attempts and seen.position < self._position:
             raise ObjectStoreError(
@@ -329,7 +332,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
         position = table.position
         assert position is not None
         self._require_fit(table, position, chain)
-        missing = missing_fields(table.fields, chain.fields)
+        missing = self._form.missing_fields(table.fields, chain.fields)
         if missing:
             if self._grown == tuple(missing):
                 raise TableError(f"the table does not take the columns {missing}")
@@ -366,7 +369,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
                 f"the table has records up to {boundary_of(position)}, and the log's cold records "
                 f"end at {boundary_of(max(chain.first, chain.end))}: the table is ahead of the "
                 "log, as after an import of older metadata; to do: keep what only the table has "
-                "elsewhere, then delete its folder _delta_log, and it is made again"
+                f"elsewhere, then {self._form.remake}, and it is made again"
             )
         beyond = next((each for each in table.files if each.end > position), None)
         cut = next((each for each in chain.objects if each.start < position < each.end), None)
@@ -375,7 +378,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
             raise TableError(
                 f"the table has records up to {boundary_of(position)}, and {name} has some before "
                 "that and some after it: another program changed the table, or it is of another "
-                "chain; to do: delete its folder _delta_log, and it is made again"
+                f"chain; to do: {self._form.remake}, and it is made again"
             )
 
     def _replaced(self, table: TableSeen, position: Place, chain: Chain) -> Commit | None:
@@ -394,7 +397,7 @@ class TableCommits(StepMachine[TableState, Event, Work, bool]):
             names = [*(each.name for each in adds), *(each.name for each in removes)]
             raise TableError(
                 f"the table and the log differ in {', '.join(names[:3])}: another program changed "
-                "the table; to do: delete its folder _delta_log, and it is made again"
+                f"the table; to do: {self._form.remake}, and it is made again"
             )
         return Commit(tuple(adds), tuple(removes), position, is_same=True)
 

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlcore.log.cold.delta_tables import DeltaTables
 from dlcore.log.cold.table_format import app_id_of, segment_of
+from dlcore.log.cold.tables import FORMS, table_at
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey
 
 if TYPE_CHECKING:
-    from dlcore.base.isolating import Troubles
-    from dlcore.log.cold.table_format import TableSeen
-    from dlcore.log.context import LogContext
+    from collections.abc import Sequence
 
-_LOG = "_delta_log"
+    from dlcore.base.isolating import Troubles
+    from dlcore.log.cold.table_format import TableForm, TableSeen
+    from dlcore.log.context import LogContext
 
 
 class TableGuard:
@@ -47,7 +47,7 @@ class TableGuard:
         """Return whether an object that no ledger names must stay for now."""
         log_id, _, name = url.removeprefix(f"{self._folder}/").partition("/")
         if log_id not in self._tables:
-            self._tables = {log_id: _Table(None, follows=True)}  # a list has a log's in a row
+            self._tables = {log_id: _Table((), None, follows=True)}  # a list has a log's in a row
             with self._troubles.isolated(f"the table of the log with id {log_id}"):
                 self._tables = {log_id: await self._read(log_id)}
         return self._tables[log_id].keeps(name)
@@ -59,37 +59,36 @@ class TableGuard:
         head, node = await persistently(
             lambda: context.store.get_many([paths.head, paths.settings], fresh=True)
         )
-        has_log = await self._has_log(url)
-        if head is None:  # the log was deleted, and so is its table, before the files go
-            if has_log:
-                await self._delete_log(url)
-            return _Table(None, follows=False)
-        log = LogKey(name=f"of id {log_id}", log_id=log_id)
-        follows = context.logs.settings_of(log, node).table is not None
         app_id = app_id_of(context.cluster_id, log_id)
-        seen = await DeltaTables(url, app_id).look() if has_log else None
-        return _Table(seen, follows=follows)
+        found = [each for each in FORMS if await self._has(url, each)]
+        tables = {each.kind: table_at(each, url, app_id, context.cold.objects) for each in found}
+        if head is None:  # the log was deleted, and so are its tables, before the files go
+            for table in tables.values():
+                await table.drop()
+            return _Table((), None, follows=False)
+        log = LogKey(name=f"of id {log_id}", log_id=log_id)
+        kind = context.logs.settings_of(log, node).table
+        seen = {each: await table.look() for each, table in tables.items()}
+        there = [each for each in seen.values() if each is not None]
+        return _Table(there, seen.get(kind or ""), follows=kind is not None)
 
-    async def _has_log(self, url: str) -> bool:
-        async for page in self._context.cold.objects.list_below(f"{url}/{_LOG}"):
+    async def _has(self, url: str, form: TableForm) -> bool:
+        async for page in self._context.cold.objects.list_below(f"{url}/{form.folder}"):
             if page:
                 return True
         return False
 
-    async def _delete_log(self, url: str) -> None:
-        objects = self._context.cold.objects
-        found = [each.url async for page in objects.list_below(f"{url}/{_LOG}") for each in page]
-        for each in found:
-            await objects.delete(each)
-
 
 class _Table:
-    """The claims of a table on objects."""
+    """The claims of tables on objects: of all that there are, and of the one that follows."""
 
-    def __init__(self, seen: TableSeen | None, *, follows: bool) -> None:
-        self._names = set() if seen is None else {each.name for each in seen.files}
+    def __init__(
+        self, tables: Sequence[TableSeen], following: TableSeen | None, *, follows: bool
+    ) -> None:
+        self._names = {file.name for each in tables for file in each.files}
         self._follows = follows
-        self._lssn = 0 if seen is None or seen.position is None else seen.position[0]
+        reached = None if following is None else following.position
+        self._lssn = 0 if reached is None else reached[0]
 
     def keeps(self, name: str) -> bool:
         lssn = segment_of(name)

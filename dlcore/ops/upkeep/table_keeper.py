@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from dlcore.base.background import all_of
 from dlcore.base.errors import CorruptMetadataError, LogNotFoundError
 from dlcore.base.steps import run_to_end
-from dlcore.log.cold.delta_tables import CHECKPOINT_EVERY, AddedFile, DeltaTables
-from dlcore.log.cold.table_format import app_id_of, boundary_of, statistics_of
+from dlcore.log.cold.table_format import CHECKPOINT_EVERY, AddedFile, app_id_of, boundary_of
+from dlcore.log.cold.tables import form_of, table_at
 from dlcore.ops.upkeep.table_chain import ChainReader
 from dlcore.ops.upkeep.table_commits import (
     AddFields,
@@ -32,6 +32,7 @@ from dlcore.ops.upkeep.table_commits import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dlcore.log.cold.table_format import TableForm
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.values import LogKey
@@ -89,12 +90,14 @@ class TableKeeper:
             seen = self._seen.pop(log.log_id, None)
             if seen is not None and seen.compared_s + self._compare_every_s <= now_s:
                 seen = None
+            form = form_of(settings.table)
             machine = TableCommits(
                 app_id_of(context.cluster_id, log.log_id),
+                form,
                 checkpoint_every=self._checkpoint_every,
                 known=None if seen is None else seen.followed,
             )
-            job = _Job(context, self._chains, at.log, settings.tier_url)
+            job = _Job(context, self._chains, at.log, settings.tier_url, form)
             looked = await run_to_end(machine, Signal.BEGIN, job.answer_of)
             if machine.followed is not None:
                 compared_s = now_s if seen is None else seen.compared_s
@@ -108,13 +111,16 @@ class TableKeeper:
 class _Job:
     """The driver of one machine."""
 
-    def __init__(self, context: LogContext, chains: ChainReader, log: LogKey, tier: str) -> None:
+    def __init__(
+        self, context: LogContext, chains: ChainReader, log: LogKey, tier: str, form: TableForm
+    ) -> None:
         app_id = app_id_of(context.cluster_id, log.log_id)
         self._context = context
         self._chains = chains
         self._log = log
         self._url = f"{tier}/{app_id}"
-        self._table = DeltaTables(self._url, app_id)
+        self._form = form
+        self._table = table_at(form, self._url, app_id, context.cold.objects)
 
     async def answer_of(self, work: Work) -> Event:
         """Do a work of the machine."""
@@ -123,9 +129,10 @@ class _Job:
                 seen = await self._table.look()
                 return Signal.NO_TABLE if seen is None else Looked(seen)
             case ReadChain(start, whole):
-                return ChainRead(
-                    await self._chains.read_chain(self._log, self._url, start, whole=whole)
+                chain = await self._chains.read_chain(
+                    self._log, self._url, self._form, start, whole=whole
                 )
+                return ChainRead(chain)
             case Create(fields, adds, position):
                 await self._table.create(self._log.name, fields, await self._added(adds), position)
                 self._tell(f"made it of {len(adds)} files up to {boundary_of(position)}")
@@ -163,7 +170,7 @@ class _Job:
         return await all_of(*map(read, objects))
 
     async def _added_file(self, found: ObjectAt) -> AddedFile:
-        """Return an object as a file of the table, with the statistics of its footer."""
+        """Return an object as a file of the table, with its footer."""
         url = f"{self._url}/{found.name}"
         layout = await self._context.cold.layout_of(url, found.size_bytes)
         facts = layout.facts
@@ -174,5 +181,5 @@ class _Job:
                 f"{url} says that it holds {facts}, and the log's chain that it holds {entries} "
                 f"entries with {found.records} records from {boundary_of(found.start)} on"
             )
-        statistics = statistics_of(layout.metadata, found.end[1])
-        return AddedFile(found.name, found.size_bytes, self._context.clock.now_ms(), statistics)
+        now_ms = self._context.clock.now_ms()
+        return AddedFile(found.name, found.size_bytes, now_ms, layout.metadata, found.end[1])

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.base.errors import TableError
-from dlcore.log.cold.delta_tables import DeltaTables
+from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.table_format import app_id_of, boundary_of
+from dlcore.log.cold.tables import form_of, table_at
 
 if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.values import LogKey
 
-_VERSION = re.compile(r"(\d{20})(?:\.checkpoint)?\.(?:json|parquet)")
-
 
 class TableStatus(NamedTuple):
     """A table at its newest version; `end` is the first position that it does not have."""
 
+    form: str
     url: str
     version: int
     end: DLSN
@@ -29,26 +28,30 @@ class TableStatus(NamedTuple):
 
 
 class TableReader:
-    """Reads about the table of one log; `setting` is the log's setting `table`.
+    """Reads about the table of one log; `kind` is the log's setting `table`, or what it was.
 
     Raises:
         TableError: the log has no setting `tier`, and therefore no table.
     """
 
-    def __init__(self, context: LogContext, log: LogKey, tier: str | None) -> None:
+    def __init__(
+        self, context: LogContext, log: LogKey, tier: str | None, kind: str | None
+    ) -> None:
         if tier is None:
             raise TableError(f"log {log.name!r} has no setting `tier`, and no table")
         app_id = app_id_of(context.cluster_id, log.log_id)
         self._context = context
         self._name = log.name
         self.url = f"{tier}/{app_id}"
-        self._table = DeltaTables(self.url, app_id)
+        self._form = DELTA if kind is None else form_of(kind)
+        self._table = table_at(self._form, self.url, app_id, context.cold.objects)
 
     @classmethod
     async def of(cls, context: LogContext, name: str) -> TableReader:
         """Return one for the log of a name."""
         log = await context.logs.find(name)
-        return cls(context, log, (await context.logs.read_settings(log)).tier_url)
+        settings = await context.logs.read_settings(log)
+        return cls(context, log, settings.tier_url, settings.table)
 
     async def status(self) -> TableStatus:
         """Return how the table is.
@@ -58,14 +61,17 @@ class TableReader:
             ObjectStoreError: it cannot be read now.
         """
         seen = await self._table.look()
-        if seen is None or seen.position is None:
+        # One that was registered in a catalog, and has no commit yet, is none.
+        is_empty = seen is not None and not seen.version and not seen.files
+        if seen is None or seen.position is None or is_empty:
             raise TableError(
                 f"log {self._name!r} has no table in {self.url}: its first cold segment makes "
                 "one, if the log has the setting `table`"
             )
         return TableStatus(
+            form=self._form.kind,
             url=self.url,
-            version=seen.version,
+            version=seen.known_as,
             end=boundary_of(seen.position),
             files=len(seen.files),
             records=sum(each.records for each in seen.files),
@@ -92,17 +98,4 @@ class TableReader:
             ObjectStoreError: it cannot be read now.
         """
         place = (dlsn.lssn, dlsn.entry_id + (dlsn.slot_id > 0))
-        return await self._table.version_with(place, oldest=await self._oldest())
-
-    async def _oldest(self) -> int:
-        """Return the oldest version that can be read: the first commit's, or a checkpoint's."""
-        commits: list[int] = []
-        checkpoints: list[int] = []
-        async for page in self._context.cold.objects.list_below(f"{self.url}/_delta_log"):
-            for each in page:
-                name = each.url.rpartition("/")[2]
-                if found := _VERSION.fullmatch(name):
-                    (checkpoints if "checkpoint" in name else commits).append(int(found[1]))
-        if 0 in commits or not checkpoints:
-            return 0
-        return min(checkpoints)
+        return await self._table.version_with(place)

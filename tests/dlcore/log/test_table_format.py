@@ -18,17 +18,16 @@ from hypothesis import given, strategies as st
 from dlcore.base.errors import TableError, UnsupportedError
 from dlcore.base.ids import DLSN
 from dlcore.log.cold import table_format
-from dlcore.log.cold.delta_tables import AddedFile, DeltaTables
+from dlcore.log.cold.delta_format import fields_of, files_of, missing_fields, statistics_of
+from dlcore.log.cold.delta_tables import DeltaTables
 from dlcore.log.cold.parquet import POSITIONS, columns_of_object
+from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.cold.table_format import (
+    AddedFile,
     boundary_of,
-    fields_of,
-    files_of,
-    missing_fields,
     number_of,
     place_of,
     segment_of,
-    statistics_of,
 )
 from dlcore.log.typed.arrow import first_schema
 from tests.fixtures.aio import run
@@ -111,10 +110,9 @@ def test_each_type_as_readers_of_delta_give_it(name: str, tmp_path: Path) -> Non
     file = tmp_path / "1" / "7-t-0-1.parquet"
     file.parent.mkdir()
     pq.write_table(rows, file, compression="zstd")
-    statistics = statistics_of(pq.read_metadata(file), 1)
     url = f"file://{tmp_path}"
-    added = AddedFile("1/7-t-0-1.parquet", file.stat().st_size, 0, statistics)
-    table = DeltaTables(url, "c/l")
+    added = AddedFile("1/7-t-0-1.parquet", file.stat().st_size, 0, pq.read_metadata(file), 1)
+    table = DeltaTables(url, "c/l", StoredObjects())
     run(table.create("log", fields_of(columns), [added], (1, 1)))
     seen = run(table.look())
     assert seen is not None

@@ -16,6 +16,7 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.steps import CallFailed, Ended
+from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.table_format import TableFile, TableSeen
 from dlcore.ops.upkeep import table_commits
 from dlcore.ops.upkeep.table_commits import (
@@ -72,14 +73,14 @@ def chain(*objects: ObjectAt, first: Place = FIRST, fields: tuple[Field, ...] = 
 def seen(version: int, *objects: ObjectAt, position: Place | None = None) -> TableSeen:
     """Return a table that ends with the last object."""
     files = tuple(map(as_file, objects))
-    return TableSeen(version, position or objects[-1].end, "of dlog", (X,), files)
+    return TableSeen(version, version, position or objects[-1].end, "of dlog", (X,), files)
 
 
 class Run:
     """A machine that is checked after each event."""
 
     def __init__(self, known: Followed | None = None, checkpoint_every: int = 100) -> None:
-        self.machine = TableCommits("c/l", checkpoint_every=checkpoint_every, known=known)
+        self.machine = TableCommits("c/l", DELTA, checkpoint_every=checkpoint_every, known=known)
 
     def handle(self, event: Event) -> Effect:
         """Feed an event."""
@@ -156,7 +157,7 @@ def test_segments_that_were_truncated_before_they_came_are_passed() -> None:
     effect = run.handle(ChainRead(chain(first=(4, 2))))
     assert effect == Commit((), (as_file(A), as_file(B)), (4, 0))
     run.handle(Signal.DONE)
-    run.handle(Looked(TableSeen(4, (4, 0), "", (X,), ())))
+    run.handle(Looked(TableSeen(4, 4, (4, 0), "", (X,), ())))
     assert run.handle(ChainRead(chain(first=(4, 2)))) == Ended(True)
 
 
@@ -221,7 +222,7 @@ def test_a_table_of_another_log_is_refused() -> None:
     """It has no position of this one."""
     run = Run()
     run.handle(Signal.BEGIN)
-    error = run.refused(Looked(TableSeen(5, None, "sales of 2025", (X,), ())))
+    error = run.refused(Looked(TableSeen(5, 5, None, "sales of 2025", (X,), ())))
     assert isinstance(error, TableError)
     assert "sales of 2025" in str(error)
 
@@ -273,7 +274,7 @@ def test_columns_are_added_before_files_that_have_them() -> None:
     run.looked(seen(1, A))
     run.handle(ChainRead(wider))
     run.handle(Signal.DONE)
-    run.handle(Looked(TableSeen(2, (1, 4), "", (X, Y), (as_file(A),))))
+    run.handle(Looked(TableSeen(2, 2, (1, 4), "", (X, Y), (as_file(A),))))
     assert run.handle(ChainRead(wider)) == Commit((B,), (), (1, 6))
 
 
@@ -401,7 +402,7 @@ class World:
         """Return the version that an effect makes of an older one."""
         if isinstance(effect, Create):
             files = tuple(map(as_file, effect.adds))
-            return TableSeen(0, effect.position, "", effect.fields, files)
+            return TableSeen(0, 0, effect.position, "", effect.fields, files)
         old = self.store.versions[base]
         if isinstance(effect, AddFields):
             wider = (*old.fields, *effect.fields)
@@ -443,7 +444,7 @@ def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
         if worker is None or world.rng.random() < 0.05:  # begin, or die and begin again
             if worker is not None:
                 known[number] = None
-            machine = TableCommits("c/l", checkpoint_every=3, known=known[number])
+            machine = TableCommits("c/l", DELTA, checkpoint_every=3, known=known[number])
             workers[number] = machine, machine.handle(Signal.BEGIN), [-1]
             continue
         machine, effect, looked = worker
@@ -459,7 +460,7 @@ def test_workers_that_die_and_a_store_that_lies(seed: int) -> None:
     world.rng = random.Random(seed)
     outcome: object = None
     for _ in range(100):
-        machine = TableCommits("c/l", checkpoint_every=3, known=None)
+        machine = TableCommits("c/l", DELTA, checkpoint_every=3, known=None)
         effect, looked = machine.handle(Signal.BEGIN), [-1]
         while not isinstance(effect, Ended):
             effect = machine.handle(world.answer(effect, looked))

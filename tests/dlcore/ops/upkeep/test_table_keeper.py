@@ -1,13 +1,12 @@
-"""Tables of logs as readers of Delta see them: the rows of the log, whatever happens to it."""
+"""Tables of logs as readers see them: the rows of the log, whatever happens to it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
-import polars
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -19,7 +18,8 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.ids import DLSN
-from dlcore.log.cold import delta_tables
+from dlcore.log.cold.delta_tables import DeltaTables
+from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.cold.table_format import boundary_of, place_of
 from dlcore.log.upkeep.removal import remove_truncated
@@ -31,6 +31,7 @@ from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 from tests.fixtures.s3 import s3_server
+from tests.fixtures.table_readers import TableView, delete_table, make_catalog, table_view
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,14 +46,16 @@ CONFIG = UpkeepConfig(
 WRITING = LogConfig(quorum=QuorumConfig(), entry_bytes=1_000, lock_timeout_s=0)
 RIDES = pa.schema([("fare", pa.int32()), ("city", pa.string())])
 BYTES = pa.schema([("txid", pa.int64()), ("value", pa.binary())])
+OBJECT = r"/\d+/[^/]*\.parquet$"
 TIME_LIMIT_S = amount(1700, sampled=120)
 
 
 class TableScene:
     """A log with a table in a folder, and a worker."""
 
-    def __init__(self, cluster: MemoryCluster, folder: Path) -> None:
+    def __init__(self, cluster: MemoryCluster, folder: Path, kind: str) -> None:
         self.cluster = cluster
+        self.kind = kind
         self.tier = f"file://{folder}"
         self.namespace: DirectNamespace
         self.log: DirectLog
@@ -63,7 +66,7 @@ class TableScene:
         """Make the log."""
         self.cluster.objects = StoredObjects()  # type: ignore[assignment]
         self.namespace = await self.cluster.open("driver", config=WRITING)
-        settings = LogSettings(tier=self.tier, tier_after_s=0, table="delta")
+        settings = LogSettings(tier=self.tier, tier_after_s=0, table=self.kind)
         await self.namespace.create_log("rides", settings=settings, schema=schema)
         self.log = await self.namespace.open_log("rides", config=WRITING)
         self.start_worker()
@@ -108,30 +111,38 @@ class TableScene:
 
     async def refused(self, kind: type[DLError], said: str) -> None:
         """Require that a new worker refuses the table, and leaves it as it is."""
-        before = DeltaTable(self.url).version()
+        before = self.view().version()
         self.start_worker()
         with pytest.raises(kind, match=said):
             await self.follow()
-        assert DeltaTable(self.url).version() == before
+        assert self.view().version() == before
+
+    def found(self) -> TableView | None:
+        """Return what readers see of the table; None if there is none."""
+        return table_view(self.kind, self.url, "rides")
+
+    def view(self) -> TableView:
+        """Return what readers see of the table."""
+        found = self.found()
+        assert found is not None
+        return found
 
     def boundary(self) -> DLSN:
         """Return where the table ends, as anybody computes it."""
-        app_id = f"{self.cluster.cluster_id}/{self.log._log.log_id}"
-        number = DeltaTable(self.url).transaction_version(app_id)
-        assert number is not None
-        return boundary_of(place_of(number))
+        return boundary_of(place_of(self.view().number()))
 
     async def check(self, *, tail: int = 0, first: int = 0) -> None:
-        """Require that readers of Delta see each row before the boundary once, and dlog the rest.
+        """Require that readers see each row before the boundary once, and dlog the rest.
 
         Args:
             tail: how many rows are not in the table.
             first: the first row that the log has.
         """
-        table = DeltaTable(self.url).to_pyarrow_table().sort_by("_sequence_id")
+        view = self.view()
+        table = view.rows()
         ids = table["_sequence_id"].to_pylist()
         assert ids == list(range(first, self.count - tail))
-        assert polars.scan_delta(self.url).collect()["_sequence_id"].sort().to_list() == ids
+        assert view.ids() == ids
         name = "_sequence_id" if self.log._log.typed else "sequence_id"
         own = "fare" if self.log._log.typed else "value"
         columns = [name, own]
@@ -146,28 +157,36 @@ def on_table(
     folder: Path,
     body: Callable[[TableScene], Awaitable[None]],
     *,
+    kind: str = "delta",
     schema: pa.Schema | None = RIDES,
 ) -> None:
     """Run `body` on a fresh log."""
 
     async def run() -> None:
         async with memory_cluster() as cluster:
-            scene = TableScene(cluster, folder)
+            scene = TableScene(cluster, folder, kind)
             await scene.start(schema)
             await body(scene)
 
     run_in_own_time(asyncio.wait_for(run(), TIME_LIMIT_S))
 
 
+@pytest.fixture(params=["delta", "iceberg"])
+def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give each format of tables, with a catalog for Iceberg."""
+    make_catalog(tmp_path / "catalog", monkeypatch)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("schema", [RIDES, None], ids=["typed", "bytes"])
 def test_a_table_has_what_is_cold_and_the_log_the_rest(
-    tmp_path: Path, schema: pa.Schema | None
+    tmp_path: Path, kind: str, schema: pa.Schema | None
 ) -> None:
     """Objects are its files, with field ids and statistics; nothing is copied."""
 
     async def body(scene: TableScene) -> None:
         assert await scene.follow()
-        assert not DeltaTable.is_deltatable(scene.url)
+        assert scene.found() is None
         await scene.write()
         assert await scene.follow()
         await scene.check()
@@ -176,28 +195,13 @@ def test_a_table_has_what_is_cold_and_the_log_the_rest(
         assert await scene.follow()
         assert not await scene.follow()
         await scene.check()
-        table = DeltaTable(scene.url)
-        files = {f"/{each}" for each in table.file_uris()} | set(table.file_uris())
-        objects = {
-            each.url.removeprefix("file://") async for page in listed(scene) for each in page
-        }
-        assert objects <= files
+        objects = {each.url async for page in listed(scene) for each in page}
+        assert objects == scene.view().files()
         assert len(objects) > 2
-        fields = {each["name"]: each for each in json.loads(table.schema().to_json())["fields"]}
         own = ["fare", "city"] if schema is not None else ["value"]
-        assert list(fields)[6:] == own
-        assert [fields[each]["metadata"]["parquet.field.id"] for each in own] == [
-            101 + number for number in range(len(own))
-        ]
-        rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        assert sum(each["num_records"] for each in rows) == 67
-        assert {each["max._sequence_id"] for each in rows} >= {59, 66}
-        some = table.to_pyarrow_table(filters=[("_sequence_id", ">=", 60)])
-        assert some.num_rows == 7
-        assert "dlog" in (table.metadata().description or "")
-        assert table.metadata().name == "rides"
+        assert scene.view().rows().column_names[6:] == own
 
-    on_table(tmp_path, body, schema=schema)
+    on_table(tmp_path / "tier", body, kind=kind, schema=schema)
 
 
 def listed(scene: TableScene) -> Any:
@@ -205,7 +209,7 @@ def listed(scene: TableScene) -> Any:
 
     async def pages() -> Any:
         async for page in scene.cluster.objects.list_below(scene.url):
-            yield [each for each in page if "_delta_log" not in each.url]
+            yield [each for each in page if re.search(OBJECT, each.url)]
 
     return pages()
 
@@ -255,7 +259,7 @@ def test_columns_that_are_added_and_parts_of_columns(tmp_path: Path) -> None:
     on_table(tmp_path, body)
 
 
-def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path) -> None:
+def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path, kind: str) -> None:
     """A sweep deletes what no ledger names, but for what the table has, or may still add."""
 
     async def body(scene: TableScene) -> None:
@@ -265,7 +269,7 @@ def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path) 
         await scene.log.truncate(DLSN(3, 0, 0))
         await remove(scene)
         await sweep(scene)
-        assert DeltaTable(scene.url).to_pyarrow_table().num_rows == 180  # nothing dangles
+        assert scene.view().rows().num_rows == 180  # nothing dangles
         await scene.follow()
         await scene.check(first=120)
         await sweep(scene)
@@ -290,7 +294,7 @@ def test_truncated_records_leave_the_table_before_their_objects(tmp_path: Path) 
         assert all("/5/" in each for each in left)
         await scene.check(first=240)
 
-    on_table(tmp_path, body)
+    on_table(tmp_path / "tier", body, kind=kind)
 
 
 async def remove(scene: TableScene) -> None:
@@ -307,7 +311,7 @@ async def sweep(scene: TableScene) -> None:
     await scene.worker.sweep()
 
 
-def test_the_table_of_a_deleted_log_goes_with_its_objects(tmp_path: Path) -> None:
+def test_the_table_of_a_deleted_log_goes_with_its_objects(tmp_path: Path, kind: str) -> None:
     """Nothing of the log is left."""
 
     async def body(scene: TableScene) -> None:
@@ -320,10 +324,10 @@ def test_the_table_of_a_deleted_log_goes_with_its_objects(tmp_path: Path) -> Non
             each async for page in scene.cluster.objects.list_below(scene.tier) for each in page
         ] == []
 
-    on_table(tmp_path, body)
+    on_table(tmp_path / "tier", body, kind=kind)
 
 
-def test_a_table_without_the_setting_keeps_its_files(tmp_path: Path) -> None:
+def test_a_table_without_the_setting_keeps_its_files(tmp_path: Path, kind: str) -> None:
     """It does not follow any more; what it names is not deleted."""
 
     async def body(scene: TableScene) -> None:
@@ -335,17 +339,17 @@ def test_a_table_without_the_setting_keeps_its_files(tmp_path: Path) -> None:
         await remove(scene)
         await sweep(scene)
         assert not await scene.follow()
-        assert DeltaTable(scene.url).to_pyarrow_table().num_rows == 120
-        shutil.rmtree(f"{scene.folder}/_delta_log")
+        assert scene.view().rows().num_rows == 120
+        delete_table(scene.kind, scene.url, "rides")
         await sweep(scene)
         left = [each.url async for page in listed(scene) for each in page]
         assert left
         assert all("/2/" in each for each in left)
 
-    on_table(tmp_path, body)
+    on_table(tmp_path / "tier", body, kind=kind)
 
 
-def test_two_workers_at_once(tmp_path: Path) -> None:
+def test_two_workers_at_once(tmp_path: Path, kind: str) -> None:
     """Both believe to have the lock; each file is added once."""
 
     async def body(scene: TableScene) -> None:
@@ -365,15 +369,16 @@ def test_two_workers_at_once(tmp_path: Path) -> None:
             await others[0].follow(scene.log._log)
             await scene.check()
 
-    on_table(tmp_path, body)
+    on_table(tmp_path / "tier", body, kind=kind)
 
 
-def test_answers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_are_lost(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit whose answer is lost is looked up; one that is not made is made again."""
     fates: list[str] = []
+    tables: Any = DeltaTables if kind == "delta" else IcebergTables
 
     def lossy(method: str) -> None:
-        real = getattr(delta_tables.DeltaTables, method)
+        real = getattr(tables, method)
 
         async def call(*arguments: Any, **options: Any) -> None:
             fate = fates.pop(0) if fates else "done"
@@ -382,7 +387,7 @@ def test_answers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             if fate != "done":
                 raise ObjectStoreError("504")
 
-        monkeypatch.setattr(delta_tables.DeltaTables, method, call)
+        monkeypatch.setattr(tables, method, call)
 
     for method in ("create", "commit", "add_fields"):
         lossy(method)
@@ -393,7 +398,7 @@ def test_answers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 await scene.write()
                 await scene.follow()
                 await scene.check()
-            shutil.rmtree(f"{scene.folder}/_delta_log")
+            delete_table(scene.kind, scene.url, "rides")
             scene.start_worker()
         fates[:] = ["lost"] * 3
         with pytest.raises(ObjectStoreError):
@@ -401,7 +406,7 @@ def test_answers_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         await scene.follow()
         await scene.check()
 
-    on_table(tmp_path, body)
+    on_table(tmp_path / "tier", body, kind=kind)
 
 
 @pytest.mark.timeout(1800)  # two seconds a commit on a busy machine, with --full

@@ -181,12 +181,12 @@ def test_versions_by_positions(tmp_path: Path) -> None:
         with pytest.raises(ObjectStoreError, match="version 1 of"):
             await reader.end_of(1)
         write_deltalake(f"{scene.tier}/other", pa.table({"x": [1]}))
-        other = TableReader(context, scene.log._log, scene.tier)
+        other = TableReader(context, scene.log._log, scene.tier, scene.kind)
         other._table.url = f"{scene.tier}/other"
         with pytest.raises(TableError, match="has no position"):
             await other.end_of(0)
         with pytest.raises(TableError, match="no setting `tier`"):
-            TableReader(context, scene.log._log, None)
+            TableReader(context, scene.log._log, None, None)
 
     on_table(tmp_path, body)
 
@@ -258,5 +258,7 @@ def test_the_setting() -> None:
     """It needs a tier, and a kind of table that there is."""
     assert LogSettings(tier="s3://bucket/f", table="delta").table == "delta"
     for settings in ({"table": "delta"}, {"tier": "s3://bucket/f", "table": "hudi"}):
-        with pytest.raises(ConfigurationError, match="expected delta, with a tier of its own"):
+        with pytest.raises(
+            ConfigurationError, match="expected delta or iceberg, with a tier of its own"
+        ):
             LogSettings.of(settings)

@@ -1,0 +1,462 @@
+"""Iceberg tables of logs, by the library pyiceberg: looked at, made, and changed by single commits.
+
+The table is in the folder of the log, and known to a catalog.  Its first metadata is written by
+dlog and then registered: a table that the library makes by itself gets other field ids than the
+log's objects have.  Each commit is one transaction: files that come and go, the position in the
+snapshot's summary, and the tag.  The catalog makes it only if the current snapshot is the one that
+was seen; it is tried once, and whoever calls looks again before the next.  Calls run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from dlcore.base.clock import SystemClock
+from dlcore.base.errors import ObjectStoreError, TableError
+from dlcore.log.cold import iceberg_catalog
+from dlcore.log.cold.iceberg_catalog import told
+from dlcore.log.cold.iceberg_format import (
+    ANCESTORS_MAX,
+    FIRST_METADATA,
+    FOLDER,
+    LOG,
+    NAME,
+    NAMESPACE,
+    SNAPSHOTS_KEPT,
+    TAG,
+    SnapshotSeen,
+    first_metadata,
+    merged_away,
+    missing_fields,
+    position_in,
+    position_of,
+    require_properties,
+    summary_of,
+    table_file,
+    with_fields,
+    without_floats,
+)
+from dlcore.log.cold.objects import delete_below
+from dlcore.log.cold.table_format import TableSeen, require_reached
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dlcore.log.cold.objects import Objects
+    from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile
+
+_BEGINNING: Place = (1, 0)
+
+
+class IcebergTables:
+    """The table in any folder, for the log with one id.
+
+    Args:
+        url: the folder.
+        app_id: the log, as its table names it.
+        objects: the store of the folder.
+        snapshots_kept: how many snapshots stay, when it is tidied.
+    """
+
+    def __init__(
+        self, url: str, app_id: str, objects: Objects, *, snapshots_kept: int = SNAPSHOTS_KEPT
+    ) -> None:
+        self.url = url
+        self._app_id = app_id
+        self._objects = objects
+        self._snapshots_kept = snapshots_kept
+        self._table: Any = None  # as it was seen last
+        self._files: dict[str, Any] = {}  # of it, by their names
+
+    async def look(self) -> TableSeen | None:
+        """Return the table at its newest version; None if there is none.
+
+        Raises:
+            TableError: a part of it is none of dlog's, or the catalog lacks it.
+            ObjectStoreError: it cannot be read now.
+        """
+        table = await self._load()
+        return None if table is None else await asyncio.to_thread(self._seen, table)
+
+    async def _load(self) -> Any:
+        """Return the table of the catalog; None if there is none."""
+        self._table = None
+        first = await self._first()
+        if first is None:
+            return None
+        place = (first["properties"][NAMESPACE], first["properties"][NAME])
+        table = await iceberg_catalog.load_table(self.url, place)
+        if table is None:
+            await self._require_unused(place)
+        elif str(table.metadata.table_uuid) != first["table-uuid"]:
+            raise TableError(
+                f"the catalog's table {'.'.join(place)} is not the one in {self.url}: another "
+                "program made it; to do: rename it in the catalog, or unset the setting `table`"
+            )
+        self._table = table
+        return table
+
+    async def _first(self) -> Any:
+        """Return the table's first metadata; None if there is none."""
+        url = f"{self.url}/{FOLDER}/{FIRST_METADATA}"
+        data = await asyncio.to_thread(_read, url)
+        return None if data is None else _decoded(url, data)
+
+    async def _require_unused(self, place: tuple[str, str]) -> None:
+        """Require that a table which the catalog lacks never was in it.
+
+        A worker with another catalog would make it again, and a sweep delete its files.
+        """
+        async for page in self._objects.list_below(f"{self.url}/{FOLDER}"):
+            for each in page:
+                if not each.url.endswith(f"/{FIRST_METADATA}"):
+                    raise TableError(
+                        f"the catalog {iceberg_catalog.CATALOG} lacks the table {'.'.join(place)} "
+                        f"of {self.url}, which has been there: is it another catalog?  To do: name "
+                        f"the right one; or delete the folder {self.url}/{FOLDER}, and the table "
+                        "is made again if the log has the setting `table`"
+                    )
+
+    def _seen(self, table: Any) -> TableSeen:
+        metadata = table.metadata
+        require_properties(metadata.properties)
+        current = metadata.current_snapshot()
+        with told("reading the files of", self.url):
+            found = [] if current is None else list(self._data_files(table, current))
+        names = [
+            table_file(
+                self.url,
+                each.file_path,
+                each.file_size_in_bytes,
+                each.record_count,
+                each.upper_bounds,
+            )
+            for each in found
+        ]
+        self._files = {name.name: each for name, each in zip(names, found, strict=True)}
+        position = position_in(_ancestors(metadata), _tagged(metadata), self._app_id)
+        if position is None and current is None and metadata.properties.get(LOG) == self._app_id:
+            position = _BEGINNING  # it was made, and its first commit was not
+        return TableSeen(
+            version=metadata.last_sequence_number,
+            known_as=0 if current is None else current.snapshot_id,
+            position=position,
+            description=metadata.properties.get("comment", ""),
+            fields=_fields_of(metadata),
+            files=tuple(names),
+        )
+
+    def _data_files(self, table: Any, snapshot: Any) -> Iterator[Any]:
+        from pyiceberg.manifest import ManifestContent
+
+        for manifest in snapshot.manifests(table.io):
+            if manifest.content != ManifestContent.DATA:
+                raise TableError(
+                    f"the table in {self.url} has files that delete rows of others: another "
+                    f"program changed it; to do: go back to the snapshot with the tag {TAG}"
+                )
+            for entry in manifest.fetch_manifest_entry(table.io):
+                yield entry.data_file
+
+    # Versions
+
+    async def position_at(self, version: int) -> Place | None:
+        """Return the position of the snapshot with an id; None if it has none.
+
+        Raises:
+            ObjectStoreError: there is no such snapshot any more.
+        """
+        table = await self._load()
+        found = None if table is None else table.metadata.snapshot_by_id(version)
+        if found is None:
+            raise ObjectStoreError(f"the table in {self.url} has no snapshot {version} any more")
+        return position_of(_snapshot(found), self._app_id)
+
+    async def version_with(self, place: Place) -> int:
+        """Return the id of the first snapshot that is there and has all records before a place.
+
+        Raises:
+            TableError: the newest one does not have them, or there is no table.
+        """
+        table = await self._load()
+        chain = [] if table is None else list(_ancestors(table.metadata))
+        tagged = None if table is None else _tagged(table.metadata)
+        require_reached(self.url, position_in(chain, tagged, self._app_id), place)
+        reached = chain[0].snapshot_id
+        for each in chain[1:]:
+            position = position_of(each, self._app_id)
+            if position is None or position < place:
+                break
+            reached = each.snapshot_id
+        return reached
+
+    # Changes
+
+    async def create(
+        self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place
+    ) -> None:
+        """Make the table of the log of this name, with its first files, by two commits.
+
+        Raises:
+            TableError: the catalog has another table of this name.
+            ObjectStoreError: it was not made, or that is not known.
+        """
+        namespace = await asyncio.to_thread(iceberg_catalog.namespace_of, self.url)
+        first = await self._first()
+        if first is None:
+            if await iceberg_catalog.load_table(self.url, (namespace, name)) is not None:
+                raise self._taken((namespace, name))
+            first = await self._write_first((namespace, name), fields)
+        place = (first["properties"][NAMESPACE], first["properties"][NAME])
+        table = await asyncio.to_thread(self._register, place)
+        if str(table.metadata.table_uuid) != first["table-uuid"]:
+            raise self._taken(place)
+        if table.current_snapshot() or missing_fields(_fields_of(table.metadata), fields):
+            raise ObjectStoreError(
+                f"the table in {self.url} was made before: it is looked at again"
+            )
+        self._table = table
+        await asyncio.to_thread(self._apply, files, (), position)
+
+    def _taken(self, place: tuple[str, str]) -> TableError:
+        return TableError(
+            f"the catalog has a table {'.'.join(place)} already, which is not that of {self.url}; "
+            "to do: rename or drop it in the catalog, or set another namespace "
+            "(PYICEBERG_CATALOG__DLOG__NAMESPACE)"
+        )
+
+    async def _write_first(self, place: tuple[str, str], fields: Sequence[Field]) -> dict[str, Any]:
+        clock = SystemClock()
+        metadata = first_metadata(
+            url=self.url,
+            uuid=str(uuid.UUID(clock.new_token())),
+            now_ms=clock.now_ms(),
+            app_id=self._app_id,
+            place=place,
+            fields=fields,
+        )
+        data = json.dumps(metadata).encode()
+        await self._objects.put_new(f"{self.url}/{FOLDER}/{FIRST_METADATA}", data)
+        return metadata
+
+    def _register(self, place: tuple[str, str]) -> Any:
+        catalog = iceberg_catalog.open_catalog(self.url)
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        with told("making", self.url):
+            catalog.create_namespace_if_not_exists(place[0])
+            with suppress(TableAlreadyExistsError):
+                return catalog.register_table(place, f"{self.url}/{FOLDER}/{FIRST_METADATA}")
+            return catalog.load_table(place)
+
+    async def add_fields(self, fields: Sequence[Field], position: Place) -> None:
+        """Add columns to the table that was seen, or parts of columns, or widen them.
+
+        Raises:
+            ObjectStoreError: they were not added, or that is not known.
+        """
+        await asyncio.to_thread(self._add_fields, fields)
+
+    def _add_fields(self, fields: Sequence[Field]) -> None:
+        from pyiceberg.schema import Schema
+        from pyiceberg.table.update import (
+            AddSchemaUpdate,
+            AssertCurrentSchemaId,
+            AssertTableUUID,
+            SetCurrentSchemaUpdate,
+        )
+
+        table = self._table
+        metadata = table.metadata
+        number = max(each.schema_id for each in metadata.schemas) + 1
+        new = {"type": "struct", "fields": with_fields(_fields_of(metadata), fields)}
+        with told("adding columns to", self.url):
+            schema = Schema.model_validate({**new, "schema-id": number})
+            # The library's own `update_schema` gives columns other ids than the objects have.
+            table.catalog.commit_table(
+                table,
+                (
+                    AssertTableUUID(uuid=metadata.table_uuid),
+                    AssertCurrentSchemaId(**{"current-schema-id": metadata.current_schema_id}),
+                ),
+                (AddSchemaUpdate(schema=schema), SetCurrentSchemaUpdate()),
+            )
+
+    async def commit(
+        self,
+        adds: Sequence[AddedFile],
+        removes: Sequence[TableFile],
+        position: Place,
+        *,
+        now_ms: int,
+        data_change: bool,
+    ) -> None:
+        """Add and remove files of the table that was seen, and set its position.
+
+        Raises:
+            ObjectStoreError: it was not done, or that is not known.
+        """
+        await asyncio.to_thread(self._apply, adds, removes, position)
+
+    def _apply(
+        self, adds: Sequence[AddedFile], removes: Sequence[TableFile], position: Place
+    ) -> None:
+        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.table.update.snapshot import ManageSnapshots
+
+        table = self._table
+        with told("changing", self.url):
+            transaction = table.transaction()
+            update = transaction.update_snapshot(
+                snapshot_properties=summary_of(self._app_id, position)
+            )
+            snapshot = update.overwrite() if removes else update.merge_append()
+            for added in adds:
+                snapshot.append_data_file(self._data_file(table.metadata, added))
+            for removed in removes:
+                snapshot.delete_data_file(self._files[removed.name])
+            if removes:
+                snapshot.delete_by_predicate(AlwaysTrue())  # all manifests may have them
+            snapshot.commit()
+            ManageSnapshots(transaction).create_tag(snapshot.snapshot_id, TAG).commit()
+            transaction.commit_transaction()
+
+    def _data_file(self, metadata: Any, added: AddedFile) -> Any:
+        from pyiceberg.io.pyarrow import (
+            compute_statistics_plan,
+            data_file_statistics_from_parquet_metadata,
+            parquet_path_to_id_mapping,
+        )
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        schema = metadata.schema()
+        found = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=added.footer,
+            stats_columns=compute_statistics_plan(schema, metadata.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        ).to_serialized_dict()
+        for bounds in ("lower_bounds", "upper_bounds"):
+            found[bounds] = without_floats(found[bounds], _fields_of(metadata))
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{self.url}/{added.name}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            file_size_in_bytes=added.size_bytes,
+            sort_order_id=None,
+            spec_id=metadata.default_spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **found,
+        )
+
+    # What is old
+
+    async def tidy(self) -> None:
+        """Remove old snapshots, and delete what only they had, but for data files.
+
+        Raises:
+            ObjectStoreError: that failed; nothing is lost.
+        """
+        for url in await asyncio.to_thread(self._expire):
+            await self._objects.delete(url)
+
+    def _expire(self) -> Sequence[str]:
+        """Remove old snapshots; return the manifests and their lists that no other one has."""
+        table = self._table
+        metadata = table.metadata
+        with told("removing old snapshots of", self.url):
+            chain = [each.snapshot_id for each in _walk(metadata)]
+            kept = {*chain[: self._snapshots_kept]}
+            kept |= {each.snapshot_id for each in metadata.refs.values()}
+            old = [each for each in metadata.snapshots if each.snapshot_id not in kept]
+            if not old:
+                return []
+            # A manifest is in consecutive snapshots: what a kept one has, the oldest of them has,
+            # or one with a tag of somebody's.
+            oldest = chain[: self._snapshots_kept][-1:]
+            others = [each for each in kept if each not in chain[: self._snapshots_kept]]
+            needed = {
+                each.manifest_path
+                for number in (*oldest, *others)
+                for each in metadata.snapshot_by_id(number).manifests(table.io)
+            }
+            gone: set[str] = set()
+            for each in old:
+                manifests = {found.manifest_path for found in each.manifests(table.io)}
+                gone |= {*manifests, *merged_away(each.manifest_list, manifests)}
+            table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in old]).commit()
+        return sorted(gone - needed) + [each.manifest_list for each in old]
+
+    async def drop(self) -> None:
+        """Delete the table, but not its files."""
+        first = await self._first()
+        if first is not None:
+            place = (first["properties"][NAMESPACE], first["properties"][NAME])
+            table = await iceberg_catalog.load_table(self.url, place)
+            if table is not None and str(table.metadata.table_uuid) == first["table-uuid"]:
+                await asyncio.to_thread(self._drop, table)
+        await delete_below(self._objects, f"{self.url}/{FOLDER}")
+
+    def _drop(self, table: Any) -> None:
+        with told("dropping", self.url):
+            table.catalog.drop_table(table.name())
+
+
+def _read(url: str) -> bytes | None:
+    """Return a file of a table; None if there is none."""
+    iceberg_catalog.require_library(url)
+    from dlcore.log.cold.iceberg_io import TierFiles
+
+    with told("reading", url), suppress(FileNotFoundError):
+        return TierFiles().new_input(url).open().read(-1)
+    return None
+
+
+def _decoded(url: str, data: bytes) -> Any:
+    """Return the first metadata of a table, of which the parts that are used are there."""
+    try:
+        found = json.loads(data)
+        parts = (found["properties"][NAMESPACE], found["properties"][NAME], found["table-uuid"])
+        fields = found["schemas"][0]["fields"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise TableError(
+            f"{url} is not what dlog wrote there: {error!r}; to do: delete the folder {FOLDER}, "
+            "and the table is made again"
+        ) from error
+    if not all(isinstance(each, str) for each in parts) or not isinstance(fields, list):
+        raise TableError(f"{url} is not what dlog wrote there; to do: delete the folder {FOLDER}")
+    return found
+
+
+def _fields_of(metadata: Any) -> tuple[Field, ...]:
+    return tuple(json.loads(metadata.schema().model_dump_json())["fields"])
+
+
+def _snapshot(found: Any) -> SnapshotSeen:
+    summary = found.summary
+    if summary is None:
+        return SnapshotSeen(found.snapshot_id, "unknown", {})
+    return SnapshotSeen(found.snapshot_id, summary.operation.value, summary.additional_properties)
+
+
+def _walk(metadata: Any) -> Iterator[Any]:
+    from pyiceberg.table.snapshots import ancestors_of
+
+    return itertools.islice(ancestors_of(metadata.current_snapshot(), metadata), ANCESTORS_MAX)
+
+
+def _ancestors(metadata: Any) -> Iterator[SnapshotSeen]:
+    return map(_snapshot, _walk(metadata))
+
+
+def _tagged(metadata: Any) -> SnapshotSeen | None:
+    ref = metadata.refs.get(TAG)
+    found = None if ref is None else metadata.snapshot_by_id(ref.snapshot_id)
+    return None if found is None else _snapshot(found)
