@@ -12,6 +12,7 @@ pytest_plugins = [
     "tests.fixtures.zookeeper",
     "tests.fixtures.browser",
     "tests.fixtures.proxies",  # after what it imports, as spark
+    "tests.fixtures.kafka_proxies",
     "tests.fixtures.shell",
     "tests.fixtures.spark",
     "tests.fixtures.unmeasured",

@@ -6,105 +6,40 @@ truncation, a move of the log to another proxy, and the death of the proxy that 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import pytest
 
 from benchmarks.peers.kafka import connector_class_path
-from dlcore.base.config import LogConfig
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.ids import DLSN
-from dlcore.base.records import LogRecord
-from dlcore.metadata.stored import decode
-from dlcore.proxy.load import LiveProxy
 from dlcore.sync import open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.kafka import consumed, consumer
+from tests.fixtures.kafka_proxies import filled, kafka_address
 from tests.fixtures.lengths import amount
-from tests.fixtures.proxies import (
-    ProxyProcess,
-    log_name_for,
-    payloads_in,
-    produce,
-    proxy_process,
-    wait_for_no_proxy,
-)
+from tests.fixtures.proxies import log_name_for, payloads_in, produce
 from tests.fixtures.waiting import wait_until
-from tests.fixtures.zookeeper import ask_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dlcore.metadata.paths import NamespacePaths
-    from dlcore.metadata.zookeeper import ZooKeeperStore
     from dlcore.ops.sandbox.cluster import Sandbox
-    from dlcore.sync import DistributedLogManager
+    from tests.fixtures.proxies import ProxyProcess
 
 pytestmark = pytest.mark.integration
 
 RECORDS = amount(1_000_000, sampled=40_000)
-PORT = "--kafka-address=127.0.0.1:0"
-ROLLING = LogConfig(segment_bytes_max=1024 * 1024)
 
 
-def kafka_address(proxy: ProxyProcess, uri: str) -> str:
-    """Return where a proxy serves Kafka's clients, as its registration tells once it is live."""
-
-    async def look(store: ZooKeeperStore, paths: NamespacePaths) -> str | None:
-        path = paths.proxy(proxy.location)
-        # The short session of a proxy that is to be killed may end sooner, and begin anew.
-        while (node := await store.get(path)) is None:  # noqa: ASYNC110  # of another process
-            await asyncio.sleep(0.1)
-        return decode(LiveProxy, node.value, source=path).kafka
-
-    found = ask_store(uri, look)
-    assert found is not None
-    return found
-
-
-@pytest.fixture
-def proxies(sandbox: Sandbox) -> Iterator[list[ProxyProcess]]:
-    """Two proxies that serve Kafka's clients; the first may be killed."""
-    wait_for_no_proxy(sandbox.uri)
-    with (
-        proxy_process(sandbox.uri, PORT, is_killed=True) as first,
-        proxy_process(sandbox.uri, PORT) as second,
-    ):
-        yield [first, second]
-        first.kill()
-
-
-def payload(number: int) -> bytes:
-    """Return a record's bytes, of any length."""
-    return f"{number}:".encode().ljust(20 + number % 173, b"x")
-
-
-def filled(uri: str, count: int) -> str:
-    """Write a log of many segments, and truncate a part; return its name."""
-    name = f"kafka/{uuid4().hex}"
-    with open_namespace(uri, config=ROLLING) as namespace:
-        log: DistributedLogManager = namespace.open_log(name, create_if_missing=True)
-        with log.open_writer() as writer:
-            for number in range(count):
-                writer.write(LogRecord(number, payload(number)))
-        log.truncate(DLSN(2, 1, 3))
-        assert len(log.get_log_segments()) > 2
-    return name
-
-
-def test_a_log_of_many_segments(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
+def test_a_log_of_many_segments(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
     """What is truncated is out of range, and all that is left comes as it was written."""
     name = filled(sandbox.uri, RECORDS)
     expected = payloads_in(sandbox.uri, name)
     first = RECORDS - len(expected)
-    address = kafka_address(proxies[0], sandbox.uri)
+    address = kafka_address(kafka_proxies[0], sandbox.uri)
     reader = consumer(address, name.replace("/", "."), 1, **{"auto.offset.reset": "earliest"})
     try:
         found = consumed(reader, len(expected))
@@ -115,10 +50,12 @@ def test_a_log_of_many_segments(sandbox: Sandbox, proxies: list[ProxyProcess]) -
     assert first > 0
 
 
-def test_a_follower_goes_on_at_another_proxy(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
+def test_a_follower_goes_on_at_another_proxy(
+    sandbox: Sandbox, kafka_proxies: list[ProxyProcess]
+) -> None:
     """When the log moves, and when the proxy is killed from which it reads."""
-    killed, other = proxies
-    addresses = ",".join(kafka_address(each, sandbox.uri) for each in proxies)
+    killed, other = kafka_proxies
+    addresses = ",".join(kafka_address(each, sandbox.uri) for each in kafka_proxies)
     name = log_name_for(killed, sandbox.uri)
     with open_namespace(sandbox.uri) as namespace:
         namespace.create_log(name)
@@ -155,12 +92,12 @@ def test_a_follower_goes_on_at_another_proxy(sandbox: Sandbox, proxies: list[Pro
 
 
 @pytest.mark.prove
-def test_kcat(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
+def test_kcat(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
     """Debian's command lists the log, and reads it."""
     if shutil.which("kcat") is None:
         pytest.skip("kcat is not installed: apt-get install kcat")
     name = filled(sandbox.uri, 40_000)
-    topic, address = name.replace("/", "."), kafka_address(proxies[0], sandbox.uri)
+    topic, address = name.replace("/", "."), kafka_address(kafka_proxies[0], sandbox.uri)
     listed = subprocess.run(["kcat", "-b", address, "-L", "-J"], capture_output=True, check=True)
     assert topic in [each["topic"] for each in json.loads(listed.stdout)["topics"]]
     command = ["kcat", "-b", address, "-C", "-q", "-e", "-t", topic, "-p", "0", "-o", "beginning"]
@@ -193,7 +130,7 @@ assert [each[0] for each in found] == list(range(found[0][0], found[0][0] + len(
 
 @pytest.mark.prove
 def test_the_connector_of_spark(
-    sandbox: Sandbox, proxies: list[ProxyProcess], tmp_path: Any
+    sandbox: Sandbox, kafka_proxies: list[ProxyProcess], tmp_path: Any
 ) -> None:
     """Its batches and its streams, by Kafka's client in Java, which Maven brings."""
     try:
@@ -201,7 +138,7 @@ def test_the_connector_of_spark(
     except ConfigurationError as error:
         pytest.skip(str(error))
     name = filled(sandbox.uri, 40_000)
-    address = kafka_address(proxies[0], sandbox.uri)
+    address = kafka_address(kafka_proxies[0], sandbox.uri)
     arguments = [address, name.replace("/", "."), jars, str(tmp_path)]
     subprocess.run(
         [sys.executable, "-c", SPARK, *arguments], check=True, cwd=REPOSITORY, timeout=240
@@ -210,9 +147,9 @@ def test_the_connector_of_spark(
     assert values == payloads_in(sandbox.uri, name)
 
 
-def test_kafka_addresses_are_told(sandbox: Sandbox, proxies: list[ProxyProcess]) -> None:
+def test_kafka_addresses_are_told(sandbox: Sandbox, kafka_proxies: list[ProxyProcess]) -> None:
     """Each proxy tells those of all."""
-    wanted = sorted(kafka_address(each, sandbox.uri) for each in proxies)
+    wanted = sorted(kafka_address(each, sandbox.uri) for each in kafka_proxies)
     reader = consumer(wanted[0], "none")
     try:
         wait_until(

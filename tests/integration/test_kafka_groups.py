@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, KafkaException
 
 from dlcore.base.records import LogRecord
 from dlcore.sync import open_namespace
+from tests.fixtures.kafka_proxies import PORT, kafka_address
 from tests.fixtures.proxies import ProxyProcess, log_name_for, proxy_process, wait_for_no_proxy
 from tests.fixtures.waiting import wait_until
-from tests.integration.test_kafka import PORT, kafka_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

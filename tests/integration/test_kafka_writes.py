@@ -7,7 +7,6 @@ answers, to the owner of the log and to the proxy; an offset that was told is wh
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,66 +14,17 @@ from confluent_kafka import Producer
 
 from dlcore.sync import open_namespace
 from tests.fixtures.lengths import amount
-from tests.fixtures.lost_answers import LossyRelay
-from tests.fixtures.ports import free_ports
-from tests.fixtures.proxies import (
-    ProxyProcess,
-    log_name_for,
-    payloads_in,
-    proxy_process,
-    wait_for_no_proxy,
-)
+from tests.fixtures.proxies import log_name_for, payloads_in
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dlcore.ops.sandbox.cluster import Sandbox
+    from tests.fixtures.kafka_proxies import Served
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 LOST = amount(200, sampled=12)
 """So many answers are lost in each part of the test."""
-
-
-class Served:
-    """Two proxies behind relays that lose answers; the first may be killed."""
-
-    def __init__(self, uri: str, steps: ExitStack) -> None:
-        self.relays: list[LossyRelay] = []
-        self.proxies: list[ProxyProcess] = []
-        for is_killed in (True, False):
-            port = free_ports(1)
-            relay = steps.enter_context(LossyRelay(port, every=7, sent_min=20_000))
-            options = (f"--kafka-address=127.0.0.1:{port}", f"--kafka-advertised-port={relay.port}")
-            process = steps.enter_context(proxy_process(uri, *options, is_killed=is_killed))
-            self.relays.append(relay)
-            self.proxies.append(process)
-
-    @property
-    def addresses(self) -> str:
-        """Where clients connect to."""
-        return ",".join(f"127.0.0.1:{each.port}" for each in self.relays)
-
-    @property
-    def lost(self) -> int:
-        """How many answers were lost."""
-        return sum(each.lost for each in self.relays)
-
-    def lose(self, *, is_on: bool) -> None:
-        """Begin to lose answers, or end it."""
-        for each in self.relays:
-            each.is_losing = is_on
-
-
-@pytest.fixture
-def served(sandbox: Sandbox) -> Iterator[Served]:
-    """Two proxies behind relays."""
-    wait_for_no_proxy(sandbox.uri)
-    with ExitStack() as steps:
-        found = Served(sandbox.uri, steps)
-        yield found
-        found.proxies[0].kill()
 
 
 class Writer:
