@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.delta_tables import DeltaTables
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from dlcore.log.cold.objects import Objects
 
-LOG_FOLDER = "_delta_log"
 _VERSION = re.compile(r"(\d{20})\.")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\..+)?\.parquet")
 
@@ -29,22 +29,14 @@ def before_last_checkpoint(names: Iterable[str]) -> list[str]:
     return [each for each in known if (found := _VERSION.match(each)) and int(found[1]) < last]
 
 
-async def has_table(objects: Objects, url: str) -> bool:
-    """Return whether there is a table in a folder."""
-    async for page in objects.list_below(f"{url}/{LOG_FOLDER}"):
-        if page:
-            return True
-    return False
-
-
 async def forget_history(objects: Objects, url: str, app_id: str) -> int:
     """Delete all versions of a table but the newest; return how many files of its log went.
 
     Raises:
         ObjectStoreError: that failed, or it is not known; nothing of the newest version is lost.
     """
-    await DeltaTables(url, app_id).tidy()
-    folder = f"{url}/{LOG_FOLDER}"
+    await DeltaTables(url, app_id, objects).tidy()
+    folder = f"{url}/{DELTA.folder}"
     found = [each.url async for page in objects.list_below(folder) for each in page]
     doomed = before_last_checkpoint(each.removeprefix(f"{folder}/") for each in found)
     for name in doomed:

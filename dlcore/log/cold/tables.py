@@ -109,3 +109,19 @@ def table_at(form: TableForm, url: str, app_id: str, objects: Objects) -> LogTab
     if form is ICEBERG:
         return IcebergTables(url, app_id, objects)
     return DeltaTables(url, app_id, objects)
+
+
+async def forms_in(objects: Objects, url: str) -> list[TableForm]:
+    """Return the formats of which there is a table in a folder.
+
+    Raises:
+        ObjectStoreError: the store does not answer.
+    """
+    return [form for form in FORMS if await _has_any(objects, f"{url}/{form.folder}")]
+
+
+async def _has_any(objects: Objects, url: str) -> bool:
+    async for page in objects.list_below(url):
+        if page:
+            return True
+    return False

@@ -81,15 +81,17 @@ class Purger:
         at, settings = await context.logs.open(self._log)
         if settings.table is None or settings.tier_url is None:
             return ()
-        from dlcore.log.cold.delta_history import forget_history, has_table
+        from dlcore.log.cold.delta_format import DELTA
+        from dlcore.log.cold.delta_history import forget_history
         from dlcore.log.cold.table_format import app_id_of
+        from dlcore.log.cold.tables import forms_in
         from dlcore.ops.upkeep.table_keeper import TableKeeper  # it loads Arrow
 
         # A keeper that knows nothing compares all files with the chain.
         await TableKeeper(context, self._owner, compare_every_s=0).follow(at.log)
         app_id = app_id_of(context.cluster_id, self._log.log_id)
         url = f"{settings.tier_url}/{app_id}"
-        if await has_table(context.cold.objects, url):
+        if DELTA in await forms_in(context.cold.objects, url):
             await forget_history(context.cold.objects, url, app_id)
         return ()
 
@@ -195,17 +197,15 @@ class Purger:
         return _shortened([f"the table still names {each}" for each in kept])
 
     async def _guard(self, folder: str) -> _TableNames:
-        from dlcore.log.cold.delta_history import has_table
-
-        if not await has_table(self._context.cold.objects, folder):
-            return _TableNames(set())
-        from dlcore.log.cold.delta_tables import DeltaTables
         from dlcore.log.cold.table_format import app_id_of
+        from dlcore.log.cold.tables import forms_in, table_at
 
+        objects, names = self._context.cold.objects, set[str]()
         app_id = app_id_of(self._context.cluster_id, self._log.log_id)
-        seen = await DeltaTables(folder, app_id).look()
-        files = () if seen is None else seen.files
-        return _TableNames({f"{folder}/{each.name}" for each in files})
+        for form in await forms_in(objects, folder):
+            seen = await table_at(form, folder, app_id, objects).look()
+            names |= {f"{folder}/{each.name}" for each in (() if seen is None else seen.files)}
+        return _TableNames(names)
 
     # Bookies
 

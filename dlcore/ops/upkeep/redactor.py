@@ -48,6 +48,7 @@ from dlcore.ops.upkeep.redaction_scan import RedactionScanner
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from dlcore.log.cold.table_format import TableForm
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.owner import StagingOwner
     from dlcore.log.metadata.redactions import VersionedRedaction
@@ -358,14 +359,14 @@ class LogRedactor:
                 "redacted: unset `table` and delete the table first"
             )
         tiers = await persistently(lambda: context.store.get_children(context.paths.tiers))
-        followed = settings.tier_url if settings.table else None
         for tier in map(unescape, tiers or ()):
             folder = f"{tier}/{context.cluster_id}/{self._log.log_id}"
-            if tier != followed and await _has_table(context, folder):
-                found.append(
-                    f"in {folder} is a table that does not follow the log any more: delete its "
-                    "folder _delta_log first"
-                )
+            found += [
+                f"in {folder} is a table of the kind {form.kind} that does not follow the log any "
+                f"more: {form.remake} first"
+                for form in await _forms_in(context, folder)
+                if (tier, form.kind) != (settings.tier_url, settings.table)
+            ]
         return tuple(found)
 
     async def _complete(self) -> None:
@@ -453,7 +454,7 @@ class LogRedactor:
         )
 
 
-async def _has_table(context: LogContext, folder: str) -> bool:
-    from dlcore.log.cold.delta_history import has_table
+async def _forms_in(context: LogContext, folder: str) -> list[TableForm]:
+    from dlcore.log.cold.tables import forms_in  # it loads Arrow
 
-    return await has_table(context.cold.objects, folder)
+    return await forms_in(context.cold.objects, folder)

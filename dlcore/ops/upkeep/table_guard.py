@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlcore.log.cold.table_format import app_id_of, segment_of
-from dlcore.log.cold.tables import FORMS, table_at
+from dlcore.log.cold.tables import forms_in, table_at
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dlcore.base.isolating import Troubles
-    from dlcore.log.cold.table_format import TableForm, TableSeen
+    from dlcore.log.cold.table_format import TableSeen
     from dlcore.log.context import LogContext
 
 
@@ -60,7 +60,7 @@ class TableGuard:
             lambda: context.store.get_many([paths.head, paths.settings], fresh=True)
         )
         app_id = app_id_of(context.cluster_id, log_id)
-        found = [each for each in FORMS if await self._has(url, each)]
+        found = await forms_in(context.cold.objects, url)
         tables = {each.kind: table_at(each, url, app_id, context.cold.objects) for each in found}
         if head is None:  # the log was deleted, and so are its tables, before the files go
             for table in tables.values():
@@ -71,12 +71,6 @@ class TableGuard:
         seen = {each: await table.look() for each, table in tables.items()}
         there = [each for each in seen.values() if each is not None]
         return _Table(there, seen.get(kind or ""), follows=kind is not None)
-
-    async def _has(self, url: str, form: TableForm) -> bool:
-        async for page in self._context.cold.objects.list_below(f"{url}/{form.folder}"):
-            if page:
-                return True
-        return False
 
 
 class _Table:

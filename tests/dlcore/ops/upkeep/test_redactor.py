@@ -624,6 +624,6 @@ def test_imported_metadata_and_a_left_table_are_obstacles() -> None:
         await scene.objects.put_new(f"{folder}/_delta_log/{0:020}.json", b"{}")
         reason = await refused(scene, UnsupportedError)
         assert "nothing is deleted before dlog metadata accept" in reason
-        assert f"in {folder} is a table that does not follow the log any more" in reason
+        assert f"in {folder} is a table of the kind delta that does not follow" in reason
 
     on_scene(body)
