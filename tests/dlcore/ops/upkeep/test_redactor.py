@@ -20,14 +20,11 @@ from dlcore.base.errors import (
     UnsupportedError,
 )
 from dlcore.base.features import REDACTION
-from dlcore.ledger.metadata.bookies import BookieCookie
-from dlcore.ledger.metadata.erasing import Erased, Erasure
 from dlcore.log.metadata.redactions import digest_of
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle
 from dlcore.log.upkeep.forks import fork_log
 from dlcore.log.writing.producers import Producers
 from dlcore.metadata import cluster_features
-from dlcore.metadata.stored import decode, encode
 from dlcore.ops.upkeep import redactor as redactor_module
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.redactor import LogRedactor
@@ -443,145 +440,6 @@ def test_logs_of_one_append_share_a_ledger() -> None:
         await settle(driver.log_context, await list_staged(driver.log_context, "job"))
         receipt = await (await scene.redactor()).redact()
         assert (receipt.rows, receipt.left) == (21, ())
-        forget_ledgers(scene.cluster)
-        assert scene.copies() == []
-
-    on_scene(body)
-
-
-def test_truncated_rows_that_stay_are_told() -> None:
-    """Goal: a log that keeps truncated segments keeps the rows; once they go, nothing is left."""
-
-    async def body(scene: Scene) -> None:
-        log = await scene.namespace.open_log("clicks")
-        await log.update_settings(retention_s=10_000_000, explicit_truncation=True)
-        segments = await log.get_log_segments()
-        await log.truncate(segments[2].start)
-        receipt = await (await scene.redactor()).redact()
-        assert [each.split(", and has")[0] for each in receipt.left] == [
-            "segment 1 is truncated",
-            "segment 2 is truncated",
-        ]
-        await log.update_settings(retention_s=None, explicit_truncation=False)
-        assert (await (await scene.redactor()).redact()).left == ()
-        forget_ledgers(scene.cluster)
-        assert scene.copies() == []
-
-    on_scene(body)
-
-
-def test_purging_removes_copies_of_records_that_the_log_has_no_more() -> None:
-    """Goal: rows that were truncated before are in no file either, if that is asked for."""
-
-    async def body(scene: Scene) -> None:
-        log = await scene.namespace.open_log("clicks")
-        await log.truncate((await log.get_log_segments())[-1].start)
-        await scene.namespace.tidied()
-        where = "name = 'nobody'"
-        receipt = await (await scene.redactor(where=where)).redact()
-        assert (receipt.rows, receipt.objects, receipt.is_purged) == (0, 0, False)
-        assert any(".parquet" in each for each in scene.copies())
-        receipt = await (await scene.redactor(where=where)).redact(purge=True)
-        assert (receipt.rows, receipt.left, receipt.is_purged) == (0, (), True)
-        assert receipt.objects > 0
-        assert not any(".parquet" in each for each in scene.copies())
-
-    on_scene(body)
-
-
-def test_copies_of_earlier_merges_and_tiers_go_too() -> None:
-    """Goal: ledgers that wait for their grace, of a log that has been renamed."""
-
-    async def body(scene: Scene) -> None:
-        context = scene.namespace.log_context
-        await scene.namespace.rename_log("clicks", "hits")
-        await scene.namespace.rename_log("hits", "clicks")
-        tierer = LogTierer(context, scene.namespace.staging_owner, CONFIG)
-        scene.cluster.clocks["driver"].current_ms += 10_000
-        assert await tierer.tier(await context.logs.find("clicks")) > 0
-        assert len(scene.copies()) > 0
-        receipt = await (await scene.redactor()).redact()
-        assert receipt.left == ()
-        forget_ledgers(scene.cluster)
-        assert scene.copies() == []
-
-    on_scene(body)
-
-
-async def answer(scene: Scene, name: str, token: str, erased: Erased) -> None:
-    """Answer as a bookie."""
-    store, path = scene.namespace.log_context.store, scene.cluster.paths.erasure_at(token, name)
-    await store.delete(path) if await store.get(path) else None
-    await store.create(path, encode(erased))
-
-
-def test_it_ends_when_all_bookies_have_answered() -> None:
-    """Goal: each bookie that has a cookie is asked; reasons are told; then nothing is left."""
-
-    async def body(scene: Scene) -> None:
-        store, paths = scene.namespace.log_context.store, scene.cluster.paths
-        for name in ("bookie-1", "away"):
-            cookie = BookieCookie(
-                name=name, incarnation="i", cluster_id=scene.cluster.cluster_id, created_ms=0
-            )
-            await store.create(paths.cookie(name), encode(cookie), make_parents=True)
-        receipt = await (await scene.redactor()).redact()
-        assert receipt.left == (
-            "bookie away is down, and erases when it is back",
-            "bookie bookie-1 has not answered yet",
-        )
-        assert receipt.rows == 20
-        (token,) = await store.get_children(paths.erasures) or []
-        request = decode(Erasure, (await _node(store, paths.erasure(token))).value, source=token)
-        assert len(request.ledgers) == receipt.ledgers
-        await answer(scene, "away", token, Erased(incarnation="earlier"))
-        await answer(scene, "bookie-1", token, Erased(incarnation="i", waits="no room"))
-        receipt = await (await scene.redactor()).redact()
-        assert receipt.left == (
-            "bookie away is down, and erases when it is back",
-            "bookie bookie-1: no room",
-        )
-        with pytest.raises(ConfigurationError, match="has a redaction that is not finished, where"):
-            await (await scene.redactor(where="user_id = 43")).redact()
-        for name in ("away", "bookie-1"):
-            await answer(scene, name, token, Erased(incarnation="i"))
-        receipt = await (await scene.redactor()).redact()
-        assert (receipt.left, receipt.rows) == ((), 20)
-        assert await store.get_children(paths.erasures) == []
-
-    on_scene(body)
-
-
-async def _node(store: MetadataStore, path: str) -> Any:
-    return await store.get(path)
-
-
-def test_ledgers_that_cannot_go_yet_are_told_and_bookies_are_asked_later() -> None:
-    """Goal: a repair may still copy, an append still fill; no answer counts that came before."""
-
-    async def body(scene: Scene) -> None:
-        context = scene.namespace.log_context
-        task = await scene.cluster.open("task", config=WRITING)
-        writer = await task.open_staging_writer(identity="job")
-        await writer.write_batch("clicks", pa.record_batch([[42], [NEEDLE]], schema=SCHEMA))
-        extents = await writer.stage()
-        append = await scene.namespace.begin_append("job", 1)
-        assert (await append.commit(extents)).committed
-        await scene.write(5)  # completes the segment of the append
-        (ledger_id,) = await list_staged(context, "job")
-        receipt = await (await scene.redactor()).redact()
-        assert receipt.left == (
-            f"ledger {ledger_id} is being filled by an append (dlog staging list)",
-            "bookies are asked once these ledgers are deleted",
-        )
-        await writer.aclose()
-        await settle(context, [ledger_id])
-        lock = scene.cluster.paths.repair_lock(ledger_id)
-        await context.store.create(lock, b"a worker", ephemeral=True, make_parents=True)
-        receipt = await (await scene.redactor()).redact()
-        assert receipt.left[0] == f"ledger {ledger_id} is being repaired"
-        await context.store.delete(lock)
-        assert (await (await scene.redactor()).redact()).left == ()
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
 
