@@ -39,6 +39,7 @@ from dlcore.metadata.port import (
     Versioned,
     require_request_size,
 )
+from dlcore.metadata.session_states import SessionStates
 from dlcore.metadata.tree import Tree, session_token_of
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class MemoryStore:
         self._tree = tree
         self._loop = loop
         self._open_session()
-        self._state = SessionState.CONNECTED
+        self.figures = StoreFigures()
+        self._states = SessionStates(SessionState.CONNECTED, self.figures)
         self._connection = 0  # requests on an earlier connection are lost
         self._is_closed = False
         self._is_expired_unseen = False
@@ -167,9 +169,6 @@ class MemoryStore:
         self._reply_arrives_at = -math.inf
         self._watches: dict[_Watch, None] = {}
         self._learning: asyncio.TimerHandle | None = None
-        self._session_callbacks: dict[int, Callable[[SessionState], None]] = {}
-        self._subscriptions = 0
-        self.figures = StoreFigures()
 
     def _open_session(self) -> None:
         tree = self._tree
@@ -180,7 +179,7 @@ class MemoryStore:
         self._lag_s = 0.0 if tree.lag is None else tree.lag()
 
     def __repr__(self) -> str:
-        return f"<MemoryStore {self.session_token} {self._state.name}>"
+        return f"<MemoryStore {self.session_token} {self._states.now.name}>"
 
     # Faults
 
@@ -190,17 +189,17 @@ class MemoryStore:
 
     def disconnect(self) -> None:
         """Cut the connection: requests fail as unknown, the session remains at the server."""
-        if self._is_closed or self._state is SessionState.SUSPENDED:
+        if self._is_closed or self._states.now is SessionState.SUSPENDED:
             return
-        if self._state is SessionState.EXPIRED:
+        if self._states.now is SessionState.EXPIRED:
             # Its new session was not open yet, so it still needs one.
             self._is_expired_unseen = True
         self._drop_connection()
-        self._set_state(SessionState.SUSPENDED)
+        self._states.become(SessionState.SUSPENDED)
 
     def reconnect(self) -> None:
         """Restore the connection; an expiry in between is reported now."""
-        if self._is_closed or self._state is not SessionState.SUSPENDED:
+        if self._is_closed or self._states.now is not SessionState.SUSPENDED:
             return
         if self._is_expired_unseen:
             self._is_expired_unseen = False
@@ -210,39 +209,28 @@ class MemoryStore:
 
     def expire(self) -> None:
         """End the session at the server; its ephemeral nodes vanish now."""
-        if self._is_closed or self._state is SessionState.EXPIRED or self._is_expired_unseen:
+        if self._is_closed or self._states.now is SessionState.EXPIRED or self._is_expired_unseen:
             return
         self._tree._end_session(self._session)
-        if self._state is SessionState.SUSPENDED:
+        if self._states.now is SessionState.SUSPENDED:
             self._is_expired_unseen = True
         else:
             self._drop_connection()
             self._begin_new_session()
 
     def _begin_new_session(self) -> None:
-        self._set_state(SessionState.EXPIRED)
+        self._states.become(SessionState.EXPIRED)
         self._later(self._open_new_session)
 
     def _open_new_session(self) -> None:
-        if not self._is_closed and self._state is SessionState.EXPIRED:
+        if not self._is_closed and self._states.now is SessionState.EXPIRED:
             self._open_session()
             self._set_connected()
 
     def _set_connected(self) -> None:
-        self._set_state(SessionState.CONNECTED)
+        self._states.become(SessionState.CONNECTED)
         for watch in list(self._watches):
             self._make_due(watch)
-
-    def _set_state(self, state: SessionState) -> None:
-        self._state = state
-        self.figures.sessions_lost += state is SessionState.EXPIRED
-        for key in list(self._session_callbacks):
-            self._loop.call_soon(self._tell_state, key, state)
-
-    def _tell_state(self, key: int, state: SessionState) -> None:
-        callback = self._session_callbacks.get(key)
-        if callback is not None and not self._is_closed:
-            callback(state)
 
     def _drop_connection(self) -> None:
         self._connection += 1
@@ -356,19 +344,12 @@ class MemoryStore:
     def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
         """Call `callback` on the loop at every change of the session's state."""
         self._require_open()
-        self._subscriptions += 1
-        key = self._subscriptions
-        self._session_callbacks[key] = callback
-
-        def unsubscribe() -> None:
-            self._session_callbacks.pop(key, None)
-
-        return unsubscribe
+        return self._states.subscribe(callback)
 
     @property
     def session_state(self) -> SessionState:
         """The current state."""
-        return self._state
+        return self._states.now
 
     @property
     def session_token(self) -> str:
@@ -382,17 +363,16 @@ class MemoryStore:
         self._is_closed = True
         self._drop_connection()
         self._watches.clear()
-        self._session_callbacks.clear()
-        self._state = SessionState.EXPIRED
+        self._states.close()
         self._tree._end_session(self._session)
 
     # Requests and events
 
     async def _request(self, action: Callable[[], T], *, is_write: bool = False) -> T:
         self._require_open()
-        if self._state is SessionState.SUSPENDED:
+        if self._states.now is SessionState.SUSPENDED:
             raise _connection_lost()
-        if self._state is SessionState.EXPIRED:
+        if self._states.now is SessionState.EXPIRED:
             raise MetadataSessionExpiredError("the metadata session expired; a new one is opening")
         reply: asyncio.Future[T] = self._loop.create_future()
         self._in_flight[reply] = None
@@ -483,7 +463,7 @@ class MemoryStore:
     # Events
 
     def _tell_watchers(self, changed: Container[str]) -> None:
-        if self._state is SessionState.CONNECTED:
+        if self._states.now is SessionState.CONNECTED:
             for watch in list(self._watches):
                 if watch.path in changed:
                     self._make_due(watch)
@@ -496,7 +476,7 @@ class MemoryStore:
     def _tell(self, watch: _Watch) -> None:
         watch.is_due = False
         # Without a connection no change arrives; a reconnection makes every watch due.
-        if watch in self._watches and self._state is SessionState.CONNECTED:
+        if watch in self._watches and self._states.now is SessionState.CONNECTED:
             watch.callback()
 
     def _later(self, action: Callable[[], None]) -> None:

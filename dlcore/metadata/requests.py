@@ -207,3 +207,10 @@ def _describe(ours: type[MetadataError], error: Exception) -> str:
         "user for whom it was made",
     }
     return reasons[ours]
+
+
+def call(client: KazooClient, request: MultiRead | RemoveWatches) -> Any:
+    """Send a request that kazoo does not have; return its answer in kazoo's form."""
+    answer = client.handler.async_result()
+    client._call(request, answer)
+    return answer

@@ -15,7 +15,9 @@ from bookie.membership.registration_driver import Registrar
 from dlcore.ledger.metadata.bookies import BookieRegistration
 from dlcore.metadata import zookeeper as zookeeper_module
 from dlcore.metadata.memory import MemoryStore
-from dlcore.metadata.port import Check, SessionState
+from dlcore.metadata.port import Check
+from dlcore.metadata.sending import Requests
+from dlcore.metadata.watches import Watches
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.simulation.tested import caught_by
 
@@ -31,11 +33,11 @@ _REGISTRATION = "bookie/test_registration.py"
 def a_watch_speaks_once() -> Iterator[None]:
     """ZooKeeper's watches fire once: they are not armed again."""
 
-    def once(self: ZooKeeperStore, path: str) -> None:
-        if path in self._watches:
+    def once(self: Watches, path: str) -> None:
+        if path in self._paths:
             self._make_all_due(path)
 
-    with patch.object(ZooKeeperStore, "_on_change", once):
+    with patch.object(Watches, "_on_change", once):
         yield
 
 
@@ -43,26 +45,24 @@ def a_watch_speaks_once() -> Iterator[None]:
 def children_are_not_watched() -> Iterator[None]:
     """A watch hears of the node's data and not of its children."""
 
-    def data_only(self: ZooKeeperStore, path: str) -> None:
-        if self._state is SessionState.CONNECTED:
-            self._enqueue(
+    def data_only(self: Watches, path: str) -> None:
+        if self._is_connected():
+            self._requests.enqueue(
                 f"watch {path}", lambda: self._client.exists_async(path, watch=self._watcher)
             ).add_done_callback(partial(self._on_armed, path))
 
-    with patch.object(ZooKeeperStore, "_arm", data_only):
+    with patch.object(Watches, "_arm", data_only):
         yield
 
 
 @caught_by(f"{_CONTRACT}::test_a_watch_survives_the_session")
 def watches_end_with_the_session() -> Iterator[None]:
     """A new session has no watches, and nobody arms them again."""
-    on_state = ZooKeeperStore._on_state
 
-    def forget(self: ZooKeeperStore, *about: Any) -> None:
-        with patch.object(self, "_watches", {}):
-            on_state(self, *about)
+    def forget(self: Watches) -> None:
+        """Set none."""
 
-    with patch.object(ZooKeeperStore, "_on_state", forget):
+    with patch.object(Watches, "set_all", forget):
         yield
 
 
@@ -100,14 +100,14 @@ def ephemeral_nodes_stay() -> Iterator[None]:
 @caught_by(f"{_STORE}::test_a_lost_reply_is_unknown_and_the_write_is_not_sent_again")
 def a_lost_write_is_sent_again() -> Iterator[None]:
     """Section 3.4: the second one meets the first, and is told that it lost."""
-    with patch.object(ZooKeeperStore, "_write", ZooKeeperStore._read):
+    with patch.object(Requests, "write", Requests.read):
         yield
 
 
 @caught_by(f"{_STORE}::test_a_read_is_sent_again")
 def a_lost_read_is_an_error() -> Iterator[None]:
     """Every reconnection ends whoever was reading."""
-    with patch.object(ZooKeeperStore, "_read", ZooKeeperStore._write):
+    with patch.object(Requests, "read", Requests.write):
         yield
 
 

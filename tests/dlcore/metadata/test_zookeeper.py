@@ -230,7 +230,7 @@ def test_a_read_is_sent_again(
             await store.create(zookeeper_root, b"0")
             proxy.is_mute = True
             reading = asyncio.create_task(store.get(zookeeper_root, fresh=fresh))
-            await until(lambda: len(store._outstanding) == 1 + fresh)
+            await until(lambda: len(store._requests._outstanding) == 1 + fresh)
             await asyncio.sleep(0.05)
             assert not reading.done()
             proxy.is_mute = False
@@ -260,12 +260,12 @@ def test_a_killed_server_suspends_and_comes_back_with_the_session(
             token = store.session_token
             server.kill()
             await until(lambda: store.session_state is SessionState.SUSPENDED)
-            store._request_timeout_s = 0.5
+            store._requests.timeout_s = 0.5
             with pytest.raises(MetadataConnectionError, match="create /never"):
                 await store.create("/never")
             with pytest.raises(MetadataConnectionError, match="get /e"):
                 await store.get("/e")
-            store._request_timeout_s = 60
+            store._requests.timeout_s = 60
             calls.clear()
             await asyncio.to_thread(server.start)
             assert await store.get("/e") == Versioned(b"", 0, token)
@@ -396,7 +396,7 @@ def test_requests_in_flight_are_unknown_when_the_store_closes(
         )
         server.pause()
         requests = [asyncio.create_task(store.create(f"/{number}")) for number in range(300)]
-        await until(lambda: len(store._outstanding) == 100)
+        await until(lambda: len(store._requests._outstanding) == 100)
         await store.aclose()
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert {type(result) for result in results} <= {

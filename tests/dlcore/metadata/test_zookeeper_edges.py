@@ -22,7 +22,7 @@ from kazoo.protocol.states import Callback
 from dlcore.base.errors import ConfigurationError, MetadataError
 from dlcore.metadata import zookeeper as adapter
 from dlcore.metadata.port import ANY_VERSION, Create, SessionState
-from dlcore.metadata.requests import RemoveWatches
+from dlcore.metadata.requests import RemoveWatches, call
 from dlcore.metadata.zookeeper import ZooKeeperStore
 from tests.fixtures.aio import run, until, until_async
 
@@ -129,13 +129,13 @@ def test_an_answer_counts_once(zookeeper: EmbeddedZooKeeper, zookeeper_root: str
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:
-            reply = store._enqueue("get", lambda: store._client.exists_async("/"))
-            (request,) = store._outstanding
+            reply = store._requests.enqueue("get", lambda: store._client.exists_async("/"))
+            (request,) = store._requests._outstanding
             await reply
-            store._on_answer(request, None, RuntimeError("again"))
-            gone = store._enqueue("get", lambda: store._client.exists_async("/"))
+            store._requests._on_answer(request, None, RuntimeError("again"))
+            gone = store._requests.enqueue("get", lambda: store._client.exists_async("/"))
             gone.cancel()
-            await until(lambda: not store._outstanding)
+            await until(lambda: not store._requests._outstanding)
             await store.create(zookeeper_root)
 
     run(scenario())
@@ -151,23 +151,23 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
             told: list[object] = []
             unwatch = store.watch(zookeeper_root, lambda: told.append("changed"))
             for _ in range(3):
-                store._on_change(zookeeper_root)
-            await until(lambda: not store._outstanding)
+                store._watches._on_change(zookeeper_root)
+            await until(lambda: not store._requests._outstanding)
             assert told == ["changed"]
             forget = store.on_session(told.append)
-            store._on_change(zookeeper_root)
+            store._watches._on_change(zookeeper_root)
             store._set_state(SessionState.SUSPENDED)
-            store._arm(zookeeper_root)  # the next connection does it
-            assert not store._backlog
-            store._state = SessionState.CONNECTED
+            store._watches._arm(zookeeper_root)  # the next connection does it
+            assert not store._requests._backlog
+            store._states.now = SessionState.CONNECTED
             unwatch()
             forget()
-            store._on_change(zookeeper_root)
-            await until(lambda: not store._outstanding)
+            store._watches._on_change(zookeeper_root)
+            await until(lambda: not store._requests._outstanding)
             assert told == ["changed"]
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(MetadataError("no such watch"))
-            store._on_armed(zookeeper_root, failed)
+            store._watches._on_armed(zookeeper_root, failed)
             assert "a watch is not armed: no such watch" in caplog.text
 
     with caplog.at_level(logging.ERROR):
@@ -178,7 +178,7 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
     zookeeper: EmbeddedZooKeeper, zookeeper_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else would: who watches the node as well relies on it."""
-    monkeypatch.setattr("dlcore.metadata.zookeeper._ARMED_AGAIN_S", 0.05)
+    monkeypatch.setattr("dlcore.metadata.watches._ARMED_AGAIN_S", 0.05)
 
     async def scenario() -> None:
         async with connected(zookeeper) as store, connected(zookeeper) as other:
@@ -209,8 +209,8 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
             for value in (1, 2):
                 await other.put(zookeeper_root, b"%d" % value, version=ANY_VERSION)
                 await until(lambda value=value: value in values)  # type: ignore[misc]
-                await until(lambda: not refusals and store._arming_again is None)
-                await until(lambda: not store._outstanding)
+                await until(lambda: not refusals and store._watches._arming_again is None)
+                await until(lambda: not store._requests._outstanding)
             unwatch()
             await asyncio.gather(*tasks)
 
@@ -229,9 +229,9 @@ def test_who_watches_what_is_watched_sends_nothing(
 
             def watch(name: str, children: bool) -> int:
                 """Return how many requests are made for it."""
-                before = len(store._outstanding)
+                before = len(store._requests._outstanding)
                 store.watch(zookeeper_root, lambda: told.append(name), children=children)
-                return len(store._outstanding) - before
+                return len(store._requests._outstanding) - before
 
             made = [watch(*each) for each in (("a", False), ("b", False), ("c", True), ("d", True))]
             assert made == [1, 0, 2, 0]
@@ -245,7 +245,7 @@ def test_who_watches_what_is_watched_sends_nothing(
                 told.clear()
                 await change()
                 await until(lambda: set(told) == {"a", "b", "c", "d"})
-                await until(lambda: not store._outstanding)
+                await until(lambda: not store._requests._outstanding)
 
     run(scenario())
 
@@ -314,14 +314,14 @@ def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) 
         async with connected(zookeeper) as store:
             store._set_state(SessionState.SUSPENDED)
             reading = [asyncio.create_task(store.get("/", fresh=True)) for _ in range(2)]
-            await until(lambda: len(store._backlog) == 3)
+            await until(lambda: len(store._requests._backlog) == 3)
             for task in reading:
                 task.cancel()
             await asyncio.wait(reading)
-            assert all(request.reply.cancelled() for request in store._backlog)
+            assert all(request.reply.cancelled() for request in store._requests._backlog)
             store._set_state(SessionState.CONNECTED)
-            store._pump()
-            assert not store._outstanding
+            store._requests.pump()
+            assert not store._requests._outstanding
 
     run(scenario())
 
@@ -345,7 +345,7 @@ def test_a_watch_that_nobody_waits_for_is_removed(
                 unwatch_too()
                 await store.sync(path)
                 with pytest.raises(MetadataError, match="NoWatcher"):
-                    await store._read("unwatch", partial(store._call, removal_of(path)))
+                    await remove_watches(store, path)
             assert not store._client._data_watchers
             assert not store._client._child_watchers
             # One that comes again at once is there.
@@ -356,13 +356,14 @@ def test_a_watch_that_nobody_waits_for_is_removed(
             await store.put(zookeeper_root, b"new", version=0)
             await until(lambda: kept == ["changed"] * 2)
             # One that fired is gone, which is what was wanted.
-            store._forget(zookeeper_root)
-            await store._read("unwatch", lambda: store._call(removal_of(zookeeper_root)))
-            store._disarm(zookeeper_root)
-            await until(lambda: not store._outstanding)
+            store._watches._forget(zookeeper_root)
+            await remove_watches(store, zookeeper_root)
+            store._watches._disarm(zookeeper_root)
+            await until(lambda: not store._requests._outstanding)
 
-    def removal_of(path: str) -> RemoveWatches:
-        return RemoveWatches(path, lambda _: None)
+    async def remove_watches(store: ZooKeeperStore, path: str) -> None:
+        removal = RemoveWatches(path, lambda _: None)
+        await store._requests.read("unwatch", partial(call, store._client, removal))
 
     with caplog.at_level(logging.ERROR):
         run(scenario())
@@ -380,7 +381,7 @@ def test_a_transaction_that_failed_without_a_reason_is_an_error(
             async def answer(*_asked: object) -> list[object]:
                 return [RolledBackError()]
 
-            monkeypatch.setattr(store, "_write", answer)
+            monkeypatch.setattr(store._requests, "write", answer)
             with pytest.raises(MetadataError, match="a transaction of 1 operations failed"):
                 await store.multi([Create(zookeeper_root)])
 
