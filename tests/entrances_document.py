@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bookie.serving import entrances as control
 from dlcore.flight import entrances as flight
 from dlcore.ops.cli.console import entrances as console
+from dlcore.ops.sql import entrances as sql
 from dlcore.proxy.kafka import entrances as kafka
 from dlcore.transport import operator_port
 from dlcore.wire import entrances as wire
@@ -55,6 +56,7 @@ def page() -> str:
             _table("A bookie's control port", control.ENTRANCES),
             _table("The port for operators, of every server", operator_port.ENTRANCES),
             _table("The console", console.ENTRANCES),
+            _table("`dlog sql`", sql.ENTRANCES),
             _OTHERS,
         ]
     )

@@ -23,6 +23,7 @@ EXTRA_OF = {
     "deltalake": "table",
     "joserfc": "cluster",
     "kazoo": "cluster",
+    "duckdb": "sql",
     "kio": "kafka",
     "obstore": "tier",
     "pandas": "spark",

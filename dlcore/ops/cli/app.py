@@ -38,6 +38,7 @@ from dlcore.ops.cli.restoring import restore_command
 from dlcore.ops.cli.sandbox import sandbox_command
 from dlcore.ops.cli.secure import secure_group
 from dlcore.ops.cli.segment import segment_group
+from dlcore.ops.cli.sql import sql_command
 from dlcore.ops.cli.staging import staging_group
 from dlcore.ops.cli.top import top_command
 from dlcore.ops.cli.upgrade import upgrade_group
@@ -56,6 +57,7 @@ SECTIONS = {
     "For everybody": ("log", "namespace", "sandbox"),
     "For operators of a cluster": (
         "console",
+        "sql",
         "top",
         "cluster",
         "bookie",
@@ -118,6 +120,7 @@ dlog.add_command(secure_group)
 dlog.add_command(debug_group)
 dlog.add_command(top_command)
 dlog.add_command(console_command)
+dlog.add_command(sql_command)
 dlog.add_command(upgrade_group)
 
 

@@ -52,7 +52,7 @@ def console_command(
     --endpoint that is what the token or certificate may do; directly it is everything.  Other
     machines are served only by HTTPS.  Programs read logs at the same address (docs/http.md).
     """
-    host, port = _parsed(address)
+    host, port = address_of(address, _ADDRESS)
     tls, endpoint, token = namespace_tls(), namespace_endpoint(), proxy_token()
     if allow_appends and endpoint is None:
         raise ConfigurationError(
@@ -80,11 +80,12 @@ def console_command(
     run_async(serve, is_long=True)
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def address_of(address: str, example: str) -> tuple[str, int]:
+    """Return the host and port of an address to serve at.  Raises: ConfigurationError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {_ADDRESS}")
+        raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {example}")
     return host, int(port)
 
 

@@ -129,6 +129,8 @@ ARGUMENTS = {
     # It needs the folder of a cluster, which its own tests have.
     "secure token": "--help",
     "segment list": "{log}",
+    # It needs an endpoint.
+    "sql": "--help",
     "staging clean": "--leftovers-days 3 --yes",
     "staging list": "--json",
     "top": "--once --interval 0.1",

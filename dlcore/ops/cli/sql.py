@@ -1,0 +1,115 @@
+"""`dlog sql`: logs as tables, for clients of Arrow Flight SQL."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from dlcore.base.errors import ConfigurationError
+from dlcore.ops.cli.console import address_of
+from dlcore.ops.cli.context import common_options, namespace_endpoint, namespace_tls, wants_json
+from dlcore.ops.cli.output import show_json
+
+_ADDRESS = "127.0.0.1:4185"
+_MIB = 1024 * 1024
+
+
+@click.command("sql", epilog="Example: dlog sql --endpoint grpc://127.0.0.1:4190")
+@click.option(
+    "--address", metavar="HOST:PORT", default=_ADDRESS, show_default=True, help="Where to serve."
+)
+@click.option("--serve-tls-cert", default="", metavar="FILE", help="Serve TLS with this (PEM).")
+@click.option("--serve-tls-key", default="", metavar="FILE", help="Private key of it (PEM).")
+@click.option(
+    "--queries-max",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Most queries at once; each is a process.",
+)
+@click.option(
+    "--memory-mib",
+    type=click.IntRange(min=64),
+    default=1024,
+    show_default=True,
+    help="Most memory of a query, beside that of its libraries.",
+)
+@click.option(
+    "--query-s",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    help="Most seconds of a query, until its last row is taken.",
+)
+@common_options
+def sql_command(
+    address: str,
+    serve_tls_cert: str,
+    serve_tls_key: str,
+    *,
+    queries_max: int,
+    memory_mib: int,
+    query_s: int,
+) -> None:
+    """Serve logs as tables over Arrow Flight SQL.
+
+    Clients read them through the proxies of --endpoint, each with the rights of its own token.
+    Queries run in DuckDB, each in a process of its own.  It serves until it is interrupted
+    (docs/flight-sql.md).
+    """
+    from dlcore.ops.sql.server import SqlServer
+
+    endpoint, tls = namespace_endpoint(), namespace_tls()
+    if endpoint is None:
+        raise ConfigurationError("dlog sql reads through proxies: give --endpoint")
+    host, port = address_of(address, _ADDRESS)
+    own = _own(host, serve_tls_cert, serve_tls_key)
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "grpc" if own is None else "grpc+tls"
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        server = SqlServer(
+            f"{scheme}://{shown}:{port}",
+            endpoint=endpoint,
+            tls=tls,
+            own=own,
+            queries_max=queries_max,
+            memory_bytes=memory_mib * _MIB,
+            query_s=query_s,
+            version=version("distributed-dlog"),
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on address={address!r}: the port is taken, or the host is no address "
+            "of this machine"
+        ) from error
+    location = f"{scheme}://{shown}:{server.port}"
+    if wants_json():
+        show_json({"location": location})
+    else:
+        click.echo(f"SQL serving on {location}")
+    stop.wait()
+    server.stop()
+
+
+def _own(host: str, cert: str, key: str) -> tuple[bytes, bytes] | None:
+    from dlcore.ops.cli.console.server import is_loopback
+
+    if bool(cert) != bool(key):
+        raise ConfigurationError("expected both --serve-tls-cert and --serve-tls-key, or neither")
+    if not cert:
+        if not is_loopback(host):
+            raise ConfigurationError(
+                f"host={host!r}: what others can reach needs --serve-tls-cert and --serve-tls-key"
+            )
+        return None
+    try:
+        return Path(cert).read_bytes(), Path(key).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename!r}: {error.strerror}") from error

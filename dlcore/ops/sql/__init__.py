@@ -1,0 +1,1 @@
+"""Logs as tables for SQL: a server of Arrow Flight SQL over proxies; docs/flight-sql.md."""

@@ -1,0 +1,320 @@
+"""Logs as tables: DuckDB over logs of real bookies, and ADBC's driver of Flight SQL at `dlog sql`.
+
+Goal: a query reads what it needs of the logs that its caller may read, and reaches nothing else;
+one that takes too much ends alone.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from adbc_driver_flightsql import dbapi
+
+from dlcore.base.errors import ConfigurationError, DLError, UnsupportedError
+from dlcore.base.ids import DLSN
+from dlcore.base.records import LogRecord
+from dlcore.ops.sql import engine
+from dlcore.ops.sql.engine import Query
+from dlcore.sync import DistributedLogManager, open_namespace
+from tests.fixtures.bookie_process import REPOSITORY
+from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
+from tests.fixtures.tokens import AUDIENCE, ISSUER, Issuer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dlcore.ops.sandbox.cluster import Sandbox
+    from dlcore.sync import Namespace
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+TRIPS = pa.schema([("city", pa.string()), ("fare", pa.float64())])
+ROWS, PER_BATCH = 20_000, 1_000
+MEMORY_BYTES = 256 * 1024 * 1024
+_SERVING = re.compile(r"SQL serving on (\S+)")
+_END_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def trips(sandbox: Sandbox) -> str:
+    """The name of a typed log with some rows."""
+    name = f"sql/{uuid4().hex[:8]}"
+    with open_namespace(sandbox.uri) as namespace:
+        namespace.create_log(name, schema=TRIPS)
+        with namespace.open_log(name) as log, log.open_writer() as writer:
+            for first in range(0, ROWS, PER_BATCH):
+                numbers = range(first, first + PER_BATCH)
+                columns = [[f"city {n % 7}" for n in numbers], [float(n) for n in numbers]]
+                writer.write_batch(pa.record_batch(columns, schema=TRIPS))
+                writer.flush()
+            writer.commit()
+    return name
+
+
+@pytest.fixture(scope="module")
+def namespace(sandbox: Sandbox) -> Iterator[Namespace]:
+    """The sandbox's namespace."""
+    with open_namespace(sandbox.uri) as opened:
+        yield opened
+
+
+def write(namespace: Namespace, log: str, *payloads: bytes) -> None:
+    """Write records to a log."""
+    with namespace.open_log(log) as manager, manager.open_writer() as writer:
+        writer.write_bulk([LogRecord(1, each) for each in payloads])
+        writer.commit()
+
+
+def table(sql: str, namespace: Namespace) -> pa.Table:
+    """Return the rows of a query that runs here."""
+    rows = Query(sql, namespace, memory_bytes=MEMORY_BYTES)
+    return pa.Table.from_batches(list(rows), rows.schema)
+
+
+@contextmanager
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any, list[str]]]]:
+    """Note which parts of logs are read: start, end, columns."""
+    noted: list[tuple[Any, Any, list[str]]] = []
+    read = DistributedLogManager.read
+
+    def note(self: DistributedLogManager, start: Any, end: Any, *, columns: list[str]) -> Any:
+        noted.append((start, end, columns))
+        return read(self, start, end, columns=columns)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DistributedLogManager, "read", note)
+        yield noted
+
+
+def test_only_what_a_query_needs_is_read(
+    trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its columns, and the part of the log that its conditions on position and time leave."""
+    with reads(monkeypatch) as noted:
+        found = table(
+            f'SELECT sum(fare) AS fares FROM "{trips}" '
+            "WHERE _sequence_id >= 12000 AND _sequence_id < 12100 AND city = 'city 3'",
+            namespace,
+        )
+        expected = sum(float(n) for n in range(12_000, 12_100) if n % 7 == 3)
+        assert found.to_pylist() == [{"fares": expected}]
+        ((start, end, columns),) = noted
+        assert set(columns) == {"fare", "city", "_sequence_id"}
+        assert DLSN(1, 10, 0) <= start <= DLSN(1, 12, 0)
+        assert DLSN(1, 12, 100) <= end <= DLSN(1, 14, 0)
+    with reads(monkeypatch) as noted:
+        found = table(
+            f"SELECT city FROM \"{trips}\" WHERE _timestamp > TIMESTAMPTZ '2200-01-01'", namespace
+        )
+        assert found.num_rows == 0
+        ((start, end, columns),) = noted
+        assert (start, end) >= (DLSN(1, 18, 0), DLSN(1, 19, 0))
+    with reads(monkeypatch) as noted:
+        found = table(f'SELECT count(*) AS n FROM "{trips}"', namespace)
+        assert found.to_pylist() == [{"n": ROWS}]
+        assert len(noted[0][2]) == 1
+
+
+def test_queries_over_logs(trips: str, namespace: Namespace) -> None:
+    """Joins, nested positions, names within the statement, logs of bytes, and empty ones."""
+    other = f"sql-{uuid4().hex[:8]}"
+    namespace.create_log(other)
+    assert table(f'SELECT count(*) AS n FROM "{other}"', namespace).to_pylist() == [{"n": 0}]
+    write(namespace, other, b"city 1", b"city 2")
+    found = table(
+        f'WITH chosen AS (SELECT value::VARCHAR AS city FROM "{other}") '
+        f'SELECT city, count(*) AS n, min(_dlsn.slot) AS slot FROM "{trips}" '
+        "JOIN chosen USING (city) WHERE _dlsn.lssn = 1 GROUP BY city ORDER BY city",
+        namespace,
+    )
+    counts = [len(range(n, ROWS, 7)) for n in (1, 2)]
+    assert [(each["city"], each["n"]) for each in found.to_pylist()] == [
+        ("city 1", counts[0]),
+        ("city 2", counts[1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind", "told"),
+    [
+        ("DROP TABLE x", UnsupportedError, "expected one SELECT"),
+        ("INSERT INTO x VALUES (1)", UnsupportedError, "expected one SELECT"),
+        ("COPY (SELECT 1) TO '/tmp/x'", UnsupportedError, "expected one SELECT"),
+        ("SET memory_limit = '9GB'", UnsupportedError, "expected one SELECT"),
+        ("ATTACH '/tmp/x'", UnsupportedError, "expected one SELECT"),
+        ("SELECT 1; SELECT 2", UnsupportedError, "2 statements"),
+        ("", UnsupportedError, "0 statements"),
+        ("SELEC", ConfigurationError, "does not parse"),
+        ("SELECT * FROM nothing", ConfigurationError, "nothing does not exist"),
+        ("SELECT * FROM read_csv('/etc/passwd')", ConfigurationError, "PermissionException"),
+        ("SELECT * FROM read_text('/etc/passwd')", ConfigurationError, "PermissionException"),
+        ("SELECT * FROM '/etc/passwd'", ConfigurationError, "does not exist"),
+        ("SELECT * FROM glob('/*')", ConfigurationError, "PermissionException"),
+        ("SELECT * FROM sandbox", ConfigurationError, "does not exist"),
+        ("SELECT * FROM arrow_scan(1, 2, 3)", ConfigurationError, "Exception"),
+        (
+            f"SELECT {', '.join(f'(SELECT 1 FROM t{n})' for n in range(21))}",
+            ConfigurationError,
+            "21 tables: expected at most 20",
+        ),
+    ],
+)
+def test_nothing_else_is_reached(
+    namespace: Namespace, sql: str, kind: type[DLError], told: str
+) -> None:
+    """No file, no object of Python, no setting; nothing is changed."""
+    sandbox = pa.table({"a": [1]})  # DuckDB's own API would find it by its name
+    assert sandbox.num_rows == 1
+    with pytest.raises(kind, match=told):
+        table(sql, namespace)
+
+
+def test_an_error_of_a_log_is_told_as_it_is(
+    trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as one of DuckDB."""
+
+    def refuse(*_: object) -> Any:
+        raise UnsupportedError("refused")
+
+    monkeypatch.setattr(engine, "narrowed", refuse)
+    with pytest.raises(UnsupportedError, match=r"^refused$"):
+        table(f'SELECT * FROM "{trips}" WHERE _sequence_id > 3', namespace)
+
+
+# The server
+
+
+@contextmanager
+def sql_process(*options: str, **settings: int) -> Iterator[str]:
+    """Start `dlog sql`; yield where it serves, as ADBC names it."""
+    command = [sys.executable, "-m", "dlcore.ops.cli", *options, "sql", "--address=127.0.0.1:0"]
+    command += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        try:
+            assert process.stdout is not None
+            match = _SERVING.match(process.stdout.readline())
+            assert match is not None, "it did not start"
+            yield match[1].replace("grpc://", "grpc+tcp://")
+            process.terminate()
+            assert process.wait(_END_S) == 0
+        finally:
+            process.kill()
+
+
+@contextmanager
+def connected(location: str, token: str = "") -> Iterator[dbapi.Connection]:
+    """Connect ADBC's driver."""
+    settings = {"adbc.flight.sql.authorization_header": f"Bearer {token}"} if token else {}
+    with dbapi.connect(location, db_kwargs=settings, autocommit=True) as connection:
+        yield connection
+
+
+def fetched(connection: dbapi.Connection, sql: str) -> pa.Table:
+    """Return the rows of a query."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetch_arrow_table()
+
+
+def test_adbc_reads_logs_with_the_rights_of_its_token(
+    sandbox: Sandbox, trips: str, namespace: Namespace, tmp_path: Path
+) -> None:
+    """Its user lists and reads the logs that he may read, and no others."""
+    issuer = Issuer()
+    (tmp_path / "keys.json").write_bytes(issuer.key_set())
+    secret = f"secret-{uuid4().hex[:8]}"
+    namespace.create_log(secret)
+    write(namespace, secret, b"secret")
+    wait_for_no_proxy(sandbox.uri)
+    rule = f"allow user:reader read log {trips}"
+    namespace.change_access_rules(add=[rule, f"allow user:reader append log {secret}"])
+    try:
+        with (
+            proxy_process(
+                sandbox.uri,
+                f"--token-issuer={ISSUER}",
+                f"--token-audience={AUDIENCE}",
+                f"--token-keys={tmp_path / 'keys.json'}",
+            ) as proxy,
+            sql_process(f"--endpoint={proxy.location}") as location,
+        ):
+            with connected(location, issuer.token("reader")) as connection:
+                found = fetched(
+                    connection,
+                    f'SELECT city, count(*) AS n FROM "{trips}" WHERE _sequence_id < 700 '
+                    "GROUP BY city ORDER BY city",
+                )
+                assert found.to_pylist() == [{"city": f"city {n}", "n": 100} for n in range(7)]
+                assert fetched(connection, f'SELECT * FROM "{trips}"').num_rows == ROWS
+                schema = connection.adbc_get_table_schema(trips)
+                assert schema.names[:2] == TRIPS.names
+                (catalog,) = connection.adbc_get_objects(depth="tables").read_all().to_pylist()
+                (tables,) = catalog["catalog_db_schemas"]
+                names = {each["table_name"] for each in tables["db_schema_tables"]}
+                assert {trips, secret} <= names
+                assert connection.adbc_get_info()["vendor_name"] == "dlog"
+                for sql, told in (
+                    (f'SELECT * FROM "{secret}"', "AccessDeniedError"),
+                    ("DROP TABLE x", "UnsupportedError"),
+                ):
+                    with pytest.raises(dbapi.Error, match=told):
+                        fetched(connection, sql)
+            with (
+                connected(location, issuer.token("nobody")) as connection,
+                pytest.raises(dbapi.Error, match="AccessDeniedError"),
+            ):
+                fetched(connection, f'SELECT * FROM "{trips}"')
+            for token, told in (("x.y.z", "UnauthenticatedError"), ("", "anonymous may not")):
+                with (
+                    connected(location, token) as connection,
+                    pytest.raises(dbapi.Error, match=told),
+                ):
+                    fetched(connection, f'SELECT * FROM "{trips}"')
+    finally:
+        namespace.change_access_rules(remove=[rule, f"allow user:reader append log {secret}"])
+
+
+def test_a_query_that_takes_too_much_ends_alone(sandbox: Sandbox, trips: str) -> None:
+    """In memory or in time; the others go on, and one more than the most is refused."""
+    wait_for_no_proxy(sandbox.uri)
+    with (
+        proxy_process(sandbox.uri) as proxy,
+        sql_process(
+            f"--endpoint={proxy.location}", memory_mib=512, query_s=60, queries_max=2
+        ) as location,
+        connected(location) as connection,
+        connection.cursor() as slow,
+    ):
+        slow.execute("SELECT range FROM range(100000000)")
+        rows = slow.fetch_record_batch()
+        assert rows.read_next_batch().num_rows > 0
+        with pytest.raises(dbapi.Error, match="OutOfMemoryException"):
+            fetched(connection, "SELECT length(repeat('x', 2000000000))")
+        with connection.cursor() as second:
+            second.execute("SELECT range FROM range(100000000)")
+            waiting = second.fetch_record_batch()
+            assert waiting.read_next_batch().num_rows > 0
+            with pytest.raises(dbapi.Error, match="2 queries run, which is the most"):
+                fetched(connection, "SELECT 1")
+        assert rows.read_next_batch().num_rows > 0
+
+
+def test_a_query_that_lasts_too_long_is_ended(sandbox: Sandbox) -> None:
+    """Its client is told."""
+    with (
+        sql_process("--endpoint=grpc://127.0.0.1:1", query_s=20) as location,
+        connected(location) as connection,
+        pytest.raises(dbapi.Error, match="the query took more than 20 s"),
+    ):
+        fetched(
+            connection, "SELECT sum(a.range * b.range) FROM range(10000000) a, range(1000000) b"
+        )
