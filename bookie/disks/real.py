@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import numpy as np
 
+from bookie.disks import spares
 from bookie.disks.file_calls import (
     LOCK_NAME,
     NO_ROOM,
@@ -59,6 +60,7 @@ from bookie.disks.file_calls import (
 )
 from bookie.disks.port import DiskSpace
 from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
+from bookie.disks.spares import Spares
 from dlcore.base.background import outcome_of
 from dlcore.base.errors import BookieStorageError
 
@@ -76,11 +78,6 @@ RESERVE_NAME = "reserve"
 """A file whose only use is the space that it reserves."""
 _OWN_NAMES = (LOCK_NAME, RESERVE_NAME)
 _TEMPORARY_SUFFIX = ".tmp"
-_SPARE_SUFFIX = ".spare"
-_SPARES_MAX = 2
-"""Most recycled files that are kept; each is as large as an entry log file."""
-_SPARE_SHARE_OF_FREE = 1 / 16
-"""Most bytes of all recycled files: other users of the file system need the free space as well."""
 _RECENT_BYTES = 32 * 1024 * 1024
 """Size of a ring: the writes of some tenths of a second at the rate of a disk."""
 _ALLOCATE_BYTES = 16 * 1024 * 1024
@@ -332,9 +329,7 @@ class RealDisk:
         """Whether the last append was so fast that a thread is not worth its cost."""
         for path in self._directory.glob(f"*{_TEMPORARY_SUFFIX}"):
             path.unlink()  # left by a crash before the rename: it was never part of the directory
-        spares = self._directory.glob(f"*{_SPARE_SUFFIX}")
-        self._spares = {path: path.stat().st_size for path in spares}
-        self._keeps_spares = True
+        self._spares = Spares(self._directory)
         self._try_out()
 
     def space(self) -> DiskSpace:
@@ -349,7 +344,7 @@ class RealDisk:
             free_bytes=status.f_bavail * status.f_frsize
             + self._held_bytes
             + ahead
-            + sum(self._spares.values()),
+            + self._spares.size_bytes,
             total_bytes=status.f_blocks * status.f_frsize,
         )
 
@@ -382,7 +377,7 @@ class RealDisk:
                 path.name
                 for path in self._directory.iterdir()
                 if path.name not in _OWN_NAMES
-                and path.suffix != _SPARE_SUFFIX
+                and path.suffix != spares.SUFFIX
                 and not path.is_dir()
             )
 
@@ -411,7 +406,7 @@ class RealDisk:
 
     async def use_spares(self, *, allowed: bool) -> None:
         """Keep space of recycled files, or delete what is kept."""
-        self._keeps_spares = allowed
+        self._spares.allowed = allowed
         if not allowed:
             with device_errors("delete recycled files in", self._directory):
                 await self.write_in_thread(self._delete_spares)
@@ -519,13 +514,12 @@ class RealDisk:
         if self._found is None:
             self._try_out()
         data = b"".join(content)
-        spare = self._unused_spare()
+        spare = self._spares.unused({file.inode for file in list(self._files)})
         if spare is None:
             self._place(path, data)
             return
         self._with_room(functools.partial(write_file, spare, data))
-        spare.rename(path)
-        self._spares.pop(spare, None)
+        self._spares.give(spare, path)
         sync_directory(self._directory)
 
     def _place(self, path: Path, data: bytes) -> None:
@@ -549,34 +543,14 @@ class RealDisk:
             path = self._directory / name
             if not path.exists():
                 continue
-            size = path.stat().st_size
-            if self._has_room_for_spare(size):
-                path = path.rename(path.with_name(name + _SPARE_SUFFIX))
-                self._spares[path] = size
-            else:
+            free_bytes = self.space().free_bytes - self._held_bytes
+            if not (self.can_allocate and self._spares.keep(path, free_bytes=free_bytes)):
                 path.unlink()
         sync_directory(self._directory)
 
     def _delete_spares(self) -> None:
-        for path in list(self._spares):
-            path.unlink(missing_ok=True)
-            self._spares.pop(path, None)
+        self._spares.delete()
         sync_directory(self._directory)
-
-    def _has_room_for_spare(self, size: int) -> bool:
-        spares_bytes = size + sum(self._spares.values())
-        free_bytes = self.space().free_bytes - self._held_bytes
-        return (
-            self._keeps_spares
-            and self.can_allocate
-            and len(self._spares) < _SPARES_MAX
-            and spares_bytes <= free_bytes * _SPARE_SHARE_OF_FREE
-        )
-
-    def _unused_spare(self) -> Path | None:
-        """Return a spare that no open handle reads; a rewrite would change what it reads."""
-        in_use = {file.inode for file in list(self._files)}
-        return next((path for path in self._spares if path.stat().st_ino not in in_use), None)
 
     def _with_room(self, write: Callable[[], None]) -> None:
         """Call `write`; if the file system is full, delete the spares and call it again."""
@@ -585,9 +559,7 @@ class RealDisk:
         except OSError as error:
             if error.errno not in NO_ROOM or not self._spares:
                 raise
-            for path in list(self._spares):
-                path.unlink(missing_ok=True)
-                self._spares.pop(path, None)
+            self._spares.delete()
             write()
 
     def _stop_threads(self) -> None:

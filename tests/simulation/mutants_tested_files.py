@@ -8,8 +8,9 @@ from unittest.mock import patch
 
 from bookie.disks import real as real_disk_module
 from bookie.disks.memory import MemoryDisk
-from bookie.disks.real import RealDisk, RealFile
+from bookie.disks.real import RealFile
 from bookie.disks.recent_bytes import RecentBytes, rounded_up
+from bookie.disks.spares import Spares
 from bookie.files import entry_log as entry_log_module
 from bookie.files.format import encode_file_header
 from tests.simulation.tested import caught_by
@@ -60,14 +61,14 @@ def a_short_write_is_taken_for_a_whole_one() -> Iterator[None]:
 def a_file_is_recycled_before_its_last_reader_is_done() -> Iterator[None]:
     """A reader with an open handle is given bytes of another file."""
 
-    def any_spare(self: RealDisk) -> Any:
-        return next(iter(self._spares), None)
+    def any_spare(self: Spares, in_use: object) -> Any:
+        return next(iter(self._sizes), None)
 
     def nobody(self: MemoryDisk, inode: _Inode) -> bool:
         return False
 
     with (
-        patch.object(RealDisk, "_unused_spare", any_spare),
+        patch.object(Spares, "unused", any_spare),
         patch.object(MemoryDisk, "_is_open", nobody),
     ):
         yield
