@@ -18,8 +18,7 @@ _SHARE_OF_FREE = 1 / 16
 class Spares:
     """The spares of one directory; those that are there are taken over.
 
-    The disk calls these methods in its thread for writes.  Whoever renames or deletes syncs the
-    directory then.
+    The disk calls these methods in its thread for writes, and syncs the directory afterwards.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -6,8 +6,8 @@ and decoded, and bytes from the beginning until it is given to its reader.  Want
 turn for both.  Parts ahead never wait: they are read if there is room now, or not ahead.
 
 A reader may stop to take its parts at any time, and what was read ahead for it stays.  Therefore a
-slot and a quarter of the bytes are kept for parts that are wanted, whose readers take them at once.
-So every wanted part is read some time, whatever other readers do.  And each reader has at most as
+slot and a quarter of the bytes are kept for parts that are wanted, whose readers take them at once:
+every wanted part is read some time, whatever other readers do.  Each reader has at most as
 many bytes ahead as it leaves to others.
 
 Promises:
