@@ -409,7 +409,7 @@ class RealDisk:
         self._spares.allowed = allowed
         if not allowed:
             with device_errors("delete recycled files in", self._directory):
-                await self.write_in_thread(self._delete_spares)
+                await self.write_in_thread(self._spares.delete)
 
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
@@ -546,10 +546,6 @@ class RealDisk:
             free_bytes = self.space().free_bytes - self._held_bytes
             if not (self.can_allocate and self._spares.keep(path, free_bytes=free_bytes)):
                 path.unlink()
-        sync_directory(self._directory)
-
-    def _delete_spares(self) -> None:
-        self._spares.delete()
         sync_directory(self._directory)
 
     def _with_room(self, write: Callable[[], None]) -> None:

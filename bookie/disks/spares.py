@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bookie.disks.file_calls import sync_directory
+
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
@@ -18,10 +20,12 @@ _SHARE_OF_FREE = 1 / 16
 class Spares:
     """The spares of one directory; those that are there are taken over.
 
-    The disk calls these methods in its thread for writes, and syncs the directory afterwards.
+    The disk calls these methods in its thread for writes, and syncs the directory after `keep` and
+    `give`.
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._sizes = {path: path.stat().st_size for path in directory.glob(f"*{SUFFIX}")}
         self.allowed = True
         """Whether new ones are kept."""
@@ -60,7 +64,8 @@ class Spares:
         self._sizes.pop(spare, None)
 
     def delete(self) -> None:
-        """Delete all spares."""
+        """Delete all spares durably."""
         for path in list(self._sizes):
             path.unlink(missing_ok=True)
             self._sizes.pop(path, None)
+        sync_directory(self._directory)
