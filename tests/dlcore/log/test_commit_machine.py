@@ -62,19 +62,13 @@ from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.port import Create, Delete, Put
 from dlcore.metadata.stored import decode, encode
 from tests.fixtures.commits import CLICKS, PATHS, TERMS, VIEWS, Bench, Namespace, extent_of
+from tests.fixtures.nodes import refused
 
 RUN = AppendRun(token="run-1", begun_ns=0)
 AWAY = MetadataConnectionError("no answer")
 CHANGED = MetadataVersionError("changed")
 COMMITTED = CommitResult(committed=True, already_committed=False)
 SKIPPED = CommitResult(committed=False, already_committed=True)
-
-
-def refused(effect: Effect) -> DLError:
-    """Return the error that the caller gets."""
-    assert isinstance(effect, Ended), effect
-    assert isinstance(effect.outcome, DLError)
-    return effect.outcome
 
 
 def test_an_append_is_one_look_and_one_transaction() -> None:

@@ -18,10 +18,8 @@ from dlcore.base.config import LogSettings, QuorumConfig
 from dlcore.base.errors import (
     AlreadyClosedError,
     ConfigurationError,
-    DLError,
     LogExistsError,
     MetadataConnectionError,
-    MetadataError,
     MetadataVersionError,
 )
 from dlcore.base.ids import DLSN
@@ -52,10 +50,10 @@ from dlcore.log.metadata.values import (
 from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.paths import NamespacePaths
-from dlcore.metadata.port import Create, Op, Put, Versioned
+from dlcore.metadata.port import Versioned
 from dlcore.metadata.stored import decode, encode
-from dlcore.metadata.tree import Tree
 from tests.fixtures.log_states import final
+from tests.fixtures.nodes import Nodes, refused
 
 PATHS = NamespacePaths("/dlog")
 LOG = LogMetadata(name="test", log_id="fork-1", created_ms=1, quorum=QuorumConfig())
@@ -94,11 +92,11 @@ SEGMENTS = (
 )
 
 
-class Bench:
+class Bench(Nodes):
     """A machine, validated after each event; ledgers that another log refers to once each."""
 
     def __init__(self, **options: Any) -> None:
-        self.tree = Tree()
+        super().__init__()
         for ledger_id in (1, 2, 3, 4):
             self.put(PATHS.staged_ledger(ledger_id), self.registration(ledger_id, 1))
         for path in (PATHS.deleted_log("x"), PATHS.log("test") + "x", OWN.head + "x"):
@@ -120,24 +118,6 @@ class Bench:
                 extents=extents,
             )
         )
-
-    def put(self, path: str, value: bytes) -> None:
-        """Store a value, whatever is there."""
-        above = [Create(each, b"") for each in self.tree.missing_above(path)]
-        is_there = self.tree.find(path) is not None
-        ops: list[Op] = [*above, Put(path, value, -1) if is_there else Create(path, value)]
-        self.tree.apply(ops, session=1)
-
-    def read(self, path: str) -> Versioned | None:
-        """Return a node."""
-        node = self.tree.find(path)
-        return None if node is None else node.versioned()
-
-    def value(self, path: str) -> bytes:
-        """Return the value of a node that is there."""
-        node = self.read(path)
-        assert node is not None, path
-        return node.value
 
     def extents(self, ledger_id: int) -> int:
         """Return how many extents are counted."""
@@ -176,14 +156,6 @@ class Bench:
         assert isinstance(store, Store)
         return store
 
-    def apply(self, store: Store) -> bool:
-        """Apply a transaction; return whether that was possible."""
-        try:
-            self.tree.apply(store.ops, session=1)
-        except MetadataError:
-            return False
-        return True
-
     def run(self) -> list[LogHead]:
         """Run it to its end; return the heads after each transaction."""
         heads = []
@@ -191,18 +163,11 @@ class Bench:
         while isinstance(effect, Look):
             store = self.look(effect)
             assert isinstance(store, Store)
-            assert self.apply(store)
+            assert self.store(store)
             heads.append(decode(LogHead, self.value(OWN.head), source=""))
             effect = self.handle(Signal.STORED)
         assert effect == Ended(True)
         return heads
-
-
-def refused(effect: Effect) -> DLError:
-    """Return the error that the caller gets."""
-    assert isinstance(effect, Ended)
-    assert isinstance(effect.outcome, DLError)
-    return effect.outcome
 
 
 HEAD = LogHead(
@@ -246,7 +211,7 @@ def test_a_large_fork_is_hidden_until_its_last_transaction(
     monkeypatch.setattr(forking, "CHUNK_EXTENTS_MAX", 1)
     bench = Bench()
     assert bench.machine.transactions == 5
-    assert bench.apply(bench.planned())
+    assert bench.store(bench.planned())
     listed = PATHS.deleted_log(LOG.log_id)
     assert decode(LogMetadata, bench.value(listed), source="") == LOG
     assert bench.read(PATHS.log("test")) is None
@@ -273,7 +238,7 @@ def test_a_lost_answer(is_applied: bool, ops_max: int, monkeypatch: pytest.Monke
     bench = Bench()
     store = bench.planned()
     if is_applied:
-        assert bench.apply(store)
+        assert bench.store(store)
     pause = bench.handle(CallFailed(AWAY))
     assert isinstance(pause, Pause)
     assert pause.error is AWAY
@@ -310,7 +275,7 @@ def test_an_unfinished_fork_that_was_swept(monkeypatch: pytest.MonkeyPatch) -> N
     """Its head is another one, or gone."""
     monkeypatch.setattr(forking, "OPS_MAX", 1)
     bench = Bench()
-    assert bench.apply(bench.planned())
+    assert bench.store(bench.planned())
     look = bench.handle(Signal.STORED)
     bench.put(OWN.head, encode(LogHead(deleted=True)))
     assert bench.look(look) == Ended(False)
@@ -388,7 +353,7 @@ def answer(bench: Bench, effect: Effect, rng: random.Random) -> Effect:
         case Look():
             return bench.handle(CallFailed(AWAY)) if fails else bench.look(effect)
         case Store():
-            is_applied = rng.random() < 0.6 and bench.apply(effect)
+            is_applied = rng.random() < 0.6 and bench.store(effect)
             if is_applied and not fails:
                 return bench.handle(Signal.STORED)
             is_closed = rng.random() < 0.1

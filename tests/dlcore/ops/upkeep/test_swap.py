@@ -14,19 +14,15 @@ from msgspec.structs import replace
 from dlcore.base.errors import (
     AlreadyClosedError,
     CorruptMetadataError,
-    DLError,
     LedgerNotFoundError,
     MetadataConnectionError,
-    MetadataError,
     MetadataVersionError,
 )
 from dlcore.base.steps import CallFailed, Ended, Pause
 from dlcore.log.metadata.values import LogHead, LogKey, SegmentEnd, StagedLedger, Totals, pack
 from dlcore.metadata.attempts import ATTEMPTS_MAX, Store
 from dlcore.metadata.paths import NamespacePaths
-from dlcore.metadata.port import Create, Put, Versioned
 from dlcore.metadata.stored import decode, encode
-from dlcore.metadata.tree import Tree
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, merged_extent
 from dlcore.ops.upkeep.swap import (
     MERGING_IDENTITY,
@@ -42,6 +38,7 @@ from dlcore.ops.upkeep.swap import (
     Verify,
 )
 from tests.fixtures.log_states import final
+from tests.fixtures.nodes import Nodes, refused
 
 PATHS = NamespacePaths("/dlog")
 LOG = LogKey(name="clicks", log_id="log-1")
@@ -51,11 +48,11 @@ AWAY = MetadataConnectionError("no answer")
 CHANGED = MetadataVersionError("changed")
 
 
-class Bench:
+class Bench(Nodes):
     """A machine, validated after each event; a segment of three extents, one of a plain writer."""
 
     def __init__(self) -> None:
-        self.tree = Tree()
+        super().__init__()
         first = replace(final(STAGED), timestamp_floor_ms=0)
         parts = (first, replace(first, first_entry_id=3, last_entry_id=5), final(WRITTEN))
         end = SegmentEnd(
@@ -86,29 +83,14 @@ class Bench:
         )
         return replace(made, **changes)
 
-    def put(self, path: str, value: bytes) -> None:
-        """Store a value, whatever is there."""
-        above = [Create(each, b"") for each in self.tree.missing_above(path)]
-        is_there = self.tree.find(path) is not None
-        ops = [*above, Put(path, value, -1) if is_there else Create(path, value)]
-        self.tree.apply(ops, session=1)
-
-    def read(self, path: str) -> Versioned | None:
-        """Return a node."""
-        node = self.tree.find(path)
-        return None if node is None else node.versioned()
-
     def registered(self, ledger_id: int) -> StagedLedger:
         """Return a stored registration."""
-        node = self.read(PATHS.staged_ledger(ledger_id))
-        assert node is not None
-        return decode(StagedLedger, node.value, source="")
+        return decode(StagedLedger, self.value(PATHS.staged_ledger(ledger_id)), source="")
 
     def extents(self) -> list[int]:
         """Return the ledgers of the segment's extents."""
-        node = self.read(LOG_PATHS.segment(1))
-        assert node is not None
-        return [each.ledger_id for each in decode(SegmentEnd, node.value, source="").tail]
+        end = decode(SegmentEnd, self.value(LOG_PATHS.segment(1)), source="")
+        return [each.ledger_id for each in end.tail]
 
     def handle(self, event: Event) -> Effect:
         """Feed an event."""
@@ -129,21 +111,6 @@ class Bench:
         assert isinstance(store, Store)
         return store
 
-    def apply(self, store: Store) -> bool:
-        """Apply a transaction; return whether that was possible."""
-        try:
-            self.tree.apply(store.ops, session=1)
-        except MetadataError:
-            return False
-        return True
-
-
-def refused(effect: Effect) -> DLError:
-    """Return the error that the caller gets."""
-    assert isinstance(effect, Ended)
-    assert isinstance(effect.outcome, DLError)
-    return effect.outcome
-
 
 def test_a_swap_is_one_look_and_one_transaction() -> None:
     """The extent, the count of each ledger and the head change together."""
@@ -152,7 +119,7 @@ def test_a_swap_is_one_look_and_one_transaction() -> None:
     ids = (MERGED, STAGED, WRITTEN)
     assert look == Look((LOG_PATHS.head, *map(PATHS.staged_ledger, ids)))
     bench = Bench()
-    assert bench.apply(bench.planned())
+    assert bench.store(bench.planned())
     assert bench.handle(Signal.STORED) == Ended(True)
     assert bench.extents() == [MERGED]
     merged, old, written = map(bench.registered, (MERGED, STAGED, WRITTEN))
@@ -177,7 +144,7 @@ def test_a_lost_answer(is_applied: bool) -> None:
     bench = Bench()
     store = bench.planned()
     if is_applied:
-        assert bench.apply(store)
+        assert bench.store(store)
     pause = bench.handle(CallFailed(AWAY))
     assert isinstance(pause, Pause)
     assert pause.error is AWAY
@@ -291,7 +258,7 @@ def answer(bench: Bench, effect: Effect, rng: random.Random) -> Effect:
         case Verify():
             return bench.handle(Verified([WRITTEN] if fails else []))
         case Store():
-            is_applied = rng.random() < 0.6 and bench.apply(effect)
+            is_applied = rng.random() < 0.6 and bench.store(effect)
             if is_applied and not fails:
                 return bench.handle(Signal.STORED)
             is_closed = rng.random() < 0.1

@@ -39,6 +39,7 @@ from dlcore.ops.upkeep.table_commits import (
     Tidy,
 )
 from tests.fixtures.lengths import amount
+from tests.fixtures.nodes import refused
 
 if TYPE_CHECKING:
     from dlcore.log.cold.table_format import Field, Place
@@ -90,12 +91,10 @@ class Run:
 
     def refused(self, event: Event) -> DLError:
         """Feed an event that ends it with an error."""
-        effect = self.handle(event)
-        assert isinstance(effect, Ended)
-        assert isinstance(effect.outcome, DLError)
+        error = refused(self.handle(event))
         assert self.machine.state is TableState.FAILED
         assert self.machine.followed is None
-        return effect.outcome
+        return error
 
     def looked(self, table: TableSeen) -> Effect:
         """Begin, and show the table."""

@@ -33,6 +33,7 @@ from dlcore.ops.upkeep.tiering import (
     Written,
     plan_tier,
 )
+from tests.fixtures.nodes import refused
 
 LOST = ObjectStoreError("503")
 
@@ -92,11 +93,9 @@ class Run:
 
     def failed(self, event: Event) -> DLError:
         """Feed an event that ends it with an error."""
-        effect = self.handle(event)
-        assert isinstance(effect, Ended)
-        assert isinstance(effect.outcome, DLError)
+        error = refused(self.handle(event))
         assert self.machine.state is TierState.FAILED
-        return effect.outcome
+        return error
 
 
 @pytest.mark.parametrize(
