@@ -70,10 +70,11 @@ def redact_log(
     audit_file: Path,
     yes: bool,
 ) -> None:
-    """Make all columns of some rows of the typed LOG null, for good.
+    """Make rows of a typed LOG null, in all copies of them.
 
-    Positions, counts and ids stay.  All copies of these rows are removed: from ledgers, objects, a
-    Delta table with its history, and the files of bookies.  It ends with 0 when none is left.
+    Their columns become null; positions, counts and ids stay.  Old copies are removed: from
+    ledgers, objects, a Delta table with its history, and the files of bookies.  It ends with 0 when
+    none is left.
     """
     if dry_run:
         show_fields(run_direct(lambda namespace: _look(namespace, log, where), is_long=True))
