@@ -98,5 +98,5 @@ def read_ledger(value: bytes) -> StoredLedger:
         length_bytes=length_bytes,
         wanted_copies=max((wanted or sizes)[1], write_quorum_size),
         is_cold=bool(folder),
-        objects=tuple(f"{folder}/{name}" for _, _, name, _ in objects),
+        objects=tuple(f"{folder}/{name}" for _, _, name, *_ in objects),
     )

@@ -90,7 +90,7 @@ def test_a_cold_ledger_names_its_objects() -> None:
         last_entry_id=8,
         length_bytes=9,
         folder="s3://bucket/logs",
-        objects=(StoredObject(0, 0, "a.parquet", 5), StoredObject(4, 6, "b.parquet", 7)),
+        objects=(StoredObject(0, 0, "a.parquet", 5), StoredObject(4, 6, "b.parquet", 7, 8)),
     )
     stored = read_ledger(encode(metadata))
     assert stored.is_cold
