@@ -9,7 +9,8 @@ and a removal meet, one wins and the other one fails.
 
 A merge copies the entries of ledgers elsewhere, but readers with an older view of the log still
 read the old ledgers.  Therefore a ledger that ever lost extents to a merge is not removed with its
-last extent, but listed, and removed some time later.
+last extent, but listed, and removed some time later.  So is a cold ledger, however it lost extents:
+reads of objects are planned long ahead, and its objects go once it is gone.
 """
 
 from __future__ import annotations
@@ -170,11 +171,14 @@ async def read_staged(context: LogContext, ledger_ids: Sequence[int]) -> dict[in
     return {ledger_id: node for ledger_id, node in found if node is not None}
 
 
-async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[Op]:
+async def plan_releases(
+    context: LogContext, counts: Mapping[int, int], *, cold: Collection[int] = ()
+) -> list[Op]:
     """Return the operations that release a number of extents of each ledger, as in `counts`.
 
     A ledger that is not registered has one extent, and is removed with it.  A ledger that is gone
-    already does not stop the removal of the others.
+    already does not stop the removal of the others.  Ledgers that are `cold` stay for a grace, as
+    those do that merges emptied: readers have planned to read their objects.
     """
     nodes = await read_staged(context, sorted(counts))
     paths = {each: context.paths.ledger(each) for each in sorted(counts) if each not in nodes}
@@ -190,8 +194,12 @@ async def plan_releases(context: LogContext, counts: Mapping[int, int]) -> list[
                 )
             else:
                 ops.append(Delete(path))
+    now_ms = context.clock.now_ms()
     for ledger_id, node in nodes.items():
-        ops += release(context.paths, node, node.staged.released(counts[ledger_id]))
+        staged = node.staged.released(counts[ledger_id])
+        if ledger_id in cold:
+            staged = replace(staged, released_ms=now_ms)
+        ops += release(context.paths, node, staged)
     return ops
 
 
@@ -315,21 +323,36 @@ async def _close(context: LogContext, ledger_id: int) -> None:
         )
 
 
-async def drop_merged(context: LogContext, *, grace_ms: int, at_once: Collection[int] = ()) -> int:
-    """Delete the ledgers that merges emptied longer ago than the grace; return how many.
+async def drop_merged(
+    context: LogContext,
+    *,
+    grace_ms: int,
+    cold_grace_ms: int | None = None,
+    at_once: Collection[int] = (),
+) -> int:
+    """Delete the ledgers that were emptied longer ago than the grace; return how many.
 
-    With `at_once` only these are deleted, and without the grace.
+    Cold ledgers have a grace of their own, if one is given.  With `at_once` only these are deleted,
+    and without a grace.
     """
-    before_ms = context.clock.now_ms() - grace_ms
+    now_ms = context.clock.now_ms()
+    before_ms = now_ms - grace_ms
     paths = context.paths
     names = await persistently(lambda: context.store.get_children(paths.merged))
     ids = sorted(int(name) for name in names or () if is_number(name))
     if at_once:
         ids = [each for each in ids if each in at_once]
     nodes, damaged = await read_readable(context, ids)
+    young = [
+        each.staged.ledger_id
+        for each in nodes.values()
+        if cold_grace_ms is not None and each.staged.released_ms > now_ms - cold_grace_ms
+    ]
+    ledgers = await persistently(lambda: context.ledger_store.read_many(young)) if young else {}
+    kept = {i for i, each in ledgers.items() if isinstance(each, LedgerMetadata) and each.is_cold}
     count = 0
     for ledger_id in ids:
-        if ledger_id in damaged:
+        if ledger_id in damaged or ledger_id in kept:
             continue
         node = nodes.get(ledger_id)
         ops: list[Op] = [Delete(paths.merged_ledger(ledger_id))]

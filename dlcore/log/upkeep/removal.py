@@ -206,8 +206,10 @@ async def _remove_subscriptions(context: LogContext, paths: LogPaths) -> None:
 
 
 async def _remove(context: LogContext, at: VersionedHead, pieces: list[Piece]) -> VersionedHead:
-    counts = Counter(extent.ledger_id for piece in pieces for extent in piece.extents)
-    releases = await plan_releases(context, counts)
+    extents = [extent for piece in pieces for extent in piece.extents]
+    counts = Counter(extent.ledger_id for extent in extents)
+    cold = {extent.ledger_id for extent in extents if extent.is_cold}
+    releases = await plan_releases(context, counts, cold=cold)
     paths = context.logs.paths_of(at.log)
     return await context.logs.apply(plan_remove(paths, at, pieces, releases))
 

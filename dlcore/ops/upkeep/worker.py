@@ -246,11 +246,14 @@ class LogUpkeep:
             return context.clock.now_ms() - int(age_s * 1000)
 
         grace_ms = int(config.merged_grace_s * 1000)
+        cold_grace_ms = int(max(config.merged_grace_s, config.tier_grace_s) * 1000)
         leftovers_ms = ms_before(config.leftovers_age_s)
         commits_ms = ms_before(config.commits_age_s)
         steps: dict[str, Callable[[], Awaitable[int]]] = {
             "half merged ledgers": self._settle_merging,
-            "merged ledgers": partial(drop_merged, context, grace_ms=grace_ms),
+            "merged ledgers": partial(
+                drop_merged, context, grace_ms=grace_ms, cold_grace_ms=cold_grace_ms
+            ),
             "leftovers": partial(settle_abandoned, context, created_before_ms=leftovers_ms),
             "deleted logs": self._remove_deleted,
             "expired logs": partial(expire_logs, context),

@@ -52,8 +52,10 @@ from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, read_
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from dlcore.base.records import LogRecordWithDLSN
     from dlcore.log.cold.objects import ListedObject
     from dlcore.log.metadata.values import LogKey
+    from dlcore.log.reading.rows_reader import AsyncLogReader
     from dlcore.wire.digest import BytesLike
 
 TIER = "s3://bucket/logs"
@@ -366,12 +368,52 @@ def test_truncated_cold_segments_go_with_their_objects() -> None:
         await scene.log.truncate(DLSN(2, 0, 0))
         await scene.namespace.tidied()
         context = scene.namespace._context
-        assert await delete_strays(context, age_s=100) == 0  # they are young
         scene.pass_time(200_000)
+        assert await delete_strays(context, age_s=100) == 0  # the ledger is there for a grace
+        await drop_merged(context, grace_ms=0)
+        assert await delete_strays(context, age_s=300) == 0  # they are young
         assert await delete_strays(context, age_s=100) > 2
         assert list(scene.objects.stored) == [f"{TIER}/{scene.cluster.cluster_id}/notes.txt"]
 
     on_tier_scene(body)
+
+
+def test_the_objects_of_truncated_segments_stay_for_the_longest_planned_read() -> None:
+    """However old they are: a reader that planned before goes on, until the grace of tiers ends."""
+
+    async def body(scene: TierScene) -> None:
+        records = await read_all(scene.log)
+        await scene.tier()
+        await tidy(scene)  # all is old, and nothing else is to go
+        await write(scene)
+        objects = set(scene.objects.stored)
+        upkeep = LogUpkeep(scene.merging._context, scene.merging._owner, CONFIG_OF_TIERS)
+        planned = await (await scene.cluster.open("planned")).open_log("clicks")
+        async with await planned.open_reader() as reader:
+            first = await reader.read_bulk(1)
+            await scene.log.truncate(DLSN(2, 0, 0))
+            await scene.namespace.tidied()
+            for _ in range(2):
+                scene.pass_time(15_000)  # longer than the grace of merges
+                upkeep._strays_due_s = 0.0
+                await upkeep.sweep()
+            assert objects == set(scene.objects.stored)
+            found = [*first, *await read_some(reader, len(records) - 1)]
+        assert [each.sequence_id for each in found] == [each.sequence_id for each in records]
+        scene.pass_time(15_000)
+        upkeep._strays_due_s = 0.0
+        await upkeep.sweep()
+        assert not scene.objects.stored
+
+    on_tier_scene(body)
+
+
+async def read_some(reader: AsyncLogReader, count: int) -> list[LogRecordWithDLSN]:
+    """Return the next records of a reader."""
+    found: list[LogRecordWithDLSN] = []
+    while len(found) < count:
+        found += await reader.read_bulk(count - len(found))
+    return found
 
 
 def test_a_deleted_log_leaves_no_object() -> None:
@@ -383,6 +425,7 @@ def test_a_deleted_log_leaves_no_object() -> None:
         await scene.namespace.tidied()
         scene.pass_time(200_000)
         context = scene.namespace._context
+        await drop_merged(context, grace_ms=0)
         # After an import of metadata they wait for an operator.
         await context.store.create(context.paths.restored, b"{}")
         assert await delete_strays(context, age_s=100) == 0
