@@ -21,6 +21,7 @@ from rich.table import Table
 
 from benchmarks import (
     bookies,
+    cold,
     encrypted,
     forks,
     history,
@@ -96,6 +97,9 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "fork_log": forks.fork_log,
     "many_logs": many_logs.many_logs,
     "tier_rounds": tier_rounds.tier_rounds,
+    "tiering": cold.tiering,
+    "cold_scan": cold.cold_scan,
+    "cold_beside_adds": cold.cold_beside_adds,
     "idle": idle.idle,
     "proxy_write_large": proxies.write_large,
     "proxy_write_small": proxies.write_small,
@@ -107,6 +111,7 @@ BENCHMARKS: dict[str, Callable[[Sandbox, Path], list[Figure]]] = {
     "proxy_killed": proxies.killed,
     "proxy_rebalance": proxies.rebalance,
     "proxy_read": proxy_reads.read,
+    "proxy_cold_beside_adds": cold.proxy_cold_beside_adds,
     "proxy_read_kafka": kafka_reads.read,
     "proxy_write_kafka": kafka_writes.write,
     "proxy_transport": proxy_transport.proxy_transport,
