@@ -34,7 +34,7 @@ FIRST_METADATA = "00000-dlog.metadata.json"
 """The table's first metadata, which is not deleted: it says where the table is in the catalog."""
 METADATA_SUFFIX = ".metadata.json"
 TAG = "dlog"
-LOG, POSITION, END = "dlog.log", "dlog.position", "dlog.end"
+LOG, POSITION, END, VERSION = "dlog.log", "dlog.position", "dlog.end", "dlog.version"
 NAMESPACE, NAME = "dlog.namespace", "dlog.name"
 ANCESTORS_MAX = 1_000
 SNAPSHOTS_KEPT = 200
@@ -295,9 +295,17 @@ def require_properties(properties: Mapping[str, str]) -> None:
             )
 
 
-def summary_of(app_id: str, position: Place) -> dict[str, str]:
-    """Return what a snapshot says of the log; the last one is for people."""
-    return {LOG: app_id, POSITION: str(number_of(position)), END: str(boundary_of(position))}
+def summary_of(app_id: str, position: Place, version: int) -> dict[str, str]:
+    """Return what a snapshot says of the log: its end is the position for people.
+
+    The version counts dlog's commits, one of which may make two snapshots.
+    """
+    return {
+        LOG: app_id,
+        POSITION: str(number_of(position)),
+        END: str(boundary_of(position)),
+        VERSION: str(version),
+    }
 
 
 def position_of(snapshot: SnapshotSeen, app_id: str) -> Place | None:
@@ -308,19 +316,32 @@ def position_of(snapshot: SnapshotSeen, app_id: str) -> Place | None:
     """
     if snapshot.summary.get(LOG) != app_id:
         return None
-    number = snapshot.summary.get(POSITION) or ""
+    return place_of(_number_in(snapshot, POSITION))
+
+
+def version_of(snapshot: SnapshotSeen | None) -> int:
+    """Return how many commits dlog had made when it made a snapshot; 0 for none.
+
+    Raises:
+        TableError: it is no number.
+    """
+    return 0 if snapshot is None else _number_in(snapshot, VERSION)
+
+
+def _number_in(snapshot: SnapshotSeen, name: str) -> int:
+    number = snapshot.summary.get(name) or ""
     if not number.isascii() or not number.isdigit():
         raise TableError(
-            f"snapshot {snapshot.snapshot_id} of the table has the position {number!r}, expected a "
+            f"snapshot {snapshot.snapshot_id} of the table has the {name} {number!r}, expected a "
             f"number; to do: {ICEBERG.remake}, and it is made again"
         )
-    return place_of(int(number))
+    return int(number)
 
 
-def position_in(
+def newest_in(
     ancestors: Iterable[SnapshotSeen], tagged: SnapshotSeen | None, app_id: str
-) -> Place | None:
-    """Return the position of a table; None if no snapshot has one of this log.
+) -> SnapshotSeen | None:
+    """Return the newest snapshot of a table that has a position; None if none has one.
 
     Args:
         ancestors: the current snapshot and those before it, newest first, `ANCESTORS_MAX` at most.
@@ -347,8 +368,8 @@ def position_in(
                     f"{boundary_of(marked)} before: another program went back to an older "
                     f"snapshot; to do: go to the snapshot with the tag {TAG}"
                 )
-            return found
-    return marked
+            return each
+    return None if marked is None else tagged
 
 
 def table_file(

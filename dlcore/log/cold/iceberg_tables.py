@@ -14,7 +14,7 @@ import itertools
 import json
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ObjectStoreError, TableError
@@ -33,11 +33,12 @@ from dlcore.log.cold.iceberg_format import (
     first_metadata,
     merged_away,
     missing_fields,
-    position_in,
+    newest_in,
     position_of,
     require_properties,
     summary_of,
     table_file,
+    version_of,
     with_fields,
     without_floats,
 )
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
     from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile
 
 _BEGINNING: Place = (1, 0)
+
+
+class _Seen(NamedTuple):
+    position: Place
+    version: int
 
 
 class IcebergTables:
@@ -72,6 +78,7 @@ class IcebergTables:
         self._snapshots_kept = snapshots_kept
         self._table: Any = None  # as it was seen last
         self._files: dict[str, Any] = {}  # of it, by their names
+        self._seen_last = _Seen(_BEGINNING, 0)
 
     async def look(self) -> TableSeen | None:
         """Return the table at its newest version; None if there is none.
@@ -139,11 +146,13 @@ class IcebergTables:
             for each in found
         ]
         self._files = {name.name: each for name, each in zip(names, found, strict=True)}
-        position = position_in(_ancestors(metadata), _tagged(metadata), self._app_id)
+        newest = newest_in(_ancestors(metadata), _tagged(metadata), self._app_id)
+        position = None if newest is None else position_of(newest, self._app_id)
         if position is None and current is None and metadata.properties.get(LOG) == self._app_id:
             position = _BEGINNING  # it was made, and its first commit was not
+        self._seen_last = _Seen(position or _BEGINNING, version_of(newest))
         return TableSeen(
-            version=metadata.last_sequence_number,
+            version=self._seen_last.version,
             known_as=0 if current is None else current.snapshot_id,
             position=position,
             description=metadata.properties.get("comment", ""),
@@ -186,7 +195,10 @@ class IcebergTables:
         table = await self._load()
         chain = [] if table is None else list(_ancestors(table.metadata))
         tagged = None if table is None else _tagged(table.metadata)
-        require_reached(self.url, position_in(chain, tagged, self._app_id), place)
+        newest = newest_in(chain, tagged, self._app_id)
+        require_reached(
+            self.url, None if newest is None else position_of(newest, self._app_id), place
+        )
         reached = chain[0].snapshot_id
         for each in chain[1:]:
             position = position_of(each, self._app_id)
@@ -220,7 +232,7 @@ class IcebergTables:
             raise ObjectStoreError(
                 f"the table in {self.url} was made before: it is looked at again"
             )
-        self._table = table
+        self._table, self._seen_last = table, _Seen(_BEGINNING, 0)
         await asyncio.to_thread(self._apply, files, (), position)
 
     def _taken(self, place: tuple[str, str]) -> TableError:
@@ -301,30 +313,55 @@ class IcebergTables:
         Raises:
             ObjectStoreError: it was not done, or that is not known.
         """
-        await asyncio.to_thread(self._apply, adds, removes, position)
+        await asyncio.to_thread(self._apply, adds, removes, position, is_same=not data_change)
 
     def _apply(
-        self, adds: Sequence[AddedFile], removes: Sequence[TableFile], position: Place
+        self,
+        adds: Sequence[AddedFile],
+        removes: Sequence[TableFile],
+        position: Place,
+        *,
+        is_same: bool = False,
     ) -> None:
-        from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.table.update.snapshot import ManageSnapshots
 
-        table = self._table
+        seen = self._seen_last
+        last = summary_of(self._app_id, position, seen.version + 1)
         with told("changing", self.url):
-            transaction = table.transaction()
-            update = transaction.update_snapshot(
-                snapshot_properties=summary_of(self._app_id, position)
-            )
-            snapshot = update.overwrite() if removes else update.merge_append()
-            for added in adds:
-                snapshot.append_data_file(self._data_file(table.metadata, added))
-            for removed in removes:
-                snapshot.delete_data_file(self._files[removed.name])
-            if removes:
-                snapshot.delete_by_predicate(AlwaysTrue())  # all manifests may have them
-            snapshot.commit()
-            ManageSnapshots(transaction).create_tag(snapshot.snapshot_id, TAG).commit()
+            transaction = _with_current_snapshot_only(self._table).transaction()
+            if is_same or not adds:
+                snapshot_id = self._overwrite(transaction, adds, removes, last)
+            else:
+                # Only a snapshot that adds merges manifests, and drops those of removed files.
+                if removes:
+                    before = summary_of(self._app_id, seen.position, seen.version)
+                    self._overwrite(transaction, (), removes, before)
+                snapshot = transaction.update_snapshot(snapshot_properties=last).merge_append()
+                for added in adds:
+                    snapshot.append_data_file(self._data_file(self._table.metadata, added))
+                snapshot.commit()
+                snapshot_id = snapshot.snapshot_id
+            ManageSnapshots(transaction).create_tag(snapshot_id, TAG).commit()
             transaction.commit_transaction()
+
+    def _overwrite(
+        self,
+        transaction: Any,
+        adds: Sequence[AddedFile],
+        removes: Sequence[TableFile],
+        summary: dict[str, str],
+    ) -> int:
+        """Let a transaction have a snapshot that changes files; return its number."""
+        from pyiceberg.expressions import AlwaysTrue
+
+        snapshot = transaction.update_snapshot(snapshot_properties=summary).overwrite()
+        for added in adds:
+            snapshot.append_data_file(self._data_file(self._table.metadata, added))
+        for removed in removes:
+            snapshot.delete_data_file(self._files[removed.name])
+        snapshot.delete_by_predicate(AlwaysTrue())  # any manifest may have them
+        snapshot.commit()
+        return int(snapshot.snapshot_id)
 
     def _data_file(self, metadata: Any, added: AddedFile) -> Any:
         from pyiceberg.io.pyarrow import (
@@ -407,6 +444,21 @@ class IcebergTables:
     def _drop(self, table: Any) -> None:
         with told("dropping", self.url):
             table.catalog.drop_table(table.name())
+
+
+def _with_current_snapshot_only(table: Any) -> Any:
+    """Return a table for one commit: the library copies all of its metadata 19 times for each.
+
+    The catalog applies the changes to all of its own.
+    """
+    metadata = table.metadata
+    current = metadata.current_snapshot()
+    small = metadata.model_copy(
+        update={"snapshots": [] if current is None else [current], "snapshot_log": []}
+    )
+    return type(table)(
+        table.name(), small, table.metadata_location, table.io, table.catalog, table.config
+    )
 
 
 def _read(url: str) -> bytes | None:

@@ -22,11 +22,12 @@ from dlcore.log.cold.iceberg_format import (
     ids_of,
     merged_away,
     missing_fields,
-    position_in,
+    newest_in,
     position_of,
     require_properties,
     summary_of,
     table_file,
+    version_of,
     with_fields,
     without_floats,
 )
@@ -223,21 +224,23 @@ def test_the_first_metadata_say_whose_table_it_is_and_where() -> None:
 
 def snapshot(number: int, place: tuple[int, int] | None, *, by: str = "append") -> SnapshotSeen:
     """Return a snapshot of this log, or of another program."""
-    summary = {"added-records": "5"} if place is None else summary_of("c/l", place)
+    summary = {"added-records": "5"} if place is None else summary_of("c/l", place, number)
     return SnapshotSeen(number, by, summary)
 
 
 def test_the_position_is_that_of_the_newest_snapshot_of_the_log() -> None:
     """Also below others that only rewrote manifests, and by the tag if those before are gone."""
-    assert position_in([], None, "c/l") is None
+    assert newest_in([], None, "c/l") is None
     one, two = snapshot(1, (1, 4)), snapshot(2, (3, 7))
-    assert position_in([two, one], two, "c/l") == (3, 7)
-    assert position_in([two, one], None, "c/l") == (3, 7)
+    assert newest_in([two, one], two, "c/l") is two
+    assert newest_in([two, one], None, "c/l") is two
     rewritten = snapshot(3, None, by="replace")
-    assert position_in([rewritten, two, one], two, "c/l") == (3, 7)
-    assert position_in([rewritten], two, "c/l") == (3, 7)
-    assert position_in([rewritten], None, "c/l") is None
-    assert summary_of("c/l", (3, 7))["dlog.end"] == "3:7:0"
+    assert newest_in([rewritten, two, one], two, "c/l") is two
+    assert newest_in([rewritten], two, "c/l") is two
+    assert newest_in([rewritten], None, "c/l") is None
+    assert position_of(two, "c/l") == (3, 7)
+    assert (version_of(two), version_of(None)) == (2, 0)
+    assert two.summary["dlog.end"] == "3:7:0"
 
 
 def test_a_position_of_another_log_or_cluster_is_none() -> None:
@@ -246,7 +249,7 @@ def test_a_position_of_another_log_or_cluster_is_none() -> None:
     assert position_of(snapshot(1, (1, 4)), "c/other") is None
     for wrong in ("", "x", "-5", "²"):
         broken = SnapshotSeen(9, "append", {LOG: "c/l", POSITION: wrong})
-        with pytest.raises(TableError, match="snapshot 9 of the table has the position"):
+        with pytest.raises(TableError, match=r"snapshot 9 of the table has the dlog\.position"):
             position_of(broken, "c/l")
 
 
@@ -255,9 +258,9 @@ def test_what_another_program_did_is_refused() -> None:
     one, two = snapshot(1, (1, 4)), snapshot(2, (3, 7))
     for by in ("append", "overwrite", "delete"):
         with pytest.raises(TableError, match=rf"snapshot 3 of the table \({by}\) was not made by"):
-            position_in([snapshot(3, None, by=by), two], two, "c/l")
+            newest_in([snapshot(3, None, by=by), two], two, "c/l")
     with pytest.raises(TableError, match=r"up to 1:4:0, and had some up to 3:7:0"):
-        position_in([one], two, "c/l")
+        newest_in([one], two, "c/l")
 
 
 def test_files_that_dlog_did_not_add() -> None:
@@ -297,5 +300,5 @@ def test_floats_have_no_bounds() -> None:
 
 def test_the_position_is_the_same_number_as_that_of_delta() -> None:
     """Anybody turns it into a DLSN."""
-    assert summary_of("c/l", (3, 17))[POSITION] == str(number_of((3, 17))) == str(3 * 2**32 + 17)
+    assert summary_of("c/l", (3, 17), 1)[POSITION] == str(number_of((3, 17))) == str(3 * 2**32 + 17)
     assert ICEBERG.kind == "iceberg"
