@@ -26,6 +26,7 @@ from dlcore.sync import DistributedLogManager, open_namespace
 from tests.fixtures.bookie_process import REPOSITORY
 from tests.fixtures.proxies import proxy_process, wait_for_no_proxy
 from tests.fixtures.tokens import AUDIENCE, ISSUER, Issuer
+from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -305,7 +306,17 @@ def test_a_query_that_takes_too_much_ends_alone(sandbox: Sandbox, trips: str) ->
             assert waiting.read_next_batch().num_rows > 0
             with pytest.raises(dbapi.Error, match="2 queries run, which is the most"):
                 fetched(connection, "SELECT 1")
+            waiting.close()
+        wait_until(lambda: is_answered(connection), timeout_s=_END_S)  # the client has left it
         assert rows.read_next_batch().num_rows > 0
+
+
+def is_answered(connection: dbapi.Connection) -> bool:
+    """Return whether a query is, and not refused."""
+    try:
+        return fetched(connection, "SELECT 1").num_rows == 1
+    except dbapi.Error:
+        return False
 
 
 def test_a_query_that_lasts_too_long_is_ended(sandbox: Sandbox) -> None:

@@ -34,7 +34,6 @@ from dlcore.ops.cli.output import (
     show_json,
     time_text,
 )
-from dlcore.ops.cli.records_json import record_json
 from dlcore.ops.cli.times import EpochMs
 
 if TYPE_CHECKING:
@@ -114,6 +113,8 @@ class RecordPrinter:
         if self.template is not None:
             click.echo(_filled(self.template, record))
         elif wants_json():
+            from dlcore.ops.cli.records_json import record_json  # most commands show none
+
             show_json(record_json(record))
         else:
             click.echo(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -61,6 +60,8 @@ def sql_command(
     Queries run in DuckDB, each in a process of its own.  It serves until it is interrupted
     (docs/flight-sql.md).
     """
+    from importlib.metadata import version  # loads much
+
     from dlcore.ops.sql.server import SqlServer
 
     endpoint, tls = namespace_endpoint(), namespace_tls()
