@@ -314,7 +314,7 @@ def test_a_query_that_takes_too_much_ends_alone(sandbox: Sandbox, trips: str) ->
 def is_answered(connection: dbapi.Connection) -> bool:
     """Return whether a query is, and not refused."""
     try:
-        return fetched(connection, "SELECT 1").num_rows == 1
+        return int(fetched(connection, "SELECT 1").num_rows) == 1
     except dbapi.Error:
         return False
 
