@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from dlcore.base.errors import UnsupportedError
 from dlcore.base.ids import LogId
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import LAYOUT, Count, decode, encode
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     from dlcore.metadata.paths import NamespacePaths
     from dlcore.metadata.port import Versioned
+
+LEDGERS_MAX = 50_000
+"""They are one node of the metadata store, which may have a megabyte."""
 
 
 class StoredRedaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +66,18 @@ class VersionedRedaction:
         ledgers: Iterable[int] = (),
         objects: int = 0,
     ) -> Put:
-        """Return the operation that adds what was done."""
+        """Return the operation that adds what was done.
+
+        Raises:
+            UnsupportedError: there are too many ledgers for one node.
+        """
         stored = self.stored
+        replaced = tuple(sorted({*stored.ledgers, *ledgers}))
+        if len(replaced) > LEDGERS_MAX:
+            raise UnsupportedError(
+                f"log {stored.name!r}: more than {LEDGERS_MAX} ledgers are replaced: let a worker "
+                "of auto-recovery merge its small extents first"
+            )
         return Put(
             self.path,
             encode(
@@ -71,7 +85,7 @@ class VersionedRedaction:
                     stored,
                     rows=stored.rows + rows,
                     segments=tuple(sorted({*stored.segments, *segments})),
-                    ledgers=tuple(sorted({*stored.ledgers, *ledgers})),
+                    ledgers=replaced,
                     objects=stored.objects + objects,
                 )
             ),

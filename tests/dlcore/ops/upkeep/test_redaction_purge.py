@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from dlcore.base.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError, UnsupportedError
 from dlcore.ledger.metadata.bookies import BookieCookie
 from dlcore.ledger.metadata.erasing import Erased, Erasure
 from dlcore.log.cold.delta_history import before_last_checkpoint
+from dlcore.log.metadata import redactions
 from dlcore.log.metadata.staged import list_staged, settle
 from dlcore.metadata.stored import decode, encode
 from dlcore.ops.upkeep.tierer import LogTierer
@@ -92,6 +93,19 @@ def test_copies_of_earlier_merges_and_tiers_go_too() -> None:
         assert receipt.left == ()
         forget_ledgers(scene.cluster)
         assert scene.copies() == []
+
+    on_scene(body)
+
+
+def test_the_ledgers_of_a_redaction_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: the node stays within what a metadata store takes; the error says what helps."""
+
+    async def body(scene: Scene) -> None:
+        monkeypatch.setattr(redactions, "LEDGERS_MAX", 2)
+        with pytest.raises(
+            UnsupportedError, match="more than 2 ledgers are replaced: let a worker"
+        ):
+            await (await scene.redactor()).redact()
 
     on_scene(body)
 
