@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from dlcore.log.cold import delta_format, delta_tables as delta_tables_module
+from dlcore.log.cold import delta_format, delta_tables as delta_tables_module, iceberg_format
 from dlcore.log.cold.delta_tables import DeltaTables
+from dlcore.log.cold.iceberg_io import TierFiles
+from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.ops.upkeep import table_guard as table_guard_module
 from dlcore.ops.upkeep.table_commits import Commit, TableCommits, TableState
 from dlcore.ops.upkeep.table_guard import TableGuard
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 COMMITS = "dlcore/ops/upkeep/test_table_commits.py"
 KEEPER = "dlcore/ops/upkeep/test_table_keeper.py"
+ICEBERG = "dlcore/ops/upkeep/test_iceberg_tables.py"
+_LIES = f"{ICEBERG}::test_a_catalog_that_lies_of_commits[refused-made]"
 
 
 @caught_by(f"{COMMITS}::test_workers_that_die_and_a_store_that_lies")
@@ -118,4 +123,53 @@ def files_of_others_are_taken() -> Iterator[None]:
         patch.object(delta_format, "files_of", all_of),
         patch.object(delta_tables_module, "files_of", all_of),
     ):
+        yield
+
+
+@caught_by(_LIES)
+def manifests_of_refused_commits_are_deleted() -> Iterator[None]:
+    """A commit was made, its answer lost, and its second request refused: its manifests go."""
+
+    def delete(self: TierFiles, location: Any) -> None:
+        Path(str(location).removeprefix("file://")).unlink(missing_ok=True)
+
+    with patch.object(TierFiles, "delete", delete):
+        yield
+
+
+@caught_by(f"{ICEBERG}::test_a_catalog_that_shows_an_older_table")
+def the_library_tries_commits_again() -> Iterator[None]:
+    """On top of a newer snapshot, whose files it adds a second time."""
+    retries = "commit.retry.num-retries"
+    known = {**iceberg_format._PROPERTIES, retries: "4", "commit.retry.min-wait-ms": "1"}
+    with (
+        patch.object(iceberg_format, "_PROPERTIES", known),
+        patch.object(iceberg_format, "_REQUIRED", {}),
+    ):
+        yield
+
+
+@caught_by(f"{ICEBERG}::test_another_catalog_does_not_make_the_table_again")
+def a_table_that_the_catalog_lacks_is_gone() -> Iterator[None]:
+    """A worker with another catalog makes it again, and its sweep deletes the files."""
+
+    async def nothing(self: IcebergTables, place: tuple[str, str]) -> None:
+        return None
+
+    with patch.object(IcebergTables, "_require_unused", nothing):
+        yield
+
+
+@caught_by(f"{ICEBERG}::test_old_snapshots_go_with_what_only_they_had")
+def manifests_of_snapshots_with_a_tag_are_deleted() -> Iterator[None]:
+    """What an expired snapshot had goes, also if another one has it."""
+    expire = IcebergTables._expire
+
+    def all_of(self: IcebergTables) -> Any:
+        table = self._table
+        metadata = table.metadata
+        every = {m.manifest_path for s in metadata.snapshots for m in s.manifests(table.io)}
+        return sorted({*expire(self), *every})
+
+    with patch.object(IcebergTables, "_expire", all_of):
         yield
