@@ -124,6 +124,23 @@ def test_only_what_a_query_needs_is_read(
         assert len(noted[0][2]) == 1
 
 
+def test_a_limit_ends_the_reading(
+    trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is behind the last row of a query is not read."""
+    taken: list[int] = []
+    noted = engine.LogTable._noted
+
+    def note(self: engine.LogTable, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in noted(self, rows):
+            taken.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(engine.LogTable, "_noted", note)
+    assert table(f'SELECT city FROM "{trips}" LIMIT 10', namespace).num_rows == 10
+    assert 10 <= sum(taken) <= ROWS // 2
+
+
 def test_queries_over_logs(trips: str, namespace: Namespace) -> None:
     """Joins, nested positions, names within the statement, logs of bytes, and empty ones."""
     other = f"sql-{uuid4().hex[:8]}"
