@@ -9,8 +9,8 @@ and a removal meet, one wins and the other one fails.
 
 A merge copies the entries of ledgers elsewhere, but readers with an older view of the log still
 read the old ledgers.  Therefore a ledger that ever lost extents to a merge is not removed with its
-last extent, but listed, and removed some time later.  So is a cold ledger, however it lost extents:
-reads of objects are planned long ahead, and its objects go once it is gone.
+last extent, but listed, and removed some time later.  The same holds for a cold ledger, however it
+lost extents: reads of objects are planned long ahead, and its objects go once it is gone.
 """
 
 from __future__ import annotations

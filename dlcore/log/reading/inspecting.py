@@ -51,6 +51,7 @@ async def take_status(context: LogContext, log: LogMetadata, snapshot: LogSnapsh
         sealed=snapshot.sealed,
         writer=None if holder is None else holder.owner,
         created_ms=log.created_ms,
+        forked_from=None if log.origin is None else f"{log.origin.name} at {log.origin.at}",
         last_timestamp_ms=max(
             [at.head.last_timestamp_ms, *(extent.last_timestamp_ms for extent in extents[-1:])]
         ),

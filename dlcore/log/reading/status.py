@@ -19,8 +19,10 @@ class LogStatus:
 
     `first`, `last` and `last_txid` are None for a log without records.  In `size_bytes` entries
     that are truncated in part count by their share.  `writer` is None if no writer owns the log.
-    `under_replicated_ledgers` are those on auto-recovery's list: they have lost copies, but no
-    data yet.  Fields with a default are None over proxies, which do not know them.
+    `under_replicated_ledgers` are those on auto-recovery's list: they have lost copies, but no data
+    yet.  `forked_from` is the source of a fork, as it was called then, and the position before
+    which the fork has its records, as ``clicks at 3:17:0``.  Fields with a default are None over
+    proxies, which do not know them.
     """
 
     name: str
@@ -39,6 +41,7 @@ class LogStatus:
     quorum: QuorumConfig | None = None
     writer: str | None = None
     created_ms: int | None = None
+    forked_from: str | None = None
 
     @property
     def created(self) -> datetime | None:
@@ -82,4 +85,5 @@ class LogStatus:
             "E/Qw/Qa": self.quorum,
             "writer": self.writer or "none",
             "created": f"{self.created:%Y-%m-%d %H:%M:%S} UTC",
+            "forked from": self.forked_from or "none",
         }

@@ -205,6 +205,7 @@ def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]
         "bytes": status.size_bytes,
         "sealed": status.sealed,
         "created": status.created_ms and time_text(status.created_ms),
+        "forked_from": status.forked_from,
         "first_dlsn": None if status.first is None else str(status.first),
         "last_dlsn": None if status.last is None else str(status.last),
         "last_txid": status.last_txid,
@@ -215,7 +216,7 @@ def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]
         "writer": status.writer,
     }
     if status.created_ms is None:  # proxies do not know what only ZooKeeper has
-        for name in ("created", "quorum", "ledgers", "under_replicated", "writer"):
+        for name in ("created", "forked_from", "quorum", "ledgers", "under_replicated", "writer"):
             del fields[name]
     return fields
 

@@ -203,6 +203,8 @@ def test_a_fork_is_tiered_truncated_and_expires_by_itself() -> None:
         await write_one(scene, "test")
         forked = await records_of(scene, "test")
         log = await scene.namespace.open_log("test")
+        assert (await log.status()).forked_from == "clicks at 2:3:0"
+        assert (await scene.log.status()).forked_from is None
         assert await log.get_settings() == await scene.log.get_settings()
         scene.pass_time()
         assert await scene.tierer.tier(log._log) == 1
