@@ -19,7 +19,7 @@ import pytest
 
 import dlcore.sync
 from dlcore.ops.sandbox.cluster import Sandbox
-from tests.fixtures.pages import PAGES, Block, blocks_of
+from tests.fixtures.pages import PAGES, ROOT, Block, blocks_of
 from tests.fixtures.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
-SHELL_S = 120
+SHELL_S = 240
 CHECKPOINT = "checkpoint-of-copy"
 OTHER_TESTS = {
     "README.md": "tests/integration/test_readme.py, for it starts a sandbox of its own",
@@ -169,6 +169,7 @@ def reader(
             namespace.delete_log(name)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "uri.txt").write_text(f"{cluster.uri}\n", encoding="utf-8")
     yield Reader(tmp_path, cluster, spark)
     for made in ("TABLE IF EXISTS clicks", "VIEW IF EXISTS into_clicks"):
@@ -205,7 +206,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/proxy.md", 4),
     ("docs/python.md", 2),
     ("docs/redact.md", 3),
-    ("docs/spark.md", 4),
+    ("docs/spark.md", 5),
     ("docs/tables.md", 5),
     ("docs/tier.md", 5),
 ]
