@@ -198,6 +198,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/diagnosing.md", 1),
     ("docs/forks.md", 3),
     ("docs/http.md", 1),
+    ("docs/kafka-protocol.md", 1),
     ("docs/learn/operator.md", 8),
     ("docs/learn/python.md", 9),
     ("docs/learn/spark.md", 8),

@@ -2,13 +2,14 @@
 
 A batch has a header of 61 bytes, and its records one after the other:
 
-    length, attributes (0), time - time of the batch, number in the batch, length of the key (-1),
-    length of the value, value, number of headers, headers
+    length, attributes (0), time - time of the batch, number in the batch, length of the key (-1:
+    none), key, length of the value (-1: null), value, number of headers, headers
 
 Lengths, the time and the number are zigzag varints of 1 to 10 bytes.  All that stands before the
 values is made as one table of bytes by numpy, a row for each record; a mask takes out what shorter
 varints leave unused.  Arrow then joins each row and its value.  A batch without headers has only a
 0 behind each value, which becomes the first byte of the next row, and saves a part of the join.
+Records with keys, and batches with a null among the values, are made one by one.
 """
 
 from __future__ import annotations
@@ -37,23 +38,33 @@ _COUNTED_AFTER = 12
 _CRC_FROM = 21
 _MAGIC = 2
 _NONE = -1
+_NO_HEADER: dict[str, Any] = {"key": None, "value": None}
 
 
 def batch_of(
-    values: pa.BinaryArray, times_ms: Numbers, *, offset: int, headers: pa.BinaryArray | None
+    values: pa.BinaryArray,
+    times_ms: Numbers,
+    *,
+    offset: int,
+    headers: pa.BinaryArray | None,
+    keys: pa.BinaryArray | None = None,
 ) -> list[bytes | memoryview]:
     """Return a batch in parts.
 
     Args:
-        values: the records' values; there is at least one, and none is null.
+        values: the records' values; there is at least one.
         times_ms: the time of each record.
         offset: the number of the first record in its log.
         headers: for each record the encoded headers with their number, by `headers_of`; None: no
             record has any.
+        keys: the key of each record, or null; None: no record has one.
     """
     base_ms, count = int(times_ms.min()), len(values)
-    make = _plain_records if count <= FEW_RECORDS else _records
-    records = make(values, times_ms - base_ms, headers)
+    deltas_ms = times_ms - base_ms
+    if count <= FEW_RECORDS or keys is not None or values.null_count:
+        records = _plain_records(values, deltas_ms, headers, keys)
+    else:
+        records = _records(values, deltas_ms, headers)
     length = HEADER_BYTES - _COUNTED_AFTER + sum(map(len, records))
     rest = (0, count - 1, base_ms, int(times_ms.max()), _NONE, _NONE, _NONE, count)
     crc = crc32c.crc32c(_HEADER.pack(offset, length, _NONE, _MAGIC, 0, *rest)[_CRC_FROM:])
@@ -86,6 +97,24 @@ def headers_of(dlsns: Sequence[pa.Array], txids: pa.Array) -> pa.BinaryArray:
         pa.scalar(b"\x04\x08dlsn"), _short_lengths(dlsn), dlsn,
         pa.scalar(b"\x08txid"), _short_lengths(txid), txid, b"",
     )  # fmt: skip
+
+
+def with_headers(own: pa.ListArray, told: pa.BinaryArray | None) -> pa.BinaryArray:
+    """Return the encoded headers, with their number, of each record.
+
+    Args:
+        own: those of each record: structs of `key` and `value`; a key that is null becomes empty.
+        told: what comes behind them, by `headers_of`, if anything.
+    """
+    tails = [b"\0"] * len(own) if told is None else told.to_pylist()
+    found = list[bytes]()
+    for headers, tail in zip(own.to_pylist(), tails, strict=True):
+        named = [each or _NO_HEADER for each in headers or ()]
+        parts = [varint(len(named) + tail[0] // 2)]  # the number of those told is one byte
+        for each in named:
+            parts += (_sized((each["key"] or "").encode()), _sized(each["value"]))
+        found.append(b"".join((*parts, tail[1:])))
+    return pa.array(found, pa.binary())
 
 
 def _short_lengths(texts: pa.BinaryArray) -> pa.BinaryArray:
@@ -159,16 +188,26 @@ def _joined(array: pa.BinaryArray) -> memoryview:
 
 
 def _plain_records(
-    values: pa.BinaryArray, deltas_ms: Numbers, headers: pa.BinaryArray | None
+    values: pa.BinaryArray,
+    deltas_ms: Numbers,
+    headers: pa.BinaryArray | None,
+    keys: pa.BinaryArray | None = None,
 ) -> list[bytes | memoryview]:
     found: list[bytes] = []
     tails = [b"\0"] * len(values) if headers is None else headers.to_pylist()
-    for number, (value, delta_ms, tail) in enumerate(
-        zip(values.to_pylist(), deltas_ms.tolist(), tails, strict=True)
+    names = [None] * len(values) if keys is None else keys.to_pylist()
+    for number, (key, value, delta_ms, tail) in enumerate(
+        zip(names, values.to_pylist(), deltas_ms.tolist(), tails, strict=True)
     ):
-        head = b"\0" + varint(delta_ms) + varint(number) + b"\1" + varint(len(value))
-        found += (varint(len(head) + len(value) + len(tail)), head, value, tail)
+        head = b"\0" + varint(delta_ms) + varint(number) + _sized(key)
+        body = _sized(value)
+        found += (varint(len(head) + len(body) + len(tail)), head, body, tail)
     return [b"".join(found)]
+
+
+def _sized(data: bytes | None) -> bytes:
+    """Return bytes behind their length, which for null is -1."""
+    return b"\1" if data is None else varint(len(data)) + data
 
 
 def varint(number: int) -> bytes:

@@ -1,7 +1,9 @@
 """A log's rows as Kafka's record batches: what a proxy makes of entries once for all its readers.
 
-A row of a log of bytes is its value.  A row of a typed log is a JSON object of its columns, or, on
-demand, a stream of Arrow's IPC format with that row.
+A row of a log of bytes is its value.  A typed log with the column `value`, of bytes, and at most
+the columns `key` and `headers` beside it, as producers write them, has rows with these parts.  A
+row of any other typed log is a JSON object of its columns, or, on demand, a stream of Arrow's IPC
+format with that row.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.typed.arrow import schema_of
 from dlcore.log.typed.json_values import json_rows
-from dlcore.proxy.kafka.batches import batch_of, headers_of
+from dlcore.proxy.kafka.batches import batch_of, headers_of, with_headers
+from dlcore.proxy.kafka.records import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
 
+_PARTS = {"key": pa.binary(), "value": pa.binary()}
 BATCH_BYTES = 512 * 1024
 """Entries go together in a batch up to this size, so that clients find batches of what they ask."""
 
@@ -43,6 +47,7 @@ class RecordView:
     ) -> None:
         own = None if schema is None else schema_of(schema.latest)
         self._typed = None if own is None else RangeView(log, own, None)
+        self._is_keyed = own is not None and is_keyed(own)
         self._is_arrow = is_arrow
         self._has_headers = has_headers
         # No view of Flight has this: readers of equal schemas share what was made.
@@ -69,22 +74,37 @@ class RecordView:
     def _batch(self, entries: Sequence[StoredRows]) -> list[bytes | memoryview]:
         counts = [each.batch.num_rows for each in entries]
         times = np.fromiter((each.place.timestamp_ms for each in entries), np.int64, len(entries))
-        values = pa.concat_arrays([self._values(each) for each in entries])
+        headers = self._headers(entries, counts) if self._has_headers else None
+        keys = None
+        if self._is_keyed:
+            rows = pa.Table.from_batches([self._rows(each) for each in entries])
+            parts = {name: rows[name].combine_chunks() for name in rows.column_names}
+            values, keys = parts["value"], parts.get("key")
+            if "headers" in parts:
+                headers = with_headers(parts["headers"], headers)
+        else:
+            values = pa.concat_arrays([self._values(each) for each in entries])
         first = entries[0]
         return batch_of(
             values,
             np.repeat(times, counts),
             offset=first.place.sequence_id + first.first_slot,
-            headers=self._headers(entries, counts) if self._has_headers else None,
+            headers=headers,
+            keys=keys,
         )
 
     def _values(self, rows: StoredRows) -> pa.BinaryArray:
         if self._typed is None:
             return rows.batch.column(1)
-        batch = self._typed.of(typed_read_batch(rows.batch, rows.place, first_slot=rows.first_slot))
+        batch = self._rows(rows)
         if not self._is_arrow:
             return pa.array(json_rows(batch), pa.string()).cast(pa.binary())
         return pa.array([_stream_of(batch.slice(row, 1)) for row in range(len(batch))], pa.binary())
+
+    def _rows(self, rows: StoredRows) -> pa.RecordBatch:
+        """Return the columns of a typed log."""
+        assert self._typed is not None
+        return self._typed.of(typed_read_batch(rows.batch, rows.place, first_slot=rows.first_slot))
 
     def _headers(self, entries: Sequence[StoredRows], counts: Sequence[int]) -> pa.BinaryArray:
         slots = [
@@ -94,6 +114,14 @@ class RecordView:
         entry_ids = np.repeat([rows.place.entry_id for rows in entries], counts)
         places = [pa.array(each) for each in (lssns, entry_ids, np.concatenate(slots))]
         return headers_of(places, pa.concat_arrays([rows.batch.column(0) for rows in entries]))
+
+
+def is_keyed(schema: pa.Schema) -> bool:
+    """Return whether the columns of a typed log are the parts of Kafka's records, and no others."""
+    types = {each.name: each.type for each in schema}
+    found = types.pop("headers", HEADERS)
+    is_headers = pa.types.is_list(found) and found.value_type.equals(HEADERS.value_type)
+    return "value" in types and is_headers and _PARTS.items() >= types.items()
 
 
 def _stream_of(row: pa.RecordBatch) -> bytes:

@@ -13,7 +13,15 @@ from hypothesis import given, settings, strategies as st
 from kio.records.readers import read_batch
 
 from dlcore.proxy.kafka import batches
-from dlcore.proxy.kafka.batches import FEW_RECORDS, batch_of, ends_of, headers_of, varint
+from dlcore.proxy.kafka.batches import (
+    FEW_RECORDS,
+    batch_of,
+    ends_of,
+    headers_of,
+    varint,
+    with_headers,
+)
+from dlcore.proxy.kafka.records import HEADERS
 
 SIZES = st.one_of(st.integers(0, 130), st.sampled_from([63, 64, 8191, 8192, 70_000]))
 
@@ -65,6 +73,31 @@ def test_the_header_says_what_is_in_the_batch(count: int) -> None:
         b"dlsn": f"{count + 4}:{count + 4}:{count + 4}".encode(),
         b"txid": f"{count + 4}".encode(),
     }
+
+
+@pytest.mark.parametrize("has_told", [False, True])
+def test_keys_nulls_and_headers(has_told: bool) -> None:
+    """Another implementation reads what a record has of them, for few records as for many."""
+    count = FEW_RECORDS + 1
+    some = {"key": "h", "value": b"1"}
+    own = [[some, {"key": "n", "value": None}], None, [], [None, {"key": None, "value": b""}]]
+    found = with_headers(
+        pa.array((own * count)[:count], HEADERS), headers(count, 0) if has_told else None
+    )
+    keys = pa.array(([b"k" * 70, None, b""] * count)[:count], pa.binary())
+    values = pa.array(([b"v", None] * count)[:count], pa.binary())
+    times = np.zeros(count, np.int64)
+    data = b"".join(batch_of(values, times, offset=0, headers=found, keys=keys))
+    records: Any = read_batch(data, 0)[0].records
+    assert [each.key for each in records] == keys.to_pylist()
+    assert [each.value for each in records] == values.to_pylist()
+    told = [b"dlsn", b"txid"] if has_told else []
+    expected = [[b"h", b"n"], [], [], [b"", b""]]
+    for number, each in enumerate(records):
+        assert [one.key for one in each.headers] == expected[number % 4] + told
+    assert [one.value for one in records[0].headers][:2] == [b"1", None]
+    plain = b"".join(batch_of(values, times, offset=0, headers=None))
+    assert [each.value for each in read_batch(plain, 0)[0].records] == values.to_pylist()
 
 
 def test_no_batch_has_no_end() -> None:

@@ -16,7 +16,7 @@ from dlcore.proxy.kafka.offsets import BATCHES_KEPT
 from dlcore.proxy.kafka.session import REQUEST_BYTES_MAX
 from tests.dlcore.proxy.kafka.test_server import opened, raw, started
 from tests.fixtures.aio import until
-from tests.fixtures.kafka import RawClient, class_of, produce_request
+from tests.fixtures.kafka import RawClient, class_of, consumed, consumer, produce_request
 from tests.fixtures.kafka_batches import Record, batch, body_of
 from tests.fixtures.memory_namespace import read_all
 from tests.fixtures.served_proxies import Proxies, with_proxies
@@ -179,6 +179,15 @@ def test_a_producer_that_does_not_number_its_records() -> None:
     with_proxies("a")(scenario)
 
 
+def read_back(address: str, topic: str, count: int) -> list[tuple[Any, ...]]:
+    """Return keys, values and headers of the first records of a topic."""
+    reader = consumer(address, topic)
+    try:
+        return [(each.key(), each.value(), each.headers()) for each in consumed(reader, count)]
+    finally:
+        reader.close()
+
+
 def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
     """A log of bytes has no room for them, and says so."""
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -189,6 +198,9 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
         address = await started(served)
         direct = await served.cluster.open("maker")
         await direct.create_log("typed", schema=schema)
+        await direct.create_log(
+            "pairs", schema=pa.schema([schema.field("key"), schema.field("value")])
+        )
         await direct.create_log("other", schema=pa.schema([("value", pa.int64())]))
         async with raw(address) as client:
             _, producer = await client.begin()
@@ -196,6 +208,8 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
             assert await client.produce("typed", data) == (0, 0)
             assert await client.produce("typed", data) == (0, 0)
             assert await client.produce("typed", records(b"only")) == (0, 2)
+            pair = batch(body_of([(b"k", b"v", [])]), 1, producer=-1)
+            assert await client.produce("pairs", pair) == (0, 0)
             for value in rows:
                 told = await client.produced("a", batch(body_of([value]), 1, producer=-1))
                 assert told.error_code == INVALID
@@ -211,6 +225,11 @@ def test_keys_and_headers_are_kept_by_a_typed_log() -> None:
             {"key": None, "value": None, "headers": []},
             {"key": None, "value": b"only", "headers": None},
         ]  # fmt: skip
+        read = await asyncio.to_thread(read_back, address, "typed", 3)
+        assert read == [
+            (b"k", b"v", [("h", b"1"), ("n", None)]), (None, None, None), (None, b"only", None),
+        ]  # fmt: skip
+        assert await asyncio.to_thread(read_back, address, "pairs", 1) == [(b"k", b"v", None)]
 
     with_proxies("a")(scenario)
 

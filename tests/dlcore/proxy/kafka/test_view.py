@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
+import pytest
 from kio.records.readers import read_batch
 
 from dlcore.base.ids import DLSN
@@ -9,9 +13,11 @@ from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import StoredRows
 from dlcore.proxy.kafka.batches import ends_of
-from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView
+from dlcore.proxy.kafka.records import HEADERS
+from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView, is_keyed
 from dlcore.proxy.reading.rows import RowView
 
+VALUE, KEY = ("value", pa.binary()), ("key", pa.binary())
 END = DLSN(9, 0, 0)
 
 
@@ -59,3 +65,21 @@ def test_views_with_other_records_do_not_meet() -> None:
     known.add(RowView("a", None, []).schema.serialize().to_pybytes())
     assert len(known) == 5
     assert view().schema.equals(view().schema, check_metadata=True)
+
+
+@pytest.mark.parametrize(
+    ("expected", "columns"),
+    [
+        (True, [VALUE]),
+        (True, [KEY, VALUE, ("headers", HEADERS)]),
+        (True, [VALUE, ("headers", pa.list_(pa.field("element", HEADERS.value_type)))]),
+        (False, [KEY]),
+        (False, [KEY, VALUE, ("more", pa.int64())]),
+        (False, [("key", pa.string()), VALUE]),
+        (False, [VALUE, ("headers", pa.list_(pa.string()))]),
+        (False, [VALUE, ("headers", pa.string())]),
+    ],
+)
+def test_which_logs_have_the_parts_of_records(expected: bool, columns: list[Any]) -> None:
+    """Those that have `value`, and nothing but `key` and `headers` beside it."""
+    assert is_keyed(pa.schema(columns)) is expected
