@@ -130,7 +130,7 @@ class ColdStore:
         if fate == "left out":
             found = [each for each in found if self.rng.random() < 0.5]
         elif fate == "named again":
-            found += self._gone.values()
+            found += [stored for each, stored in self._gone.items() if each.startswith(f"{url}/")]
         elif fate == "named twice":
             found += found
         return found
