@@ -208,7 +208,7 @@ EXPECTED: list[tuple[str, int]] = [
     ("docs/python.md", 2),
     ("docs/redact.md", 3),
     ("docs/spark.md", 5),
-    ("docs/tables.md", 5),
+    ("docs/tables.md", 7),
     ("docs/tier.md", 5),
 ]
 """Pages, and how many blocks of each are run."""
@@ -251,7 +251,7 @@ def _saw_learn_python(_: Reader, told: str) -> None:
 
 
 def _saw_tables(_: Reader, told: str) -> None:
-    assert told.endswith("\n2000\n2000\n"), "rows of the table, and those of the log after it"
+    assert told.endswith("\n2000\n2000\n2000\n2000\n"), "each table, and its log after it"
     assert "999.0" in told
 
 

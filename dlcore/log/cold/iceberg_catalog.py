@@ -8,6 +8,7 @@ dlog's metadata, or in the table's.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,9 @@ def open_catalog(url: str) -> Any:
 def _opened(properties: tuple[tuple[str, str], ...]) -> Any:
     from pyiceberg.catalog import load_catalog
 
+    loading = logging.getLogger("pyiceberg.io")
+    if loading.level == logging.NOTSET:
+        loading.setLevel(logging.WARNING)  # it tells of each look, five times
     chosen = dict(properties)
     chosen.setdefault("py-io-impl", "dlcore.log.cold.iceberg_io.TierFiles")
     return load_catalog(CATALOG, **chosen)
