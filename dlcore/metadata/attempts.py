@@ -6,7 +6,7 @@ may have been stored.  Both mean: pause, look again, and plan by what is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import MetadataConnectionError
@@ -28,28 +28,26 @@ class Store:
     ops: tuple[Op, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class Attempts:
-    """The attempts of one transaction.
+    """The attempts of one transaction that failed: a value, as copies of a machine share it.
 
-    Args:
+    Attributes:
         subject: the job that the transaction belongs to, for the error of the last attempt.
         goal: the end of the sentence that begins with the number of attempts.
+        count: how many failed.
     """
 
-    __slots__ = ("_goal", "_subject", "count")
+    subject: str
+    goal: str
+    count: int = 0
 
-    def __init__(self, subject: str, goal: str) -> None:
-        self._subject = subject
-        self._goal = goal
-        self.count = 0
-        """How many failed since `begin`."""
+    def none(self) -> Attempts:
+        """Return those of another transaction, none of which has failed."""
+        return replace(self, count=0)
 
-    def begin(self) -> None:
-        """Count from here: another transaction comes."""
-        self.count = 0
-
-    def failed(self, error: DLError) -> Pause:
-        """Note that an attempt failed; return the pause before the next one.
+    def failed(self, error: DLError) -> Attempts:
+        """Return these with one more, which failed; `pause_after` is what comes then.
 
         Raises:
             DLError: `error`, if it is neither a conflict nor a missing answer.
@@ -57,10 +55,14 @@ class Attempts:
         """
         if not isinstance(error, (*CONFLICTS, *UNANSWERED)):
             raise error
-        self.count += 1
-        if self.count == ATTEMPTS_MAX:
+        if self.count + 1 == ATTEMPTS_MAX:
             raise MetadataConnectionError(
-                f"{self._subject}: {ATTEMPTS_MAX} attempts {self._goal} were overtaken or not "
+                f"{self.subject}: {ATTEMPTS_MAX} attempts {self.goal} were overtaken or not "
                 "answered"
             )
-        return Pause(_DELAY_S_MAX, error)
+        return replace(self, count=self.count + 1)
+
+
+def pause_after(error: DLError) -> Pause:
+    """Return the pause after an attempt that failed."""
+    return Pause(_DELAY_S_MAX, error)

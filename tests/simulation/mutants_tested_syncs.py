@@ -148,7 +148,7 @@ def folders_above_the_data_are_not_synced() -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         file_calls_module.sync_directory(directory.parent)
 
-    with patch.object(real_disk_module, "make_folder", make_folder):
+    with patch.object(file_calls_module, "make_folder", make_folder):
         yield
 
 

@@ -48,7 +48,7 @@ from dlcore.log.metadata.values import (
     Totals,
     pack,
 )
-from dlcore.metadata.attempts import Attempts, Store
+from dlcore.metadata.attempts import Attempts, Store, pause_after
 from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
@@ -313,7 +313,7 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
     def _advance(self, version: int) -> Effect:
         self._number += 1
         self._version, self._attempted = version, None
-        self._attempts.begin()
+        self._attempts = self._attempts.none()
         if self._number == len(self._steps):
             return self._end(ForkState.FORKED)
         return self._look()
@@ -325,9 +325,9 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
     def _call_failed(self, error: DLError) -> Effect:
         if self.state is not ForkState.STORING:
             raise error
-        pause = self._attempts.failed(error)
+        self._attempts = self._attempts.failed(error)
         self._become(ForkState.PAUSING)
-        return pause
+        return pause_after(error)
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""

@@ -56,7 +56,7 @@ from dlcore.log.metadata.commits import Decision, Verdict, decide
 from dlcore.log.metadata.nodes import decode_node, head_of, settings_of
 from dlcore.log.metadata.values import CommitRecord, LockHolder, LogKey
 from dlcore.log.reading.scan import CommitResult, StagedExtent
-from dlcore.metadata.attempts import Attempts, Store
+from dlcore.metadata.attempts import Attempts, Store, pause_after
 from dlcore.metadata.port import Create, Op, Put, Versioned, require_request_size
 from dlcore.metadata.stored import decode, encode
 
@@ -339,7 +339,7 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
 
     def _begun(self, begin: Begin) -> Effect:
         self._begin, self._wait = begin, Wait(begin.now)
-        self._attempts.begin()
+        self._attempts = self._attempts.none()
         effect = self._look()
         _check_extents(begin.extents, self.terms.staged_as)
         require_few_logs(self._names())
@@ -564,9 +564,9 @@ class Commit(StepMachine[CommitState, Event, Work, CommitResult]):
     def _call_failed(self, error: DLError) -> Effect:
         if self.state is not CommitState.STORING:
             raise error
-        pause = self._attempts.failed(error)
+        self._attempts = self._attempts.failed(error)
         self._become(CommitState.PAUSING)
-        return pause
+        return pause_after(error)
 
     def _concluded(self, decision: Decision) -> Effect:
         """Return the outcome of a stored decision."""

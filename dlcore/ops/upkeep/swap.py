@@ -33,7 +33,7 @@ from dlcore.base.errors import (
 from dlcore.base.machines import State, Transitions
 from dlcore.base.steps import CallFailed, Ended, Pause, StepMachine
 from dlcore.log.metadata.nodes import decode_node, head_of, register_merged, release
-from dlcore.metadata.attempts import Attempts, Store
+from dlcore.metadata.attempts import Attempts, Store, pause_after
 from dlcore.metadata.port import Delete, Op, Versioned
 from dlcore.ops.upkeep.merging import MergeRun, StoredSegment, plan_swap
 
@@ -268,9 +268,9 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
     def _call_failed(self, error: DLError) -> Effect:
         if self.state is not SwapState.STORING:
             raise error
-        pause = self._attempts.failed(error)
+        self._attempts = self._attempts.failed(error)
         self._become(SwapState.PAUSING)
-        return pause
+        return pause_after(error)
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""

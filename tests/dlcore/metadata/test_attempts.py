@@ -13,7 +13,7 @@ from dlcore.base.errors import (
     NodeExistsError,
     NoNodeError,
 )
-from dlcore.metadata.attempts import ATTEMPTS_MAX, Attempts
+from dlcore.metadata.attempts import ATTEMPTS_MAX, Attempts, pause_after
 
 OPEN = (
     MetadataVersionError("changed"),
@@ -29,9 +29,10 @@ def test_a_conflict_and_a_lost_answer_are_tried_again(error: DLError) -> None:
     """After a pause that names the reason, so often; then the caller hears of it."""
     attempts = Attempts("merging log 'clicks'", "to swap")
     for number in range(1, ATTEMPTS_MAX):
-        pause = attempts.failed(error)
-        assert (pause.error, attempts.count) == (error, number)
-        assert pause.s_max > 0
+        attempts = attempts.failed(error)
+        assert attempts.count == number
+    assert pause_after(error).error is error
+    assert pause_after(error).s_max > 0
     with pytest.raises(MetadataConnectionError) as caught:
         attempts.failed(error)
     assert str(caught.value) == (
@@ -43,11 +44,8 @@ def test_each_transaction_has_its_own_attempts() -> None:
     """They are counted from its beginning."""
     attempts = Attempts("a", "b")
     for _ in range(ATTEMPTS_MAX - 1):
-        attempts.failed(OPEN[0])
-    attempts.begin()
-    assert attempts.count == 0
-    attempts.failed(OPEN[0])
-    assert attempts.count == 1
+        attempts = attempts.failed(OPEN[0])
+    assert attempts.none().failed(OPEN[0]) == Attempts("a", "b", 1)
 
 
 def test_another_error_ends_them() -> None:
@@ -56,4 +54,3 @@ def test_another_error_ends_them() -> None:
     with pytest.raises(AlreadyClosedError) as caught:
         attempts.failed(error)
     assert caught.value is error
-    assert attempts.count == 0
