@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,14 +124,19 @@ class Service:
         self._paused = False
 
     async def stop(self) -> bool:
-        """Stop it in order; return False if it had to be killed, or failed on its way out."""
+        """Stop it in order; return False if it had to be killed, or failed on its way out.
+
+        A process that is told to stop before it has begun to work is ended by the signal itself.
+        """
         self.is_wanted = False
         if self._child is None:
             return True
         self._note_end()
-        began_s = time.monotonic()
+        began_s, had_begun = time.monotonic(), bool(self._child.output())
         await in_thread(self._child.terminate, timeout_s=_STOP_TIMEOUT_S)
-        return time.monotonic() - began_s < _STOP_TIMEOUT_S and self._child.exit_status == 0
+        expected = (0,) if had_begun else (0, -signal.SIGTERM)
+        in_time = time.monotonic() - began_s < _STOP_TIMEOUT_S
+        return in_time and self._child.exit_status in expected
 
     async def keep_running(self) -> None:
         """Start it again whenever it has ended and is wanted; runs until cancelled."""

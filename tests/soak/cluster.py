@@ -35,6 +35,7 @@ PROXIED = SOURCES[1]
 """The source that is written by way of proxies."""
 QUERIES = 3
 """Subscribers of each source: a query each."""
+_TARGET_SEGMENT_BYTES = 500_000
 _TRIM_EVERY_S = 15.0
 _KILL_EVERY_S = 90.0
 _READ_RECORDS = 1000
@@ -86,6 +87,9 @@ class SoakCluster(chaos.Cluster):
         # A log that comes and goes would have to be kept whole, to be judged.
         self._writing.pop().cancel()
         await self._namespace.create_log(f"{PREFIX}idle")
+        for log in TARGETS:  # only whole segments are removed, and a sink's are for 256 MiB
+            manager = await self._namespace.open_log(log)
+            await manager.update_settings(segment_bytes_max=_TARGET_SEGMENT_BYTES)
         for name in PROXIES:
             where = ("--host", self.hosts.address(name), "--port", str(self._port(name)))
             self.beside[name] = self._add(name, [*self._dlog("proxy", name), *where])
