@@ -14,6 +14,7 @@ from dlcore.base.records import LogRecord
 from dlcore.log.cold.stores import StoredObjects
 from dlcore.log.metadata.staged import drop_merged
 from dlcore.ops.autorecovery.metrics import RecoveryFigures
+from dlcore.ops.sandbox.cluster import Sandbox
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.fixtures.aio import until_async
@@ -21,13 +22,12 @@ from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.s3 import s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.cold.objects import Objects
-    from dlcore.ops.sandbox.cluster import Sandbox
 
 pytestmark = pytest.mark.integration
 
@@ -72,17 +72,24 @@ class Store:
         await self.objects.delete(url)
 
 
-def test_a_folder(sandbox: Sandbox, tmp_path: Path) -> None:
+@pytest.fixture
+def own_uri(tmp_path: Path) -> Iterator[str]:
+    """A cluster of its own: a pass goes over the objects of all logs, those of other tests too."""
+    with Sandbox(bookies=3, data_dir=tmp_path / "cluster", autorecovery=False) as sandbox:
+        yield sandbox.uri
+
+
+def test_a_folder(own_uri: str, tmp_path: Path) -> None:
     """Objects that are files of this host."""
-    run_in_own_time(asyncio.wait_for(_damage(sandbox.uri, f"file://{tmp_path}/t"), TIME_LIMIT_S))
+    run_in_own_time(asyncio.wait_for(_damage(own_uri, f"file://{tmp_path}/t"), TIME_LIMIT_S))
 
 
-def test_a_bucket(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket(own_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of a real S3 server."""
     with s3_server(tmp_path / "s3") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        run_in_own_time(asyncio.wait_for(_damage(sandbox.uri, f"{server.url}/t"), TIME_LIMIT_S))
+        run_in_own_time(asyncio.wait_for(_damage(own_uri, f"{server.url}/t"), TIME_LIMIT_S))
 
 
 async def _damage(uri: str, tier: str) -> None:
@@ -104,8 +111,6 @@ async def _damage(uri: str, tier: str) -> None:
 
 async def _filled(namespace: DirectNamespace, tier: str) -> DirectLog:
     name, config = "scrubbed", LogConfig(quorum=QuorumConfig(), segment_bytes_max=100_000)
-    if await namespace.log_exists(name):
-        await namespace.delete_log(name)
     settings = LogSettings(tier=tier, tier_after_s=0)
     await namespace.create_log(name, config=config, settings=settings)
     log = await namespace.open_log(name, config=config)
