@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @common_options
 def show_table(log: str, at: str | None, version: int | None) -> None:
-    """Show the Delta or Iceberg table of LOG, made by the setting table.
+    """Show the Delta or Iceberg table that follows LOG.
 
     The end is the first position that is not in it, from which on the log has the rest.
     """
