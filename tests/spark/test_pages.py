@@ -94,9 +94,15 @@ NOT_RUN = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """What the README's sandbox is, on other ports."""
-    folder = tmp_path_factory.mktemp("pages")
-    with Sandbox(3, data_dir=folder, proxies=1, autorecovery=False) as started:
+    """What the README's sandbox is, on other ports.
+
+    A redaction waits until each ledger is proven to be gone that was deleted within ten minutes;
+    here these are the ledgers of the logs of other pages.
+    """
+    folder, options = tmp_path_factory.mktemp("pages"), ("--garbage-age-ms=0",)
+    with Sandbox(
+        3, data_dir=folder, proxies=1, autorecovery=False, bookie_options=options
+    ) as started:
         yield started
 
 
