@@ -16,6 +16,7 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.log.writing.writer import DirectWriter
 from dlcore.proxy.callers import Callers
 from dlcore.proxy.service import FLIGHT
+from dlcore.proxy.writing.budget import ByteBudget
 from dlcore.proxy.writing.owner import LogOwner
 from tests.fixtures.served_proxies import Client, Proxies, Stream, with_proxies
 
@@ -109,22 +110,32 @@ def test_who_owns_a_log_is_told_to_those_who_have_too_many_streams(
 
 def test_who_holds_what_he_may_waits_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on the same log, and whatever he sends."""
-    goes_on = asyncio.Event()
+    has_bytes, goes_on = asyncio.Event(), asyncio.Event()
     append = DirectWriter._append
 
     async def slow(writer: DirectWriter) -> None:
         if writer.log_name == "still":
+            has_bytes.set()
             await goes_on.wait()
         await append(writer)
 
     monkeypatch.setattr(DirectWriter, "_append", slow)
+    waits, take = asyncio.Event(), ByteBudget.take
+
+    async def noted(budget: ByteBudget, *holder_and_bytes: Any) -> None:
+        waits.set()
+        await take(budget, *holder_and_bytes)
+
+    monkeypatch.setattr(ByteBudget, "take", noted)
 
     async def scenario(served: Proxies) -> None:
         client = await served.start(principal_pending_bytes_max=1000)
         first = await ready(client, "still", "greedy")
         await first.send(bytes(900))
+        await has_bytes.wait()
         second = await ready(client, "a", "greedy")
         await second.send(bytes(900))
+        await waits.wait()  # else the third may be first, and the second is refused
         third = await ready(client, "a", "greedy")
         await third.send(bytes(900))
         assert await third.told() is None
