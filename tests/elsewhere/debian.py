@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".debian"
 _USER = "someone"
 _HOME = f"/home/{_USER}"
-_PACKAGES = "ca-certificates,git,iproute2,make,openssl,procps,python3,python3-venv"
+_PACKAGES = "ca-certificates,curl,git,iproute2,make,openssl,procps,python3,python3-venv"
 _PASSED_ON = (
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     *("PIP_CERT", "PIP_DEFAULT_TIMEOUT", "PIP_INDEX_URL", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CATALOG = "dlog"
 _REASON_MAX = 300
 _DEFAULT_NAMESPACE = "dlog"
+_opening = threading.Lock()
+_open: dict[tuple[tuple[str, str], ...], Any] = {}
+"""The catalog that is open, by its properties: at most one."""
 
 
 def require_library(url: str) -> None:
@@ -75,16 +78,23 @@ def open_catalog(url: str) -> Any:
             raise ConfigurationError(f"the catalog of the table in {url}: {reason}") from None
 
 
-@lru_cache(maxsize=4)
 def _opened(properties: tuple[tuple[str, str], ...]) -> Any:
+    """Return the catalog with these properties; one with others is closed."""
     from pyiceberg.catalog import load_catalog
 
     loading = logging.getLogger("pyiceberg.io")
     if loading.level == logging.NOTSET:
         loading.setLevel(logging.WARNING)  # it tells of each look, five times
-    chosen = dict(properties)
-    chosen.setdefault("py-io-impl", "dlcore.log.cold.iceberg_io.TierFiles")
-    return load_catalog(CATALOG, **chosen)
+    with _opening:
+        if properties not in _open:
+            chosen = dict(properties)
+            chosen.setdefault("py-io-impl", "dlcore.log.cold.iceberg_io.TierFiles")
+            found = load_catalog(CATALOG, **chosen)
+            for other in _open.values():
+                other.close()  # what it is still used for fails, and is done again
+            _open.clear()
+            _open[properties] = found
+        return _open[properties]
 
 
 async def load_table(url: str, place: tuple[str, str]) -> Any:
