@@ -1,8 +1,9 @@
-"""An ephemeral node that shows others that a staging or serving process lives."""
+"""Ephemeral nodes: one that shows others that a process lives, and locks that go with a session."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from dlcore.metadata.port import ANY_VERSION, Create, Delete, Put, SessionState
 from dlcore.metadata.stored import LAYOUT, encode
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from dlcore.log.context import LogContext
     from dlcore.metadata.port import MetadataStore
 
@@ -111,3 +114,29 @@ class StagingOwner(SessionNode):
         self.token = context.clock.new_token()
         super().__init__(context.store, context.paths.staging_owner(self.token))
         self.value = encode(StagingProcess(owner=context.client_id, release=own_release()))
+
+
+@contextlib.asynccontextmanager
+async def session_lock(store: MetadataStore, path: str, token: bytes) -> AsyncGenerator[bool, None]:
+    """Take a lock that vanishes with the session; yield whether it was free.
+
+    If two holders both believe that they hold it, they do the same work twice.
+
+    Args:
+        store: the session.
+        path: the lock's.
+        token: the holder, so that it knows its own lock when the answer to the creation was lost.
+    """
+    try:
+        await store.create(path, token, ephemeral=True)
+    except NodeExistsError:
+        node = await store.get(path)
+        if node is None or node.value != token:
+            yield False
+            return
+        # It is ours: the answer to its creation or deletion was lost.
+    try:
+        yield True
+    finally:
+        with contextlib.suppress(DLError):  # without an answer it vanishes with the session
+            await store.delete(path)

@@ -18,6 +18,7 @@ from dlcore.base.errors import (
 from dlcore.base.features import REDACTION
 from dlcore.base.steps import run_to_end
 from dlcore.log.entries.redacted_rows import RowRedactor
+from dlcore.log.metadata.owner import session_lock
 from dlcore.log.metadata.redactions import StoredRedaction, digest_of
 from dlcore.log.typed.conditions import parse_conditions
 from dlcore.log.upkeep.removal import remove_truncated
@@ -244,30 +245,22 @@ class LogRedactor:
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncGenerator[None, None]:
         """Keep workers of auto-recovery from merging and tiering the log meanwhile."""
-        store, path = self._context.store, self._context.paths.upkeep_lock(self._log.log_id)
+        path = self._context.paths.upkeep_lock(self._log.log_id)
         token = self._owner.token.encode()
         loop = asyncio.get_running_loop()
         until_s = loop.time() + _LOCK_PATIENCE_S
         while True:
-            try:
-                await store.create(path, token, ephemeral=True)
-                break
-            except NodeExistsError:
-                node = await store.get(path, fresh=True)
-                if node is not None and node.value == token:
-                    break  # it is ours: the answer to its creation was lost
-                if loop.time() >= until_s:
-                    raise OwnershipAcquireFailedError(
-                        f"a worker of auto-recovery does the upkeep of log {self._log.name!r}, or "
-                        "somebody redacts it: try again later"
-                    ) from None
-                self._report("waiting for the worker that does the log's upkeep")
-                await asyncio.sleep(_LOCK_POLL_S)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(DLError):  # without an answer it vanishes with the session
-                await store.delete(path)
+            async with session_lock(self._context.store, path, token) as is_ours:
+                if is_ours:
+                    yield
+                    return
+            if loop.time() >= until_s:
+                raise OwnershipAcquireFailedError(
+                    f"a worker of auto-recovery does the upkeep of log {self._log.name!r}, or "
+                    "somebody redacts it: try again later"
+                )
+            self._report("waiting for the worker that does the log's upkeep")
+            await asyncio.sleep(_LOCK_POLL_S)
 
     async def _require_same(self) -> None:
         """Refuse other conditions than those of a redaction that is not finished."""

@@ -113,7 +113,7 @@ class ColdScrubber:
         return node, decode_or_tell(ScrubProgress, node, source=path, tell=tell)
 
     async def _store(self, node: Versioned | None, progress: ScrubProgress) -> None:
-        store, path, value = self._context.store, self._context.paths.scrub_progress, None
+        store, path = self._context.store, self._context.paths.scrub_progress
         value = encode(progress)
         try:
             if node is None:

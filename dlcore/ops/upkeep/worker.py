@@ -22,11 +22,11 @@ from dlcore.base.backoff import Backoff
 from dlcore.base.errors import (
     DLError,
     LogNotFoundError,
-    NodeExistsError,
     NoNodeError,
 )
 from dlcore.base.isolating import Troubles, report_defect
 from dlcore.log.metadata.commit_records import sweep_commits
+from dlcore.log.metadata.owner import session_lock
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle, settle_abandoned
 from dlcore.log.metadata.store import persistently
 from dlcore.log.metadata.values import LogKey, LogMetadata, UpkeepRequest
@@ -45,7 +45,8 @@ from dlcore.ops.upkeep.swap import MERGING_IDENTITY
 from dlcore.ops.upkeep.tier_rounds import TierRounds
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
 
     from dlcore.backends.direct.namespace import DirectNamespace
     from dlcore.log.context import LogContext
@@ -197,26 +198,10 @@ class LogUpkeep:
                 await context.store.delete(path)
         return count
 
-    @contextlib.asynccontextmanager
-    async def _lock(self, what: str) -> AsyncGenerator[bool, None]:
-        """Take a lock that vanishes with the session; yield whether it was free.
-
-        If two workers both believe that they hold it, they do the same work twice.
-        """
-        store, path = self._context.store, self._context.paths.upkeep_lock(what)
-        try:
-            await store.create(path, self._token, ephemeral=True)
-        except NodeExistsError:
-            node = await store.get(path)
-            if node is None or node.value != self._token:
-                yield False
-                return
-            # It is ours: the answer to its creation or deletion was lost.
-        try:
-            yield True
-        finally:
-            with contextlib.suppress(DLError):  # without an answer it vanishes with the session
-                await store.delete(path)
+    def _lock(self, what: str) -> AbstractAsyncContextManager[bool]:
+        """Take the lock of a log, by its id, or of a job; yield whether it was free."""
+        path = self._context.paths.upkeep_lock(what)
+        return session_lock(self._context.store, path, self._token)
 
     async def tier(self) -> int:
         """Tier what is old enough, of every log that has a tier; return how many runs.
