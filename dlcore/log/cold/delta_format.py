@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _ID, _ARROW_ID = "parquet.field.id", b"PARQUET:field_id"
 # Characters in names of columns that Delta allows only if it maps columns to other names.
 _NO_NAME = re.compile(r"[ ,;{}()\n\t=]")
+_OF_VERSION = re.compile(r"(\d{20})\.")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\..+)?\.parquet")
 _PLAIN = {
     "bool": "boolean",
     "int8": "byte",
@@ -163,6 +165,20 @@ def _compares(known: str | Field, wanted: str | Field, *, may_grow: bool) -> boo
         or _compares(there[each["name"]], each["type"], may_grow=may_grow)
         for each in wanted["fields"]
     )
+
+
+# History
+
+
+def before_last_checkpoint(names: Iterable[str]) -> list[str]:
+    """Return the files of a table's log that belong to versions before its last checkpoint.
+
+    Once a checkpoint has all of a version, no earlier commit or checkpoint is needed to read it.
+    """
+    known = list(names)
+    checkpoints = [int(found[1]) for each in known if (found := _CHECKPOINT.fullmatch(each))]
+    last = max(checkpoints, default=0)
+    return [each for each in known if (found := _OF_VERSION.match(each)) and int(found[1]) < last]
 
 
 # Statistics

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
 from dlcore.base.extras import missing_packages_explained
-from dlcore.log.cold.delta_format import DELTA, files_of, statistics_of
+from dlcore.log.cold.delta_format import DELTA, before_last_checkpoint, files_of, statistics_of
 from dlcore.log.cold.objects import delete_below
 from dlcore.log.cold.stores import sync_file
 from dlcore.log.cold.table_format import (
@@ -148,14 +148,18 @@ class DeltaTables:
         """Return the oldest version that can be read: the first commit's, or a checkpoint's."""
         commits: list[int] = []
         checkpoints: list[int] = []
-        async for page in self._objects.list_below(f"{self.url}/{DELTA.folder}"):
-            for each in page:
-                name = each.url.rpartition("/")[2]
-                if found := _VERSION.fullmatch(name):
-                    (checkpoints if "checkpoint" in name else commits).append(int(found[1]))
+        for name in await self._log_names():
+            if found := _VERSION.fullmatch(name):
+                (checkpoints if "checkpoint" in name else commits).append(int(found[1]))
         if 0 in commits or not checkpoints:
             return 0
         return min(checkpoints)
+
+    async def _log_names(self) -> list[str]:
+        """Return the names of the files of the table's log."""
+        folder = f"{self.url}/{DELTA.folder}"
+        pages = self._objects.list_below(folder)
+        return [each.url.removeprefix(f"{folder}/") async for page in pages for each in page]
 
     async def create(
         self, name: str, fields: Sequence[Field], files: Sequence[AddedFile], position: Place
@@ -276,6 +280,18 @@ class DeltaTables:
             table = module.DeltaTable(self.url, storage_options=_OPTIONS)
             table.create_checkpoint()
             table.cleanup_metadata()
+
+    async def forget_history(self) -> None:
+        """Delete all versions of the table but the newest.
+
+        A commit's file has statistics of the files that it added, texts among them.
+
+        Raises:
+            ObjectStoreError: that failed, or it is not known; the newest version is not touched.
+        """
+        await self.tidy()
+        for name in before_last_checkpoint(await self._log_names()):
+            await self._objects.delete(f"{self.url}/{DELTA.folder}/{name}")
 
     async def drop(self) -> None:
         """Delete the table, but not its files."""

@@ -82,7 +82,7 @@ class Purger:
         if settings.table is None or settings.tier_url is None:
             return ()
         from dlcore.log.cold.delta_format import DELTA
-        from dlcore.log.cold.delta_history import forget_history
+        from dlcore.log.cold.delta_tables import DeltaTables
         from dlcore.log.cold.table_format import app_id_of
         from dlcore.log.cold.tables import forms_in
         from dlcore.ops.upkeep.table_keeper import TableKeeper  # it loads Arrow
@@ -92,7 +92,7 @@ class Purger:
         app_id = app_id_of(context.cluster_id, self._log.log_id)
         url = f"{settings.tier_url}/{app_id}"
         if DELTA in await forms_in(context.cold.objects, url):
-            await forget_history(context.cold.objects, url, app_id)
+            await DeltaTables(url, app_id, context.cold.objects).forget_history()
         return ()
 
     # Ledgers
