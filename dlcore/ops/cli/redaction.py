@@ -22,7 +22,7 @@ from dlcore.ops.cli.output import Progress, show_fields
 if TYPE_CHECKING:
     from dlcore.access.audit_file import AuditFile
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.ops.upkeep.redactor import Receipt
+    from dlcore.ops.upkeep.redactor import LogRedactor, Receipt
 
 AUDIT_FILE = "dlog-audit.jsonl"
 ENTRANCE = "dlog log redact"
@@ -95,16 +95,8 @@ def redact_log(
 
 
 async def _look(namespace: DirectNamespace, log: str, where: str) -> dict[str, object]:
-    from dlcore.ops.upkeep.redactor import LogRedactor
-
     with Progress() as progress:
-        redactor = await LogRedactor.open(
-            namespace.log_context,
-            namespace.staging_owner,
-            log,
-            where,
-            report=lambda text: progress.tell("redaction", text),
-        )
+        redactor = await _opened(namespace, log, where, progress, patience_s=0)
         found = await redactor.look()
     return {
         "log": found.log,
@@ -128,25 +120,32 @@ async def _redact(
     patience_s: float,
 ) -> Receipt:
     from dlcore.access.audit_file import AuditFile
-    from dlcore.ops.upkeep.redactor import LogRedactor
 
     # Opened first: without a place for the receipt nothing is redacted.
     audit = AuditFile(audit_file)
     try:
         with Progress() as progress:
-            redactor = await LogRedactor.open(
-                namespace.log_context,
-                namespace.staging_owner,
-                log,
-                where,
-                patience_s=patience_s,
-                report=lambda text: progress.tell("redaction", text),
-            )
+            redactor = await _opened(namespace, log, where, progress, patience_s=patience_s)
             receipt = await redactor.redact(purge=purge)
         _write(audit, receipt)
     finally:
         await audit.aclose()
     return receipt
+
+
+async def _opened(
+    namespace: DirectNamespace, log: str, where: str, progress: Progress, *, patience_s: float
+) -> LogRedactor:
+    from dlcore.ops.upkeep.redactor import LogRedactor
+
+    return await LogRedactor.open(
+        namespace.log_context,
+        namespace.staging_owner,
+        log,
+        where,
+        report=lambda text: progress.tell("redaction", text),
+        patience_s=patience_s,
+    )
 
 
 def _write(audit: AuditFile, receipt: Receipt) -> None:
