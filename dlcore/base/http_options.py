@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import NamedTuple, Protocol
 
 from dlcore.base.config import require
@@ -55,6 +56,14 @@ def address_in(key: str, text: str) -> Address | None:
         rule="expected host:port, like 127.0.0.1:9190, or nothing",
     )
     return Address(host.strip("[]"), int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def require_http(options: HttpOptions, *, has_certificate: bool) -> None:

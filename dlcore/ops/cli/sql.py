@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.ops.cli.console import address_of
+from dlcore.ops.cli.console import host_and_port, require_loopback
 from dlcore.ops.cli.context import common_options, namespace_endpoint, namespace_tls, wants_json
 from dlcore.ops.cli.output import show_json
+from dlcore.proxy.config import address_of
 
 _ADDRESS = "127.0.0.1:4185"
 _MIB = 1024 * 1024
@@ -67,16 +68,15 @@ def sql_command(
     endpoint, tls = namespace_endpoint(), namespace_tls()
     if endpoint is None:
         raise ConfigurationError("dlog sql reads through proxies: give --endpoint")
-    host, port = address_of(address, _ADDRESS)
+    host, port = host_and_port(address, _ADDRESS)
     own = _own(host, serve_tls_cert, serve_tls_key)
-    shown = f"[{host}]" if ":" in host else host
     scheme = "grpc" if own is None else "grpc+tls"
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
         server = SqlServer(
-            f"{scheme}://{shown}:{port}",
+            f"{scheme}://{address_of(host, port)}",
             endpoint=endpoint,
             tls=tls,
             own=own,
@@ -90,7 +90,7 @@ def sql_command(
             f"cannot listen on address={address!r}: the port is taken, or the host is no address "
             "of this machine"
         ) from error
-    location = f"{scheme}://{shown}:{server.port}"
+    location = f"{scheme}://{address_of(host, server.port)}"
     if wants_json():
         show_json({"location": location})
     else:
@@ -100,15 +100,10 @@ def sql_command(
 
 
 def _own(host: str, cert: str, key: str) -> tuple[bytes, bytes] | None:
-    from dlcore.ops.cli.console.server import is_loopback
-
     if bool(cert) != bool(key):
         raise ConfigurationError("expected both --serve-tls-cert and --serve-tls-key, or neither")
     if not cert:
-        if not is_loopback(host):
-            raise ConfigurationError(
-                f"host={host!r}: what others can reach needs --serve-tls-cert and --serve-tls-key"
-            )
+        require_loopback(host)
         return None
     try:
         return Path(cert).read_bytes(), Path(key).read_bytes()

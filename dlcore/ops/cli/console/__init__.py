@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base.errors import ConfigurationError
+from dlcore.base.http_options import is_loopback
 from dlcore.ops.cli.context import (
     common_options,
     namespace_endpoint,
@@ -20,6 +21,7 @@ from dlcore.ops.cli.context import (
     wants_json,
 )
 from dlcore.ops.cli.output import show_json
+from dlcore.proxy.config import address_of
 
 if TYPE_CHECKING:
     import ssl
@@ -52,7 +54,7 @@ def console_command(
     --endpoint that is what the token or certificate may do; directly it is everything.  Other
     machines are served only by HTTPS.  Programs read logs at the same address (docs/http.md).
     """
-    host, port = address_of(address, _ADDRESS)
+    host, port = host_and_port(address, _ADDRESS)
     tls, endpoint, token = namespace_tls(), namespace_endpoint(), proxy_token()
     if allow_appends and endpoint is None:
         raise ConfigurationError(
@@ -69,8 +71,7 @@ def console_command(
         console = Console(namespace, endpoint=endpoint, tls=tls, token=token, appends=allow_appends)
         async with await console.serve(host=host, port=port, tls=context) as server:
             scheme = "http" if context is None else "https"
-            shown = f"[{host}]" if ":" in host else host
-            url = f"{scheme}://{shown}:{server.port}/#secret={console.secret}"
+            url = f"{scheme}://{address_of(host, server.port)}/#secret={console.secret}"
             if wants_json():
                 show_json({"url": url})
             else:
@@ -80,13 +81,26 @@ def console_command(
     run_async(serve, is_long=True)
 
 
-def address_of(address: str, example: str) -> tuple[str, int]:
+def host_and_port(address: str, example: str) -> tuple[str, int]:
     """Return the host and port of an address to serve at.  Raises: ConfigurationError."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigurationError(f"address={address!r}: expected HOST:PORT, like {example}")
     return host, int(port)
+
+
+def require_loopback(host: str, *, advice: str = "") -> None:
+    """Require, of a server without TLS, that only this machine reaches it.
+
+    Raises:
+        ConfigurationError: others do; `advice` is the end of its text.
+    """
+    if not is_loopback(host):
+        raise ConfigurationError(
+            f"host={host!r}: what others can reach needs --serve-tls-cert and --serve-tls-key"
+            f"{advice}"
+        )
 
 
 def _is_any(host: str) -> bool:
@@ -101,13 +115,7 @@ def _server_context(host: str, cert: str, key: str) -> Callable[[], ssl.SSLConte
             f"host={host!r}: expected the one name or address by which browsers open the console"
         )
     if not cert and not key:
-        from dlcore.ops.cli.console.server import is_loopback
-
-        if not is_loopback(host):
-            raise ConfigurationError(
-                f"host={host!r}: what others can reach needs --serve-tls-cert and --serve-tls-key; "
-                "or serve on 127.0.0.1, and forward the port with ssh -L"
-            )
+        require_loopback(host, advice="; or serve on 127.0.0.1, and forward the port with ssh -L")
         return None
     from dlcore.access.tls import TlsFiles
     from dlcore.access.tls_in_use import TlsInUse

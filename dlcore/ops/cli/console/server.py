@@ -6,7 +6,6 @@ the console; one of the door with those of its caller.
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from contextlib import aclosing, suppress
 from importlib.resources import files
@@ -18,6 +17,7 @@ from aiohttp import web
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, DLError
+from dlcore.base.http_options import is_loopback
 from dlcore.base.ids import DLSN
 from dlcore.ops.cli.console import entrances
 from dlcore.ops.cli.console.changing import Asked, Changing
@@ -27,6 +27,7 @@ from dlcore.ops.cli.console.guard import POLICY, Guard
 from dlcore.ops.cli.console.looking import Looking
 from dlcore.ops.cli.console.tailing import follow
 from dlcore.ops.cli.times import EpochMs
+from dlcore.proxy.config import address_of
 from dlcore.transport.http_server import HttpBounds, HttpServer, Route
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Console:
         server = await HttpServer.start(self.routes(), host=host, port=port, tls=tls, bounds=bounds)
         scheme = "http" if tls is None else "https"
         names = {host.lower(), *(("localhost", "127.0.0.1", "[::1]") if is_loopback(host) else ())}
-        origins = {f"{scheme}://{_bracketed(name)}:{server.port}" for name in names}
+        origins = {f"{scheme}://{address_of(name, server.port)}" for name in names}
         self._guard = Guard(origins=frozenset(origins), secret=self.secret)
         return server
 
@@ -229,15 +230,3 @@ def time_of(text: str) -> int:
         return max(0, EpochMs(SystemClock().now_ms).convert(text, None, None))
     except click.ClickException as error:
         raise ConfigurationError(error.message) from error
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a host."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
