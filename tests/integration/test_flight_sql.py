@@ -7,6 +7,7 @@ one that takes too much ends alone.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 from adbc_driver_flightsql import dbapi
 
+from benchmarks.peers.kafka import class_path
 from dlcore.base.errors import ConfigurationError, DLError, UnsupportedError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -299,6 +301,61 @@ def test_adbc_reads_logs_with_the_rights_of_its_token(
                     fetched(connection, f'SELECT * FROM "{trips}"')
     finally:
         namespace.change_access_rules(remove=[rule, f"allow user:reader append log {secret}"])
+
+
+def test_a_prepared_statement(sandbox: Sandbox, trips: str) -> None:
+    """Its columns are told before its rows, often; it has no parameters, and holds no place."""
+    wait_for_no_proxy(sandbox.uri)
+    with (
+        proxy_process(sandbox.uri) as proxy,
+        sql_process(f"--endpoint={proxy.location}", queries_max=1) as location,
+        connected(location) as connection,
+    ):
+        sql = f'SELECT fare, city FROM "{trips}" WHERE _sequence_id < 3'
+        for _ in range(2):
+            with connection.cursor() as cursor:
+                cursor.adbc_prepare(sql)
+                for _ in range(2):
+                    cursor.execute(sql)
+                    assert cursor.fetch_arrow_table().column_names == ["fare", "city"]
+        for refused, told in (
+            (f'SELECT city FROM "{trips}" WHERE fare = ?', "parameter"),
+            ("SELEC", "does not parse"),
+        ):
+            with connection.cursor() as cursor, pytest.raises(dbapi.Error, match=told):
+                cursor.adbc_prepare(refused)
+        with connection.cursor() as cursor, pytest.raises(dbapi.Error, match="no parameters"):
+            cursor.execute("SELECT 1", parameters=[1])
+
+
+@pytest.mark.prove
+def test_java_reads_logs_by_jdbc(sandbox: Sandbox, trips: str) -> None:
+    """Arrow's driver prepares each statement; it finds tables, columns and rows."""
+    if shutil.which("mvn") is None or shutil.which("java") is None:
+        pytest.skip("Maven brings the driver, and Java runs it: apt-get install maven")
+    jar = class_path("org.apache.arrow:flight-sql-jdbc-driver:18.3.0")
+    opened = "--add-opens=java.base/java.nio=org.apache.arrow.memory.core,ALL-UNNAMED"
+    program = ["java", opened, "-cp", jar, str(REPOSITORY / "tests/integration/SqlClient.java")]
+    wait_for_no_proxy(sandbox.uri)
+    with (
+        proxy_process(sandbox.uri) as proxy,
+        sql_process(f"--endpoint={proxy.location}") as location,
+    ):
+        url = location.replace("grpc+tcp", "jdbc:arrow-flight-sql") + "/?useEncryption=false"
+        rows = f'SELECT city, fare, _sequence_id FROM "{trips}" WHERE _sequence_id < 2 ORDER BY 3'
+        done = subprocess.run(
+            [*program, url, trips, rows, "SELECT 1 FROM nothing", rows],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_END_S * 2,
+        )
+    told = done.stdout.splitlines()
+    found = ["row\tcity 0\t0.0\t0", "row\tcity 1\t1.0\t1"]
+    assert told[0] == f"table {trips}"
+    assert told[1:3] == ["column city VARCHAR", "column fare DOUBLE"]
+    assert [line for line in told if line.startswith("row")] == found * 2
+    assert "Table with name nothing does not exist" in done.stdout
 
 
 def test_a_query_that_takes_too_much_ends_alone(sandbox: Sandbox, trips: str) -> None:

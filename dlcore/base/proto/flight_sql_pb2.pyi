@@ -188,3 +188,90 @@ class TicketStatementQuery(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TicketStatementQuery: _TypeAlias = TicketStatementQuery  # noqa: Y015
+
+@_typing.final
+class ActionCreatePreparedStatementRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    TRANSACTION_ID_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    transaction_id: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        transaction_id: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_transaction_id", b"_transaction_id", "transaction_id", b"transaction_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_transaction_id", b"_transaction_id", "query", b"query", "transaction_id", b"transaction_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__transaction_id: _TypeAlias = _typing.Literal["transaction_id"]  # noqa: Y015
+    _WhichOneofArgType__transaction_id: _TypeAlias = _typing.Literal["_transaction_id", b"_transaction_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__transaction_id) -> _WhichOneofReturnType__transaction_id | None: ...
+
+Global___ActionCreatePreparedStatementRequest: _TypeAlias = ActionCreatePreparedStatementRequest  # noqa: Y015
+
+@_typing.final
+class ActionCreatePreparedStatementResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREPARED_STATEMENT_HANDLE_FIELD_NUMBER: _builtins.int
+    DATASET_SCHEMA_FIELD_NUMBER: _builtins.int
+    PARAMETER_SCHEMA_FIELD_NUMBER: _builtins.int
+    prepared_statement_handle: _builtins.bytes
+    dataset_schema: _builtins.bytes
+    parameter_schema: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        prepared_statement_handle: _builtins.bytes = ...,
+        dataset_schema: _builtins.bytes = ...,
+        parameter_schema: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset_schema", b"dataset_schema", "parameter_schema", b"parameter_schema", "prepared_statement_handle", b"prepared_statement_handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActionCreatePreparedStatementResult: _TypeAlias = ActionCreatePreparedStatementResult  # noqa: Y015
+
+@_typing.final
+class ActionClosePreparedStatementRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREPARED_STATEMENT_HANDLE_FIELD_NUMBER: _builtins.int
+    prepared_statement_handle: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        prepared_statement_handle: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prepared_statement_handle", b"prepared_statement_handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActionClosePreparedStatementRequest: _TypeAlias = ActionClosePreparedStatementRequest  # noqa: Y015
+
+@_typing.final
+class CommandPreparedStatementQuery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREPARED_STATEMENT_HANDLE_FIELD_NUMBER: _builtins.int
+    prepared_statement_handle: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        prepared_statement_handle: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prepared_statement_handle", b"prepared_statement_handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommandPreparedStatementQuery: _TypeAlias = CommandPreparedStatementQuery  # noqa: Y015

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,13 +15,15 @@ from dlcore.base.errors import ConfigurationError, UnsupportedError
 from dlcore.base.proto import flight_sql_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from google.protobuf.message import Message
 
 SQL_BYTES_MAX = 64 * 1024
 CATALOG, SCHEMA, TABLE = "temp", "main", "TABLE"
 """The names under which each log is a table, with the log's name."""
+PREPARE, CLOSE = "CreatePreparedStatement", "ClosePreparedStatement"
+"""Actions: return the columns of a statement; forget it."""
 _PREFIX = "type.googleapis.com/arrow.flight.protocol.sql."
 _NAME, _VERSION, _READ_ONLY, _SQL, _SUBSTRAIT, _TRANSACTIONS, _CANCEL = 0, 1, 3, 4, 5, 8, 9
 _NO_TRANSACTIONS = 0
@@ -79,25 +82,75 @@ def command_of(data: bytes) -> Command:
 
     Raises: ConfigurationError: it does not parse; UnsupportedError: it is another one.
     """
+    with _parsing():
+        return _parsed(*_unpacked(data))
+
+
+def prepared_by(action: str, data: bytes) -> Statement | None:
+    """Return the statement that an action prepares; None: it closes one, which takes nothing.
+
+    Raises: ConfigurationError: it does not parse; UnsupportedError: it is another one.
+    """
+    if action not in {PREPARE, CLOSE}:
+        raise UnsupportedError(f"the action {action!r}: expected {PREPARE} or {CLOSE}")
+    with _parsing():
+        name, value = _unpacked(data)
+        if name != f"Action{action}Request":
+            raise ConfigurationError(f"{name} for {action}: expected Action{action}Request")
+        if action == CLOSE:
+            pb.ActionClosePreparedStatementRequest.FromString(value)
+            return None
+        asked = pb.ActionCreatePreparedStatementRequest.FromString(value)
+        return _query(asked.query, within=asked.HasField("transaction_id"))
+
+
+def prepared_result(statement: Statement, columns: pa.Schema) -> bytes:
+    """Return the answer to `PREPARE`.  The handle is the statement: a server remembers nothing."""
+    inner = pb.ActionCreatePreparedStatementResult(
+        prepared_statement_handle=statement.sql.encode(),
+        dataset_schema=columns.serialize().to_pybytes(),
+    )
+    return _packed("ActionCreatePreparedStatementResult", inner)
+
+
+@contextmanager
+def _parsing() -> Iterator[None]:
     try:
-        outer = AnyMessage.FromString(data)
-        if not outer.type_url.startswith(_PREFIX):
-            raise ConfigurationError(
-                f"a command of type {outer.type_url!r}: expected one of Flight SQL; to read a log "
-                "by Flight alone ask a proxy"
-            )
-        return _parsed(outer.type_url.removeprefix(_PREFIX), outer.value)
+        yield
     except (DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"a command of Flight SQL does not parse: {error}") from error
+
+
+def _unpacked(data: bytes) -> tuple[str, bytes]:
+    """Return the name of a message, and its bytes."""
+    outer = AnyMessage.FromString(data)
+    if not outer.type_url.startswith(_PREFIX):
+        raise ConfigurationError(
+            f"a command of type {outer.type_url!r}: expected one of Flight SQL; to read a log "
+            "by Flight alone ask a proxy"
+        )
+    return outer.type_url.removeprefix(_PREFIX), outer.value
+
+
+def _packed(name: str, message: Message) -> bytes:
+    outer = AnyMessage(type_url=f"{_PREFIX}{name}", value=message.SerializeToString())
+    return bytes(outer.SerializeToString())
+
+
+def _query(sql: str, *, within: bool) -> Statement:
+    if within:
+        raise UnsupportedError("transactions: expected a query without one")
+    return _statement(sql.encode())
 
 
 def _parsed(name: str, data: bytes) -> Command:
     match name:
         case "CommandStatementQuery":
             query = pb.CommandStatementQuery.FromString(data)
-            if query.HasField("transaction_id"):
-                raise UnsupportedError("transactions: expected a query without one")
-            return _statement(query.query.encode())
+            return _query(query.query, within=query.HasField("transaction_id"))
+        case "CommandPreparedStatementQuery":
+            prepared = pb.CommandPreparedStatementQuery.FromString(data)
+            return _statement(prepared.prepared_statement_handle)
         case "TicketStatementQuery":
             return _statement(pb.TicketStatementQuery.FromString(data).statement_handle)
         case "CommandGetSqlInfo":
@@ -128,7 +181,7 @@ def _parsed(name: str, data: bytes) -> Command:
         case _:
             raise UnsupportedError(
                 f"{name} of Flight SQL: expected a query, or a question about tables; nothing is "
-                "prepared or changed here"
+                "changed here"
             )
 
 
@@ -149,8 +202,7 @@ def ticket_of(command: Command, data: bytes) -> bytes:
     if not isinstance(command, Statement):
         return data
     inner = pb.TicketStatementQuery(statement_handle=command.sql.encode())
-    outer = AnyMessage(type_url=f"{_PREFIX}TicketStatementQuery", value=inner.SerializeToString())
-    return bytes(outer.SerializeToString())
+    return _packed("TicketStatementQuery", inner)
 
 
 def matches(pattern: str | None, name: str) -> bool:

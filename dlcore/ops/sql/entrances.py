@@ -1,4 +1,4 @@
-"""The entrances of `dlog sql`: two methods of Flight with the commands of Flight SQL."""
+"""The entrances of `dlog sql`: three methods of Flight with the commands of Flight SQL."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ ENTRANCES = (
         "DoGet",
         "read on each log of a statement; describe on each that is listed",
         "one process for a statement, which ends when a proxy has refused its token",
+    ),
+    _method(
+        "DoAction",
+        "to prepare: read on each log of the statement; to close: none",
+        "one process for a statement that is prepared, which ends with the answer",
     ),
 )
 """All of them; the server has no other method."""

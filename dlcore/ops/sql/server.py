@@ -1,7 +1,8 @@
 """The server of Flight SQL: it answers what tables there are, and runs each query in a process.
 
-It keeps nothing of its callers: a ticket is the statement, and each call has its own token, which
-is passed on to the proxies.  Therefore any number of servers may stand behind one address.
+It keeps nothing of its callers: a ticket is the statement, a prepared one is its own handle, and
+each call has its own token, which is passed on to the proxies.  Therefore any number of servers may
+stand behind one address.
 """
 
 from __future__ import annotations
@@ -123,6 +124,30 @@ class SqlServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has n
                 return flight.GeneratorStream(rows.schema, rows)
             return flight.RecordBatchStream(self._metadata(command, token))
 
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> Iterator[flight.Result]:
+        """Prepare a statement: return its columns, from a process that ends then; or close one."""
+        with _told():
+            statement = commands.prepared_by(action.type, action.body.to_pybytes())
+            if statement is None:
+                return iter(())
+            rows = self._begin(statement.sql, self._token_of(context))
+            rows.end()
+            return iter([flight.Result(commands.prepared_result(statement, rows.schema))])
+
+    def list_actions(self, _: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """Return the actions."""
+        return [
+            (commands.PREPARE, "Return the columns of a statement."),
+            (commands.CLOSE, "Forget a statement, which nothing was kept of."),
+        ]
+
+    def do_put(self, *_: object) -> None:
+        """Refuse: parameters of a statement come so, and rows to store."""
+        with _told():
+            raise UnsupportedError("DoPut: a statement has no parameters here, and changes nothing")
+
     def list_flights(self, *_: object) -> Iterator[flight.FlightInfo]:
         """Refuse: a proxy lists logs by Flight alone."""
         raise pa.ArrowNotImplementedError("ListFlights: ask for tables by Flight SQL, or a proxy")
@@ -221,8 +246,12 @@ class _Rows:
         return self._reader.schema
 
     def kill(self) -> None:
-        """End the query."""
+        """End the query, whose client is told."""
         self._process.kill()
+
+    def end(self) -> None:
+        """End the query, whose rows nobody wants."""
+        self._end()
 
     def __iter__(self) -> _Rows:
         return self

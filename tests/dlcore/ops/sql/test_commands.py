@@ -12,6 +12,8 @@ from dlcore.base.errors import ConfigurationError, UnsupportedError
 from dlcore.base.proto import flight_sql_pb2 as pb
 from dlcore.ops.sql import commands
 from dlcore.ops.sql.commands import (
+    CLOSE,
+    PREPARE,
     Catalogs,
     Information,
     Schemas,
@@ -23,6 +25,8 @@ from dlcore.ops.sql.commands import (
     information_table,
     matches,
     prefix_of,
+    prepared_by,
+    prepared_result,
     schemas_table,
     tables_table,
     ticket_of,
@@ -44,6 +48,10 @@ def packed(message: Message, name: str = "") -> bytes:
     ("message", "command"),
     [
         (pb.CommandStatementQuery(query="SELECT 1"), Statement("SELECT 1")),
+        (
+            pb.CommandPreparedStatementQuery(prepared_statement_handle=b"SELECT 1"),
+            Statement("SELECT 1"),
+        ),
         (pb.CommandGetSqlInfo(info=[8, 3]), Information((8, 3))),
         (pb.CommandGetCatalogs(), Catalogs()),
         (pb.CommandGetDbSchemas(), Schemas(None, None)),
@@ -94,16 +102,49 @@ def test_what_is_no_command(data: bytes, told: str) -> None:
 
 
 def test_what_is_not_offered() -> None:
-    """Nothing is changed, prepared, or part of a transaction."""
+    """Nothing is changed, or part of a transaction."""
     for name in (
         "CommandStatementUpdate",
-        "CommandPreparedStatementQuery",
+        "CommandPreparedStatementUpdate",
         "CommandGetXdbcTypeInfo",
     ):
         with pytest.raises(UnsupportedError, match=f"{name} of Flight SQL: expected a query"):
             command_of(packed(pb.CommandGetCatalogs(), name))
     with pytest.raises(UnsupportedError, match="expected a query without one"):
         command_of(packed(pb.CommandStatementQuery(query="SELECT 1", transaction_id=b"1")))
+
+
+def test_a_statement_is_prepared() -> None:
+    """Its handle is itself, so that any server knows it; to close it takes nothing."""
+    asked = pb.ActionCreatePreparedStatementRequest(query="SELECT 1")
+    statement = prepared_by(PREPARE, packed(asked))
+    assert statement == Statement("SELECT 1")
+    columns = pa.schema([("a", pa.int32())])
+    outer = AnyMessage.FromString(prepared_result(statement, columns))
+    told = pb.ActionCreatePreparedStatementResult.FromString(outer.value)
+    assert outer.type_url.endswith(".sql.ActionCreatePreparedStatementResult")
+    assert pa.ipc.read_schema(pa.py_buffer(told.dataset_schema)) == columns
+    handle = told.prepared_statement_handle
+    query = pb.CommandPreparedStatementQuery(prepared_statement_handle=handle)
+    assert command_of(packed(query)) == statement
+    close = pb.ActionClosePreparedStatementRequest(prepared_statement_handle=handle)
+    assert prepared_by(CLOSE, packed(close)) is None
+
+
+def test_what_cannot_be_prepared() -> None:
+    """Another action or message, a transaction, bytes that are none, and a long statement."""
+    asked = pb.ActionCreatePreparedStatementRequest(query="SELECT 1", transaction_id=b"1")
+    with pytest.raises(UnsupportedError, match="expected a query without one"):
+        prepared_by(PREPARE, packed(asked))
+    with pytest.raises(UnsupportedError, match="'BeginTransaction': expected CreatePrepared"):
+        prepared_by("BeginTransaction", packed(asked))
+    with pytest.raises(ConfigurationError, match="for ClosePreparedStatement: expected ActionClo"):
+        prepared_by(CLOSE, packed(asked))
+    with pytest.raises(ConfigurationError, match="does not parse"):
+        prepared_by(PREPARE, b"\xff")
+    long = pb.ActionCreatePreparedStatementRequest(query="x" * 65_537)
+    with pytest.raises(ConfigurationError, match="expected at most 65,536"):
+        prepared_by(PREPARE, packed(long))
 
 
 @pytest.mark.parametrize(
