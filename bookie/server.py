@@ -38,6 +38,7 @@ from dlcore.base.errors import (
     ConfigurationError,
     DLError,
 )
+from dlcore.base.http_options import address_of
 from dlcore.ledger.metadata.registry import BookieRegistry
 from dlcore.ledger.metadata.store import LedgerStore
 from dlcore.metadata.binding import ensure_namespace, read_binding
@@ -208,7 +209,7 @@ class BookieServer(AsyncClosing):
             ) from error
         host = config.advertised_host or config.host
         port = config.advertised_port or server.sockets[0].getsockname()[1]
-        self.address = _host_port(host, port)
+        self.address = address_of(host, port)
         if tls is not None:
             tls.on_change = partial(self._judge_own_certificate, tls.files, host)
             tls.on_change()
@@ -233,9 +234,9 @@ class BookieServer(AsyncClosing):
         control = BookieControl(self.storage, bookie=self.bookie, client_names=config.client_names)
         self._running.push_async_callback(control.aclose)
         control_port = await control.start(
-            _host_port(config.host, config.control_port), tls=tls, asks_clients=asks
+            address_of(config.host, config.control_port), tls=tls, asks_clients=asks
         )
-        self.control_address = _host_port(host, config.advertised_control_port or control_port)
+        self.control_address = address_of(host, config.advertised_control_port or control_port)
         self._samples = partial(
             metrics.samples, self.storage, service.connections, service.read_budget
         )
@@ -481,7 +482,3 @@ async def _is_answered(address: str) -> bool:
         return False
     writer.close()
     return True
-
-
-def _host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -13,9 +13,9 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dlcore.base.errors import DLError, NodeExistsError, NoNodeError
+from dlcore.base.errors import DLError, NoNodeError
 from dlcore.ledger.metadata.erasing import Erased, Erasure
-from dlcore.metadata.port import ANY_VERSION
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
@@ -96,14 +96,9 @@ class Eraser:
         logger.info("erasure=%s bookie=%s: %s", token, self._bookie, waits or "done")
         if waits:
             self._due_s[token] = asyncio.get_running_loop().time() + self._retry_s
-        await self._tell(own, Erased(incarnation=self._bookie.incarnation, waits=waits))
-        return True
-
-    async def _tell(self, path: str, answer: Erased) -> None:
-        value = encode(answer)
+        answer = encode(Erased(incarnation=self._bookie.incarnation, waits=waits))
         try:
-            await self._store.create(path, value)
-        except NodeExistsError:
-            await self._store.put(path, value, version=ANY_VERSION)
+            await change_node(self._store, own, lambda _: (None, answer))
         except NoNodeError:
-            logger.info("%s was withdrawn", path)
+            logger.info("%s was withdrawn", own)
+        return True

@@ -58,6 +58,12 @@ def address_in(key: str, text: str) -> Address | None:
     return Address(host.strip("[]"), int(port))
 
 
+def address_of(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets around an IPv6 address."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a host."""
     try:

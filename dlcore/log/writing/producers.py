@@ -246,11 +246,6 @@ class Producers(Generic[_Ticket]):
         known = self._known.get(name)
         return None if known is None else (known.claim, known.accepted)
 
-    def durable_of(self, name: str) -> int:
-        """Return the last durable sequence of a producer; -1 if there is none."""
-        known = self._known.get(name)
-        return -1 if known is None else known.durable
-
     def look_at(self, claim: Claim, first: int, count: int) -> Fresh | InFlight[_Ticket] | Durable:
         """Return how to treat `count` records, at least one, which begin with sequence `first`.
 

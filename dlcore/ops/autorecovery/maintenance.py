@@ -18,6 +18,7 @@ from dlcore.base.errors import (
     NoNodeError,
 )
 from dlcore.ledger.metadata.bookies import BookieCookie
+from dlcore.metadata.changing import change_node
 from dlcore.metadata.port import ANY_VERSION, Create, Delete
 from dlcore.metadata.stored import decode
 from dlcore.ops.autorecovery.audit import is_sound
@@ -165,10 +166,7 @@ class Maintenance:
         cookie = await self._require_cookie(name)
         path = self._context.paths.garbage_release(name)
         value = cookie.incarnation.encode()
-        try:
-            await self._context.store.create(path, value, make_parents=True)
-        except NodeExistsError:
-            await self._context.store.put(path, value, version=ANY_VERSION)
+        await change_node(self._context.store, path, lambda _: (None, value), make_parents=True)
 
     async def _require_stopped(self, name: str) -> None:
         for info in await self._context.registry.get_bookies():

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from dlcore.base.errors import ConfigurationError
+from dlcore.base.http_options import address_of
 from dlcore.ops.cli.console import host_and_port, require_loopback
 from dlcore.ops.cli.context import common_options, namespace_endpoint, namespace_tls, wants_json
 from dlcore.ops.cli.output import show_json
-from dlcore.proxy.config import address_of
 
 _ADDRESS = "127.0.0.1:4185"
 _MIB = 1024 * 1024

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from dlcore.access.principals import Proof
 from dlcore.base.config import checked, require, require_positive
+from dlcore.base.http_options import address_of
 from dlcore.metadata.paths import parse_uri
-from dlcore.proxy.config import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

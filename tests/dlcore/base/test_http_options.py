@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.http_options import http_address_of, require_http
+from dlcore.base.http_options import address_of, http_address_of, require_http
 
 
 @dataclass(frozen=True)
@@ -47,3 +47,10 @@ def test_tls_needs_a_certificate() -> None:
         require_http(Options("h:1", "always"), has_certificate=True)
     with pytest.raises(ConfigurationError, match="tls_cert"):
         require_http(Options("h:1", "server"), has_certificate=False)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_address_has_brackets_around_ipv6_alone(host: str) -> None:
+    """Goal: the text is one that `http_address_of` reads."""
+    assert address_of(host, 4190) == "[::1]:4190"
+    assert address_of("a.example", 4190) == "a.example:4190"

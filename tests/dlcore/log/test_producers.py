@@ -39,6 +39,7 @@ from dlcore.log.writing.producers import (
     MarkedRows,
     Producers,
 )
+from tests.fixtures.durable import durable_of
 
 
 def token(number: int = 0) -> bytes:
@@ -126,8 +127,8 @@ def test_what_becomes_of_records() -> None:
     owner.producers.durable(mark, 3, DLSN(1, 0, 2))
     assert look_at(claim, 0, 3) == Durable(DLSN(1, 0, 2))
     assert look_at(claim, 0, 2) == Durable(None)
-    assert owner.producers.durable_of("p") == 2
-    assert owner.producers.durable_of("q") == -1
+    assert durable_of(owner.producers, "p") == 2
+    assert durable_of(owner.producers, "q") == -1
     assert (len(owner.producers), repr(owner.producers)) == (1, "<Producers 1>")
 
 
@@ -244,7 +245,7 @@ def test_there_is_place_for_so_many() -> None:
     with pytest.raises(ProducerFencedError):
         owner.producers.look_at(claims["a"], 1, 1)
     owner.grant("e")  # d wrote nothing
-    assert owner.producers.durable_of("b") == 0
+    assert durable_of(owner.producers, "b") == 0
     assert owner.producers.look_at(claims["c"], 0, 1) == InFlight("", is_last=True)
     full = Owner(producers_max=1)
     full.accept(full.grant("p"), 0, 1)
@@ -262,7 +263,7 @@ def test_names_made_for_one_writer_are_forgotten_soon() -> None:
         owner.grant("p")
     after = owner.successor()
     after.now_ms += GENERATED_FORGOTTEN_MS
-    assert after.producers.durable_of("_2") == 0
+    assert durable_of(after.producers, "_2") == 0
     after.producers.grant("p", token(), now_ms=after.now_ms)
     assert after.entry() == Stamp(0, ())
     assert len(after.producers) == 1
@@ -280,7 +281,7 @@ def test_a_name_that_comes_again_is_another_producer() -> None:
     owner.write(claim, 0, 2)
     after = owner.successor()
     assert after.producers.continue_with(claim, now_ms=0) == 1
-    assert after.producers.durable_of("q") == 0
+    assert durable_of(after.producers, "q") == 0
 
 
 def test_without_producers_nothing_is_said() -> None:
@@ -332,7 +333,7 @@ def test_snapshots_come_again() -> None:
     crowd.entry()
     for _ in range(2):
         assert crowd.entry(size_bytes=9 * MIB) == Stamp(0)
-    assert crowd.successor().producers.durable_of("1") == -1
+    assert durable_of(crowd.successor().producers, "1") == -1
 
 
 def test_the_last_entry_of_an_owner_lists_all() -> None:
@@ -347,7 +348,7 @@ def test_the_last_entry_of_an_owner_lists_all() -> None:
     last = owner.entry(is_last=True)
     assert last is not None
     assert (last.snapshot, [row.last for row in last.rows or ()]) == (4, [3])
-    assert owner.successor().producers.durable_of("p") == 3
+    assert durable_of(owner.successor().producers, "p") == 3
 
 
 def test_the_first_entry_of_all_fits() -> None:

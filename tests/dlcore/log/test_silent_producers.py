@@ -18,6 +18,7 @@ from dlcore.log.writing.producers import (
     MarkedRows,
 )
 from tests.dlcore.log.test_producers import Owner
+from tests.fixtures.durable import durable_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,10 +125,10 @@ def test_who_has_records_on_their_way_keeps_its_place() -> None:
     owner.now_ms = 1 + KEPT_MS
     owner.grant("new")
     assert owner.producers.look_at(waits, 0, 1) == InFlight("sent", is_last=True)
-    assert owner.producers.durable_of("settled") == -1
+    assert durable_of(owner.producers, "settled") == -1
     owner.entry(MarkedRows(mark, 1, 0))
     owner.producers.durable(mark, 1, DLSN(1, 1, 0))
-    assert owner.producers.durable_of("waits") == 0
+    assert durable_of(owner.producers, "waits") == 0
 
 
 def test_each_extent_begins_with_a_list() -> None:

@@ -27,6 +27,7 @@ from dlcore.log.entries.body import (
 from dlcore.log.entries.compression import Compressor
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS, Claim
 from dlcore.log.writing.producers import Mark, Producers
+from tests.fixtures.durable import durable_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def test_the_next_owner_knows_them_over_rolls_and_crashes() -> None:
         last = await after.write(claim, 5, 3)
         await after.writer.abort()
         again = await Owner.open(log)
-        assert again.producers.durable_of("p") == 7
+        assert durable_of(again.producers, "p") == 7
         assert again.producers.look_at(claim, 5, 3).dlsn == last  # type: ignore[union-attr]
         await again.writer.aclose()
         assert [each.payload for each in await read_all(log)] == [b"%d" % n for n in range(8)]
@@ -97,7 +98,7 @@ def test_a_batch_that_becomes_several_entries_is_whole() -> None:
         assert last.entry_id > 5
         await owner.writer.aclose()
         after = await Owner.open(log)
-        assert after.producers.durable_of("p") == 39
+        assert durable_of(after.producers, "p") == 39
         await after.writer.aclose()
 
     on_log(body)
@@ -115,7 +116,7 @@ def test_what_others_write_leaves_them_as_they_are() -> None:
             async with await log.open_writer() as direct:
                 await direct.write(record(number))
             idle = await Owner.open(log)
-            assert idle.producers.durable_of("p") == 0
+            assert durable_of(idle.producers, "p") == 0
             await idle.writer.abort()
 
     on_log(body)
@@ -164,7 +165,7 @@ def test_an_owner_that_was_overtaken_fails() -> None:
         await stale.writer.abort()
         behind = await Owner.open(await unlocked.open_log("clicks"))
         await other.writer.abort()
-        assert behind.producers.durable_of("p") == 1
+        assert durable_of(behind.producers, "p") == 1
         await behind.write(claim, 2)
         await behind.writer.aclose()
         assert [each.payload for each in await read_all(log)] == [b"0", b"1", b"2"]
@@ -227,7 +228,7 @@ def test_entries_that_move_meanwhile_are_found(monkeypatch: pytest.MonkeyPatch) 
 
         monkeypatch.setattr(context.ledgers, "open_ledger", moved)
         after = await Owner.open(log)
-        assert after.producers.durable_of("p") == 2
+        assert durable_of(after.producers, "p") == 2
         await after.writer.aclose()
 
         async def gone(ledger_id: int) -> Any:

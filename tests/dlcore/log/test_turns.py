@@ -22,6 +22,7 @@ from dlcore.log.writing.producers import Mark, Producers
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.worker import LogUpkeep
 from tests.dlcore.ops.upkeep.test_merger import check_ledgers, stored_ledgers
+from tests.fixtures.durable import durable_of
 from tests.fixtures.memory_namespace import MemoryCluster, on_log, read_all, record
 from tests.fixtures.staged_records import batch, payloads_of, stage
 
@@ -162,7 +163,7 @@ def test_appends_beside_a_proxy_are_merged_with_what_it_writes() -> None:
             await writer.abort()  # the second one leaves an extent open
             table: Producers[Any] = Producers()
             writer = await log.open_writer(producers=table)
-            assert table.durable_of("meter") == known
+            assert durable_of(table, "meter") == known
             assert await write(writer, table, known + 1) == place
         await writer.aclose()
         assert [each.sequence_id for each in await read_all(log)] == list(range(82))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dlcore.base.errors import ConfigurationError
-from dlcore.base.http_options import is_loopback
+from dlcore.base.http_options import address_of, is_loopback
 from dlcore.ops.cli.context import (
     common_options,
     namespace_endpoint,
@@ -21,7 +21,6 @@ from dlcore.ops.cli.context import (
     wants_json,
 )
 from dlcore.ops.cli.output import show_json
-from dlcore.proxy.config import address_of
 
 if TYPE_CHECKING:
     import ssl

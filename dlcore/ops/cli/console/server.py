@@ -17,7 +17,7 @@ from aiohttp import web
 
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ConfigurationError, DLError
-from dlcore.base.http_options import is_loopback
+from dlcore.base.http_options import address_of, is_loopback
 from dlcore.base.ids import DLSN
 from dlcore.ops.cli.console import entrances
 from dlcore.ops.cli.console.changing import Asked, Changing
@@ -27,7 +27,6 @@ from dlcore.ops.cli.console.guard import POLICY, Guard
 from dlcore.ops.cli.console.looking import Looking
 from dlcore.ops.cli.console.tailing import follow
 from dlcore.ops.cli.times import EpochMs
-from dlcore.proxy.config import address_of
 from dlcore.transport.http_server import HttpBounds, HttpServer, Route
 
 if TYPE_CHECKING:
