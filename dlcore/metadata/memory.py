@@ -18,6 +18,7 @@ import asyncio
 import math
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -40,12 +41,10 @@ from dlcore.metadata.port import (
     require_request_size,
 )
 from dlcore.metadata.session_states import SessionStates
-from dlcore.metadata.tree import Tree, session_token_of
+from dlcore.metadata.tree import Node, Tree, session_token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator, Sequence
-
-    from dlcore.metadata.tree import Node
 
 T = TypeVar("T")
 
@@ -85,7 +84,7 @@ class MemoryTree:
         # Transactions that some server may not have applied.
         self._log: deque[_Transaction] = deque()
         self._applied = 0  # number of transactions
-        self._stores: dict[int, MemoryStore] = {}
+        self._servers: dict[int, _Server] = {}
         self._sessions = 0
 
     def connect(self) -> MemoryStore:
@@ -96,13 +95,13 @@ class MemoryTree:
         """Return every node by path, for checkers that compare it with their own truth."""
         return self._leader.dump()
 
-    def _open_session(self, store: MemoryStore) -> int:
+    def _open_session(self, server: _Server) -> int:
         self._sessions += 1
-        self._stores[self._sessions] = store
+        self._servers[self._sessions] = server
         return self._sessions
 
     def _end_session(self, session: int) -> None:
-        self._stores.pop(session, None)
+        self._servers.pop(session, None)
         self._apply([Delete(path) for path in self._leader.owned_by(session)], session)
 
     def _find(self, path: str) -> Node | None:
@@ -111,22 +110,22 @@ class MemoryTree:
     def _apply(self, ops: Sequence[Op], session: int) -> None:
         changed = self._leader.apply(ops, session)
         if self.lag is None:
-            for store in list(self._stores.values()):
-                store._tell_watchers(changed)
+            for server in list(self._servers.values()):
+                server.watches.tell_of(changed)
             return
         now = asyncio.get_running_loop().time()
         self._log.append(_Transaction(now, tuple(ops), session))
         self._applied += 1
-        for store in list(self._stores.values()):
-            store._expect(changed)
+        for server in list(self._servers.values()):
+            server.expect(changed)
         self._trim()
 
     def _trim(self) -> None:
         """Forget transactions that all servers have applied; make slow servers apply theirs."""
         if len(self._log) > _LOG_MAX:
-            for store in self._stores.values():
-                store._follow()
-        needed = min((store._position for store in self._stores.values()), default=self._applied)
+            for server in self._servers.values():
+                server.follow()
+        needed = min((each.position for each in self._servers.values()), default=self._applied)
         while self._applied - len(self._log) < needed:
             self._log.popleft()
 
@@ -143,12 +142,198 @@ class _Watch:
     is_due: bool = False
 
 
+class _Watches:
+    """The callbacks of one session; each is told once of any number of changes before its turn."""
+
+    def __init__(self, states: SessionStates, later: Callable[[Callable[[], None]], None]) -> None:
+        self._states = states
+        self._later = later
+        self._watches: dict[_Watch, None] = {}
+
+    def __iter__(self) -> Iterator[_Watch]:
+        return iter(list(self._watches))
+
+    def add(self, watch: _Watch) -> Unsubscribe:
+        self._watches[watch] = None
+
+        def unsubscribe() -> None:
+            self._watches.pop(watch, None)
+
+        return unsubscribe
+
+    def clear(self) -> None:
+        self._watches.clear()
+
+    def tell_of(self, changed: Container[str]) -> None:
+        if self._states.now is SessionState.CONNECTED:
+            for watch in self:
+                if watch.path in changed:
+                    self.make_due(watch)
+
+    def make_due(self, watch: _Watch) -> None:
+        if not watch.is_due:
+            watch.is_due = True
+            self._later(lambda: self._tell(watch))
+
+    def _tell(self, watch: _Watch) -> None:
+        watch.is_due = False
+        # Without a connection no change arrives; a reconnection makes every watch due.
+        if watch in self._watches and self._states.now is SessionState.CONNECTED:
+            watch.callback()
+
+
+class _Server:
+    """The server that a session is connected to: a copy of the tree, which follows the leader."""
+
+    def __init__(
+        self, tree: MemoryTree, loop: asyncio.AbstractEventLoop, watches: _Watches
+    ) -> None:
+        self._tree = tree
+        self._loop = loop
+        self.watches = watches
+        self._learning: asyncio.TimerHandle | None = None
+        self.open_session()
+
+    def open_session(self) -> None:
+        tree = self._tree
+        self.session = tree._open_session(self)
+        # The session's start is a transaction, which its server has applied.
+        self.view = tree._leader if tree.lag is None else tree._leader.copy()
+        self.position = tree._applied
+        self._lag_s = 0.0 if tree.lag is None else tree.lag()
+
+    def look(
+        self, paths: Sequence[str], view: Callable[[Node], T], *, fresh: bool = False
+    ) -> list[T | None]:
+        """Return a view of the node of each path, None if there is none."""
+        self.follow(fresh=fresh)
+        nodes = map(self.view.find, paths)
+        return [None if node is None else view(node) for node in nodes]
+
+    def catch_up(self) -> None:
+        """Apply everything that the leader has applied."""
+        self._advance(self._tree._applied)
+
+    def follow(self, *, fresh: bool = False) -> None:
+        """Apply the transactions that are older than the lag, or all."""
+        if fresh:
+            return self.catch_up()
+        now = self._loop.time()
+        new = self._tree._transactions_from(self.position)
+        due = sum(1 for _ in takewhile(lambda each: each.at + self._lag_s <= now, new))
+        return self._advance(self.position + due)
+
+    def _advance(self, position: int) -> None:
+        if self._tree.lag is None or position <= self.position:
+            return
+        fresh = self._tree._transactions_from(self.position)
+        changed: dict[str, None] = {}
+        for each in islice(fresh, position - self.position):
+            changed |= self.view.apply(each.ops, each.session)
+        self.position = position
+        if position == self._tree._applied:
+            self._lag_s = self._tree.lag()
+        self.watches.tell_of(changed)
+
+    def expect(self, changed: Container[str]) -> None:
+        """Apply in time a change that a callback watches for."""
+        if any(watch.path in changed for watch in self.watches):
+            self.learn_later()
+
+    def learn_later(self) -> None:
+        if self._learning is None and self.position < self._tree._applied:
+            first = next(self._tree._transactions_from(self.position))
+            self._learning = self._loop.call_at(first.at + self._lag_s, self._learn)
+
+    def _learn(self) -> None:
+        self._learning = None
+        if self._tree._servers.get(self.session) is self:  # the session still exists
+            self.follow()
+            self.learn_later()
+
+
 @dataclass(slots=True, eq=False)
 class _Request(Generic[T]):
     action: Callable[[], T]
     reply: asyncio.Future[T]
-    is_write: bool
+    catch_up: Callable[[], None] | None
     connection: int
+
+
+class _Connection:
+    """The way of requests to a session's server, and of replies and events back, each in order."""
+
+    def __init__(self, tree: MemoryTree, loop: asyncio.AbstractEventLoop) -> None:
+        self._tree = tree
+        self._loop = loop
+        self._number = 0  # requests on an earlier connection are lost
+        self.lost_replies: list[bool] = []  # for each following write: is it applied?
+        self._in_flight: dict[asyncio.Future[Any], None] = {}
+        self._request_arrives_at = -math.inf
+        self._reply_arrives_at = -math.inf
+
+    def drop(self) -> None:
+        """Fail the requests in flight as unknown; the next ones go over a new connection."""
+        self._number += 1
+        self._request_arrives_at = self._reply_arrives_at = -math.inf
+        for reply in list(self._in_flight):
+            _fail(reply, _connection_lost())
+        self._in_flight.clear()
+
+    def send(
+        self, action: Callable[[], T], *, catch_up: Callable[[], None] | None
+    ) -> asyncio.Future[T]:
+        """Send a request; for a write, `catch_up` makes the server apply it before it answers."""
+        reply: asyncio.Future[T] = self._loop.create_future()
+        self._in_flight[reply] = None
+        request = _Request(action, reply, catch_up, self._number)
+        # A caller that stops waiting does not cancel its request, which still arrives.
+        if self._tree.latency is None:
+            self._arrive(request)
+        else:
+            self._request_arrives_at = self._next_arrival(self._request_arrives_at)
+            self._loop.call_at(self._request_arrives_at, self._arrive, request)
+        return reply
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Act when a message that the server sends now arrives."""
+        if self._tree.latency is None:
+            self._loop.call_soon(action)
+        else:
+            self._reply_arrives_at = self._next_arrival(self._reply_arrives_at)
+            self._loop.call_at(self._reply_arrives_at, action)
+
+    def _next_arrival(self, previous: float) -> float:
+        assert self._tree.latency is not None
+        arrival = self._loop.time() + self._tree.latency()
+        return max(arrival, math.nextafter(previous, math.inf))
+
+    def _arrive(self, request: _Request[Any]) -> None:
+        if request.connection != self._number:
+            return
+        lost = request.catch_up is not None and bool(self.lost_replies)
+        is_applied = self.lost_replies.pop(0) if lost else True
+        error: MetadataError | None = None
+        result: object = None
+        if is_applied:
+            try:
+                result = request.action()
+            except MetadataError as failure:
+                error = failure
+        if lost:
+            error = _connection_lost()
+        elif request.catch_up is not None:
+            request.catch_up()
+        self.later(lambda: self._answer(request, result, error))
+
+    def _answer(self, request: _Request[Any], result: object, error: MetadataError | None) -> None:
+        if request.reply not in self._in_flight:
+            return  # the connection was lost in between
+        del self._in_flight[request.reply]
+        if error is not None:
+            _fail(request.reply, error)
+        elif not request.reply.done():
+            request.reply.set_result(result)
 
 
 class MemoryStore:
@@ -156,27 +341,13 @@ class MemoryStore:
 
     def __init__(self, tree: MemoryTree, loop: asyncio.AbstractEventLoop) -> None:
         self._tree = tree
-        self._loop = loop
-        self._open_session()
         self.figures = StoreFigures()
         self._states = SessionStates(SessionState.CONNECTED, self.figures)
-        self._connection = 0  # requests on an earlier connection are lost
+        self._connection = _Connection(tree, loop)
+        self._watches = _Watches(self._states, self._connection.later)
+        self._server = _Server(tree, loop, self._watches)
         self._is_closed = False
         self._is_expired_unseen = False
-        self._lost_replies: list[bool] = []  # for each following write: is it applied?
-        self._in_flight: dict[asyncio.Future[Any], None] = {}
-        self._request_arrives_at = -math.inf
-        self._reply_arrives_at = -math.inf
-        self._watches: dict[_Watch, None] = {}
-        self._learning: asyncio.TimerHandle | None = None
-
-    def _open_session(self) -> None:
-        tree = self._tree
-        self._session = tree._open_session(self)
-        # The session's start is a transaction, which its server has applied.
-        self._view = tree._leader if tree.lag is None else tree._leader.copy()
-        self._position = tree._applied
-        self._lag_s = 0.0 if tree.lag is None else tree.lag()
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self.session_token} {self._states.now.name}>"
@@ -185,7 +356,7 @@ class MemoryStore:
 
     def lose_next_reply(self, *, applied: bool) -> None:
         """Make the next write raise `MetadataConnectionError`, `applied` or not; calls queue up."""
-        self._lost_replies.append(applied)
+        self._connection.lost_replies.append(applied)
 
     def disconnect(self) -> None:
         """Cut the connection: requests fail as unknown, the session remains at the server."""
@@ -194,7 +365,7 @@ class MemoryStore:
         if self._states.now is SessionState.EXPIRED:
             # Its new session was not open yet, so it still needs one.
             self._is_expired_unseen = True
-        self._drop_connection()
+        self._connection.drop()
         self._states.become(SessionState.SUSPENDED)
 
     def reconnect(self) -> None:
@@ -211,79 +382,47 @@ class MemoryStore:
         """End the session at the server; its ephemeral nodes vanish now."""
         if self._is_closed or self._states.now is SessionState.EXPIRED or self._is_expired_unseen:
             return
-        self._tree._end_session(self._session)
+        self._tree._end_session(self._server.session)
         if self._states.now is SessionState.SUSPENDED:
             self._is_expired_unseen = True
         else:
-            self._drop_connection()
+            self._connection.drop()
             self._begin_new_session()
 
     def _begin_new_session(self) -> None:
         self._states.become(SessionState.EXPIRED)
-        self._later(self._open_new_session)
+        self._connection.later(self._open_new_session)
 
     def _open_new_session(self) -> None:
         if not self._is_closed and self._states.now is SessionState.EXPIRED:
-            self._open_session()
+            self._server.open_session()
             self._set_connected()
 
     def _set_connected(self) -> None:
         self._states.become(SessionState.CONNECTED)
-        for watch in list(self._watches):
-            self._make_due(watch)
-
-    def _drop_connection(self) -> None:
-        self._connection += 1
-        self._request_arrives_at = self._reply_arrives_at = -math.inf
-        for reply in list(self._in_flight):
-            _fail(reply, _connection_lost())
-        self._in_flight.clear()
+        for watch in self._watches:
+            self._watches.make_due(watch)
 
     # MetadataStore
 
     async def get(self, path: str, *, fresh: bool = False) -> Versioned | None:
         """Return the node, or None if there is none."""
-
-        def read() -> Versioned | None:
-            self._follow(fresh=fresh)
-            node = self._view.find(path)
-            return None if node is None else node.versioned()
-
-        return await self._request(read)
+        return (await self.get_many([path], fresh=fresh))[0]
 
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False
     ) -> list[Versioned | None]:
         """Return the node of each path, None if there is none, all from the same moment."""
-        wanted = tuple(paths)
-
-        def read() -> list[Versioned | None]:
-            self._follow(fresh=fresh)
-            nodes = map(self._view.find, wanted)
-            return [None if node is None else node.versioned() for node in nodes]
-
-        return await self._request(read)
+        look = partial(self._server.look, tuple(paths), Node.versioned, fresh=fresh)
+        return await self._request(look)
 
     async def get_children(self, path: str, *, fresh: bool = False) -> list[str] | None:
         """Return the sorted names of the node's children, or None if there is no node."""
-
-        def read() -> list[str] | None:
-            self._follow(fresh=fresh)
-            node = self._view.find(path)
-            return None if node is None else sorted(node.children)
-
-        return await self._request(read)
+        return (await self._request(partial(self._server.look, (path,), _names_in, fresh=fresh)))[0]
 
     async def get_children_many(self, paths: Sequence[str]) -> list[list[str] | None]:
         """Return the sorted names of each node's children, all from the same moment."""
-        wanted = tuple(paths)
-
-        def read() -> list[list[str] | None]:
-            self._follow()
-            nodes = map(self._view.find, wanted)
-            return [None if node is None else sorted(node.children) for node in nodes]
-
-        return await self._request(read)
+        return await self._request(partial(self._server.look, tuple(paths), _names_in))
 
     async def create(
         self, path: str, value: bytes = b"", *, ephemeral: bool = False, make_parents: bool = False
@@ -295,8 +434,8 @@ class MemoryStore:
         def write() -> None:
             if make_parents:
                 missing = self._tree._leader.missing_above(path)
-                self._tree._apply([Create(each) for each in missing], self._session)
-            self._tree._apply([Create(path, value, ephemeral)], self._session)
+                self._tree._apply([Create(each) for each in missing], self._server.session)
+            self._tree._apply([Create(path, value, ephemeral)], self._server.session)
 
         await self._request(write, is_write=True)
 
@@ -306,7 +445,7 @@ class MemoryStore:
         require_request_size([Put(path, value, version)])
 
         def write() -> int:
-            self._tree._apply([Put(path, value, version)], self._session)
+            self._tree._apply([Put(path, value, version)], self._server.session)
             node = self._tree._find(path)
             assert node is not None
             return node.version
@@ -320,11 +459,11 @@ class MemoryStore:
     async def multi(self, ops: Sequence[Op]) -> None:
         """Apply all of `ops` in order, or none; raise the error of the first that fails."""
         require_request_size(frozen := tuple(ops))
-        await self._request(lambda: self._tree._apply(frozen, self._session), is_write=True)
+        await self._request(lambda: self._tree._apply(frozen, self._server.session), is_write=True)
 
     async def sync(self, path: str) -> None:
         """Make all later reads and watches see every write completed before this call."""
-        await self._request(self._catch_up)
+        await self._request(self._server.catch_up)
 
     def watch(
         self, path: str, callback: Callable[[], None], *, children: bool = True
@@ -332,13 +471,9 @@ class MemoryStore:
         """Call `callback` on the loop after `path` or its list of children may have changed."""
         self._require_open()
         watch = _Watch(path, callback)
-        self._watches[watch] = None
-        self._learn_later()
-        self._make_due(watch)
-
-        def unsubscribe() -> None:
-            self._watches.pop(watch, None)
-
+        unsubscribe = self._watches.add(watch)
+        self._server.learn_later()
+        self._watches.make_due(watch)
         return unsubscribe
 
     def on_session(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
@@ -354,17 +489,17 @@ class MemoryStore:
     @property
     def session_token(self) -> str:
         """Text that differs between any two sessions."""
-        return session_token_of(self._session)
+        return session_token_of(self._server.session)
 
     async def aclose(self) -> None:
         """End the session; its ephemeral nodes vanish at once."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._drop_connection()
+        self._connection.drop()
         self._watches.clear()
         self._states.close()
-        self._tree._end_session(self._session)
+        self._tree._end_session(self._server.session)
 
     # Requests and events
 
@@ -374,121 +509,16 @@ class MemoryStore:
             raise _connection_lost()
         if self._states.now is SessionState.EXPIRED:
             raise MetadataSessionExpiredError("the metadata session expired; a new one is opening")
-        reply: asyncio.Future[T] = self._loop.create_future()
-        self._in_flight[reply] = None
-        request = _Request(action, reply, is_write, self._connection)
-        # A caller that stops waiting does not cancel its request, which still arrives.
-        if self._tree.latency is None:
-            self._arrive(request)
-        else:
-            self._request_arrives_at = self._next_arrival(self._request_arrives_at)
-            self._loop.call_at(self._request_arrives_at, self._arrive, request)
-        return await reply
-
-    def _next_arrival(self, previous: float) -> float:
-        assert self._tree.latency is not None
-        arrival = self._loop.time() + self._tree.latency()
-        return max(arrival, math.nextafter(previous, math.inf))
-
-    def _arrive(self, request: _Request[Any]) -> None:
-        if request.connection != self._connection:
-            return
-        lost = request.is_write and bool(self._lost_replies)
-        is_applied = self._lost_replies.pop(0) if lost else True
-        error: MetadataError | None = None
-        result: object = None
-        if is_applied:
-            try:
-                result = request.action()
-            except MetadataError as failure:
-                error = failure
-        if lost:
-            error = _connection_lost()
-        elif request.is_write:
-            self._catch_up()  # the session's server answers after it has applied the write
-        self._later(lambda: self._answer(request, result, error))
-
-    def _answer(self, request: _Request[Any], result: object, error: MetadataError | None) -> None:
-        if request.reply not in self._in_flight:
-            return  # the connection was lost in between
-        del self._in_flight[request.reply]
-        if error is not None:
-            _fail(request.reply, error)
-        elif not request.reply.done():
-            request.reply.set_result(result)
-
-    # The server of this session
-
-    def _catch_up(self) -> None:
-        """Apply everything that the leader has applied."""
-        self._advance(self._tree._applied)
-
-    def _follow(self, *, fresh: bool = False) -> None:
-        """Apply the transactions that are older than the lag, or all."""
-        if fresh:
-            return self._catch_up()
-        now = self._loop.time()
-        new = self._tree._transactions_from(self._position)
-        due = sum(1 for _ in takewhile(lambda each: each.at + self._lag_s <= now, new))
-        return self._advance(self._position + due)
-
-    def _advance(self, position: int) -> None:
-        if self._tree.lag is None or position <= self._position:
-            return
-        fresh = self._tree._transactions_from(self._position)
-        changed: dict[str, None] = {}
-        for each in islice(fresh, position - self._position):
-            changed |= self._view.apply(each.ops, each.session)
-        self._position = position
-        if position == self._tree._applied:
-            self._lag_s = self._tree.lag()
-        self._tell_watchers(changed)
-
-    def _expect(self, changed: Container[str]) -> None:
-        """Make the server apply in time a change that a callback watches for."""
-        if any(watch.path in changed for watch in self._watches):
-            self._learn_later()
-
-    def _learn_later(self) -> None:
-        if self._learning is None and self._position < self._tree._applied:
-            first = next(self._tree._transactions_from(self._position))
-            self._learning = self._loop.call_at(first.at + self._lag_s, self._learn)
-
-    def _learn(self) -> None:
-        self._learning = None
-        if self._tree._stores.get(self._session) is self:  # the session still exists
-            self._follow()
-            self._learn_later()
-
-    # Events
-
-    def _tell_watchers(self, changed: Container[str]) -> None:
-        if self._states.now is SessionState.CONNECTED:
-            for watch in list(self._watches):
-                if watch.path in changed:
-                    self._make_due(watch)
-
-    def _make_due(self, watch: _Watch) -> None:
-        if not watch.is_due:
-            watch.is_due = True
-            self._later(lambda: self._tell(watch))
-
-    def _tell(self, watch: _Watch) -> None:
-        watch.is_due = False
-        # Without a connection no change arrives; a reconnection makes every watch due.
-        if watch in self._watches and self._states.now is SessionState.CONNECTED:
-            watch.callback()
-
-    def _later(self, action: Callable[[], None]) -> None:
-        if self._tree.latency is None:
-            self._loop.call_soon(action)
-        else:
-            self._reply_arrives_at = self._next_arrival(self._reply_arrives_at)
-            self._loop.call_at(self._reply_arrives_at, action)
+        catch_up = self._server.catch_up if is_write else None
+        return await self._connection.send(action, catch_up=catch_up)
 
     def _require_open(self) -> None:
         if self._is_closed:
             raise AlreadyClosedError("the metadata store is closed")
+
+
+def _names_in(node: Node) -> list[str]:
+    return sorted(node.children)
 
 
 def _fail(reply: asyncio.Future[Any], error: MetadataError) -> None:

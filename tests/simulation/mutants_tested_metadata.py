@@ -147,8 +147,8 @@ def a_new_connection_shows_older_data() -> Iterator[None]:
     def elsewhere(self: MemoryStore) -> None:
         from dlcore.metadata.tree import Tree
 
-        self._view = Tree()
-        self._view.apply([], 0)
+        self._server.view = Tree()
+        self._server.view.apply([], 0)
         reconnect(self)
 
     with patch.object(MemoryStore, "reconnect", elsewhere):

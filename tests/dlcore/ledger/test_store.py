@@ -308,7 +308,7 @@ def test_a_store_that_never_answers_ends_in_unknown() -> None:
                 world.store.lose_next_reply(applied=False)
             with pytest.raises(MetadataConnectionError):
                 await call()
-        assert world.store._lost_replies == []
+        assert world.store._connection.lost_replies == []
         assert await world.ledgers.new_ledger_id() == 0
 
     play(scenario)
