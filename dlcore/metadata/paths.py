@@ -47,8 +47,13 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError, InvalidNamespaceUriError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LEDGERS_PER_NODE = 10_000
 _DIGITS_MAX = 19
@@ -135,6 +140,22 @@ class _Below:
         return f"{paths.root}/{self._path}"
 
 
+class _Each:
+    """The path of a name below a path that is the same below each namespace's root."""
+
+    def __init__(self, parent: str, *, is_divided: bool = False) -> None:
+        self._parent = parent
+        self._is_divided = is_divided
+        """Whether the names are divided over `BUCKETS`."""
+
+    def __get__(self, paths: NamespacePaths, _owner: object) -> Callable[[str], str]:
+        return partial(self._path_of, paths.root)
+
+    def _path_of(self, root: str, name: str) -> str:
+        bucket = f"{bucket_of(name)}/" if self._is_divided else ""
+        return f"{root}/{self._parent}/{bucket}{escape(name)}"
+
+
 @dataclass(frozen=True, slots=True)
 class NamespacePaths:
     """Paths below one namespace's root."""
@@ -208,6 +229,43 @@ class NamespacePaths:
     under_replicated = _Below("autorecovery/ledgers")
     """Root of the tree of under-replicated ledgers."""
 
+    bookie_available = _Each("bookies/available")
+    """Registration of a writable bookie."""
+    bookie_readonly = _Each("bookies/readonly")
+    """Registration of a read-only bookie."""
+    cookie = _Each("bookies/cookies")
+    """Cookie of a bookie."""
+    bookie_held = _Each("bookies/held")
+    """Exists while an operator holds the bookie read-only."""
+    garbage_release = _Each("bookies/garbage")
+    """Exists to release the brake of a bookie's garbage collection once."""
+    erasure = _Each("bookies/erasures")
+    """A request to all bookies; below it is the answer of each."""
+    deleted_log = _Each("deleted")
+    """One deleted log."""
+    commit = _Each("commits", is_divided=True)
+    """Commit record of an identity of atomic appends."""
+    staging_of = _Each("staging", is_divided=True)
+    """Parent of the ledgers staged under an identity."""
+    retained_log = _Each("retention", is_divided=True)
+    """A log that has a retention."""
+    upkeep_request = _Each("upkeep/requests", is_divided=True)
+    """A log that asks for upkeep."""
+    upkeep_lock = _Each("upkeep/locks")
+    """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
+    redaction = _Each("upkeep/redactions")
+    """The redaction of a log that is not finished."""
+    tier = _Each("upkeep/tiers")
+    """Says that objects of the cluster are, or were, below a URL."""
+    proxy = _Each("proxies")
+    """Ephemeral node of the proxy at `location`."""
+    troubles_of = _Each("autorecovery/troubles")
+    """Items that the last sweep of a kind left out, if there were any."""
+    staging_owner = _Each("staging-owners")
+    """Ephemeral node of one staging process."""
+    recovery_member = _Each("autorecovery/members")
+    """Ephemeral node of one process of auto-recovery."""
+
     @property
     def buckets(self) -> tuple[str, ...]:
         """All buckets, which are created with the namespace, and keep every list below 1 MB."""
@@ -220,30 +278,6 @@ class NamespacePaths:
             self.upkeep_requests,
         )
         return tuple(f"{above}/{name}" for above in divided for name in BUCKETS)
-
-    def bookie_available(self, name: str) -> str:
-        """Registration of a writable bookie."""
-        return f"{self.bookies_available}/{escape(name)}"
-
-    def bookie_readonly(self, name: str) -> str:
-        """Registration of a read-only bookie."""
-        return f"{self.bookies_readonly}/{escape(name)}"
-
-    def cookie(self, name: str) -> str:
-        """Cookie of a bookie."""
-        return f"{self.cookies}/{escape(name)}"
-
-    def bookie_held(self, name: str) -> str:
-        """Exists while an operator holds the bookie read-only."""
-        return f"{self.root}/bookies/held/{escape(name)}"
-
-    def garbage_release(self, name: str) -> str:
-        """Exists to release the brake of a bookie's garbage collection once."""
-        return f"{self.garbage_releases}/{escape(name)}"
-
-    def erasure(self, token: str) -> str:
-        """A request to all bookies; below it is the answer of each."""
-        return f"{self.erasures}/{escape(token)}"
 
     def erasure_at(self, token: str, name: str) -> str:
         """The answer of a bookie to a request."""
@@ -272,18 +306,6 @@ class NamespacePaths:
         """Paths of one log, which do not depend on its name."""
         return LogPaths(f"{self.heads}/{bucket_of(log_id)}/{escape(log_id)}")
 
-    def deleted_log(self, log_id: str) -> str:
-        """One deleted log."""
-        return f"{self.deleted_logs}/{escape(log_id)}"
-
-    def commit(self, identity: str) -> str:
-        """Commit record of an identity of atomic appends."""
-        return f"{self.commits}/{bucket_of(identity)}/{escape(identity)}"
-
-    def staging_of(self, identity: str) -> str:
-        """Parent of the ledgers staged under an identity."""
-        return f"{self.staging}/{bucket_of(identity)}/{escape(identity)}"
-
     def staging_entry(self, identity: str, ledger_id: int) -> str:
         """Lists a ledger of an identity with extents that may still be committed."""
         return f"{self.staging_of(identity)}/{ledger_id}"
@@ -295,42 +317,6 @@ class NamespacePaths:
     def merged_ledger(self, ledger_id: int) -> str:
         """Lists a ledger of `merged`."""
         return f"{self.merged}/{ledger_id}"
-
-    def staging_owner(self, token: str) -> str:
-        """Ephemeral node of one staging process."""
-        return f"{self.staging_owners}/{token}"
-
-    def retained_log(self, log_id: str) -> str:
-        """A log that has a retention."""
-        return f"{self.retained_logs}/{bucket_of(log_id)}/{escape(log_id)}"
-
-    def upkeep_request(self, log_id: str) -> str:
-        """A log that asks for upkeep."""
-        return f"{self.upkeep_requests}/{bucket_of(log_id)}/{escape(log_id)}"
-
-    def upkeep_lock(self, what: str) -> str:
-        """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
-        return f"{self.upkeep_locks}/{escape(what)}"
-
-    def redaction(self, log_id: str) -> str:
-        """The redaction of a log that is not finished."""
-        return f"{self.redactions}/{escape(log_id)}"
-
-    def tier(self, url: str) -> str:
-        """Says that objects of the cluster are, or were, below a URL."""
-        return f"{self.tiers}/{escape(url)}"
-
-    def proxy(self, location: str) -> str:
-        """Ephemeral node of the proxy at `location`."""
-        return f"{self.proxies}/{escape(location)}"
-
-    def recovery_member(self, token: str) -> str:
-        """Ephemeral node of one process of auto-recovery."""
-        return f"{self.recovery_members}/{token}"
-
-    def troubles_of(self, sweep: str) -> str:
-        """Items that the last sweep of a kind left out, if there were any."""
-        return f"{self.troubles}/{escape(sweep)}"
 
     def under_replicated_ledger(self, ledger_id: int) -> str:
         """Node of one under-replicated ledger; bounded children per node, as for `ledger`."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.config import ENTRY_SIZE_BYTES_MAX
 from dlcore.base.errors import DLError, EntryTooLargeError, LedgerClosedError, NotEnoughBookiesError
+from dlcore.ledger.metadata.values import LedgerState
 from dlcore.ledger.writing.appender import (
     TAKEN,
     Append,
-    AppenderState,
     Fail,
     LedgerClosed,
     Signal,
@@ -95,11 +95,6 @@ class LedgerWriter:
         """Bytes of entries that some bookie of their write set has not answered."""
         return self._appender.pending_bytes
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether every appended entry is acknowledged."""
-        return self._appender.is_idle
-
     def append(self, body: Sequence[BytesLike]) -> asyncio.Future[int]:
         """Append one entry; the future gives its id once it and all before it are acknowledged.
 
@@ -181,7 +176,7 @@ class LedgerWriter:
                 trying.
         """
         lac = self.last_add_confirmed
-        if self._is_closed:
+        if self.metadata.state is LedgerState.CLOSED:
             return
         self._raise_if_failed()
         if lac < 0:
@@ -213,7 +208,7 @@ class LedgerWriter:
             MetadataError: it is unknown whether it is closed.
         """
         async with self._close_lock:
-            if not self._is_closed:
+            if self.metadata.state is not LedgerState.CLOSED:
                 async with self._stopped_if_taken():
                     await self._driver.close(Signal.CLOSE)
                 await self._stop()
@@ -256,10 +251,6 @@ class LedgerWriter:
     async def _stop(self) -> None:
         await self._driver.aclose()
         self._on_end(self)
-
-    @property
-    def _is_closed(self) -> bool:
-        return self._appender.state is AppenderState.CLOSED
 
     @property
     def _is_over(self) -> bool:

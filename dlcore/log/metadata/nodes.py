@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import CorruptMetadataError, LogNotFoundError
 from dlcore.log.metadata.values import LogHead, StagedLedger, StoredSettings, VersionedHead
+from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.port import Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, encode
 
@@ -40,6 +41,13 @@ def settings_of(paths: NamespacePaths, log: LogKey, node: Versioned | None) -> L
         return LogSettings()
     path = paths.log_of(log.log_id).settings
     return decode(StoredSettings, node.value, source=path).settings
+
+
+def schema_of(paths: NamespacePaths, log: LogKey, node: Versioned | None) -> LogSchema:
+    """Return a typed log's schema in a node, or raise `LogNotFoundError`."""
+    if node is None:
+        raise LogNotFoundError(f"log {log.name!r} was deleted")
+    return decode(LogSchema, node.value, source=paths.log_of(log.log_id).schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,21 @@ from dlcore.base.errors import (
 from dlcore.base.features import COLD_SEGMENTS, TIER_SETTINGS
 from dlcore.base.ids import validate_log_name, validate_log_names
 from dlcore.log.metadata.changes import Change, plan_create, plan_settings
-from dlcore.log.metadata.nodes import head_of, settings_of
+from dlcore.log.metadata.nodes import head_of, schema_of, settings_of
 from dlcore.log.metadata.values import (
     LockHolder,
     LogKey,
     LogMetadata,
     VersionedHead,
 )
-from dlcore.log.typed.schema import LogSchema
 from dlcore.metadata.paths import BUCKETS, LogPaths, NamespacePaths, unescape
 from dlcore.metadata.port import CONFLICTS, UNANSWERED, MetadataStore, Put, Versioned
 from dlcore.metadata.stored import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from dlcore.log.typed.schema import LogSchema
 
 _Result = TypeVar("_Result")
 
@@ -274,12 +275,9 @@ class LogStore:
             return [None] * len(logs)
         nodes = await persistently(lambda: self._store.get_many(list(paths.values()), fresh=True))
         found = dict(zip(paths, nodes, strict=True))
-        return [self._schema_of(log, found[log.log_id]) if log.typed else None for log in logs]
-
-    def _schema_of(self, log: LogKey, node: Versioned | None) -> LogSchema:
-        if node is None:
-            raise LogNotFoundError(f"log {log.name!r} was deleted")
-        return decode(LogSchema, node.value, source=self.paths_of(log).schema)
+        return [
+            schema_of(self._paths, log, found[log.log_id]) if log.typed else None for log in logs
+        ]
 
     async def change_schema(
         self, log: LogKey, change: Callable[[LogSchema], LogSchema]
@@ -293,7 +291,7 @@ class LogStore:
         path = self.paths_of(log).schema
         for delay_s in _RETRY_DELAYS_S:
             node = await persistently(lambda: self._store.get(path, fresh=True))
-            known = self._schema_of(log, node)
+            known = schema_of(self._paths, log, node)
             schema = change(known)
             if schema is known:
                 return schema

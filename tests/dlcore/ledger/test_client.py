@@ -32,7 +32,7 @@ def test_write_close_read(quorum: tuple[int, int, int]) -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(quorum_of(*quorum), custom={"log": "clicks"})
         await write(writer, 50)
-        assert writer.is_idle
+        assert writer.last_add_confirmed == writer.last_add_pushed
         metadata = await writer.close()
         assert metadata.state is LedgerState.CLOSED
         assert metadata.last_entry_id == 49
