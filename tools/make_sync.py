@@ -124,7 +124,7 @@ OUTPUTS = (
                 source=("dlcore/api/log.py", "DistributedLogManager"),
                 twin="_manager",
                 omitted=frozenset(
-                    {"aclose", "begin_stream", "get_stream_end", "find_place"}
+                    {"aclose", "get_stream_end", "find_place"}
                     | {"open_writer", "open_stream_writer", "read", "watch_segments"}
                 ),
             ),

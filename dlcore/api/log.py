@@ -201,7 +201,7 @@ class DistributedLogManager(AsyncClosing):
     # Streams of bytes
 
     @abstractmethod
-    async def begin_stream(self) -> tuple[AsyncLogWriter, int]:
+    async def _begin_stream(self) -> tuple[AsyncLogWriter, int]:
         """Return a writer for bytes, and where they end.  Raises: as `open_stream_writer`."""
 
     @abstractmethod
@@ -223,7 +223,7 @@ class DistributedLogManager(AsyncClosing):
 
         Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
         """
-        return AsyncAppendOnlyStreamWriter(*await self.begin_stream())
+        return AsyncAppendOnlyStreamWriter(*await self._begin_stream())
 
     async def open_stream_reader(self, position: int | None = None) -> AsyncAppendOnlyStreamReader:
         """Open a reader of the log's bytes.

@@ -306,7 +306,7 @@ class BufferingWriter(Blocking):
         await self._writer.abort()
 
     def _report_unwritten(self, reason: str) -> None:
-        unwritten = self._writer.describe_unwritten(list(self._outbox))
+        unwritten = self._writer._describe_unwritten(list(self._outbox))
         if unwritten is None:
             return
         logger.error(

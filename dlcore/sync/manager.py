@@ -73,7 +73,7 @@ class DistributedLogManager(LogCalls):
 
         Raises: SchemaMismatchError: the log is typed; and as `open_writer`.
         """
-        opened, position = self._call(self._manager.begin_stream())
+        opened, position = self._call(self._manager._begin_stream())
         return AppendOnlyStreamWriter(self._twin_of(opened), position)
 
     def watch_segments(self) -> Generator[list[LogSegment], None, None]:

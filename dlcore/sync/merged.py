@@ -52,7 +52,7 @@ class MergedReader(Blocking):
         # In two steps, because an interrupt may come after records were gathered and before the
         # result is known.
         self._call(self._reader.gather(count, follow=follow, patience_s=patience_s))
-        return self._reader.take_gathered(count)
+        return self._reader._take_gathered(count)
 
     def records(
         self, *, follow: bool = False, patience_s: float | None = None

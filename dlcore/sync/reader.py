@@ -175,5 +175,5 @@ class LogReader(Blocking):
     def _take(self, **wanted: Unpack[RowsWanted]) -> None:
         # In two steps, because an interrupt may come after rows were gathered and before the result
         # is known.
-        self._call(self._reader.gather_rows(**wanted))
-        self._rows.extend(self._reader.take_gathered())
+        self._call(self._reader._gather_rows(**wanted))
+        self._rows.extend(self._reader._take_gathered())

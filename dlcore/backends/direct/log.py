@@ -234,7 +234,7 @@ class DirectLog(DistributedLogManager):
             raise self._of_another_kind(typed=not typed)
 
     @override
-    async def begin_stream(self) -> tuple[DirectWriter, int]:
+    async def _begin_stream(self) -> tuple[DirectWriter, int]:
         self._require_typed(typed=False)
         writer = await self.open_writer()
         return writer, max(writer.last_txid, 0)

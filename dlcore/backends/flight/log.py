@@ -317,7 +317,7 @@ class FlightLog(DistributedLogManager):
         return await subscriptions.forget(self._calls, self._log, subscriber)
 
     @override
-    async def begin_stream(self) -> tuple[FlightWriter, int]:
+    async def _begin_stream(self) -> tuple[FlightWriter, int]:
         # The writer first: it fences the earlier one, whose bytes would move the end otherwise.
         writer = await self.open_writer(producer=_STREAM_PRODUCER)
         try:

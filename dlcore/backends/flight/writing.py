@@ -118,7 +118,7 @@ class FlightWriter(AsyncLogWriter):
         return self._machine.last_txid
 
     @override
-    def describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
+    def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
         count = self.lost + sum(int(each.num_rows) for each in waiting)
         return counted(count) if count else None
 

@@ -151,10 +151,10 @@ class AsyncMergedReader(AsyncClosing):
             DLError: the error of a log's reader; records read from other logs are kept.
         """
         await self.gather(count, follow=follow, patience_s=patience_s)
-        return self.take_gathered(count)
+        return self._take_gathered(count)
 
     async def gather(self, count: int, *, follow: bool, patience_s: float | None) -> None:
-        """Wait for the records of `read_bulk`, and leave them to `take_gathered`.
+        """Wait for the records of `read_bulk`, and leave them to `_take_gathered`.
 
         For callers that may not get a result though it was there, as one in another thread that is
         interrupted.  Raises: as `read_bulk`.
@@ -174,7 +174,7 @@ class AsyncMergedReader(AsyncClosing):
         """The gathered records; iterating takes from it."""
         return self._ready
 
-    def take_gathered(self, count: int) -> list[MergedRecord]:
+    def _take_gathered(self, count: int) -> list[MergedRecord]:
         """Return up to `count` of the gathered records."""
         taken = list(islice(self._ready, count))
         self._ready = deque(islice(self._ready, count, None))

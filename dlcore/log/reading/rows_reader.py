@@ -251,11 +251,11 @@ class AsyncLogReader(AsyncClosing):
         It waits for `records_min` records, at most `timeout_s`; with `until_caught_up` only until
         every readable one was returned, with `non_blocking` not at all.  Raises: as `read_next`.
         """
-        await self.gather_rows(**wanted)
-        return self.take_gathered()
+        await self._gather_rows(**wanted)
+        return self._take_gathered()
 
-    async def gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
-        """Wait for the rows of `take_rows`, and leave them to `take_gathered`.
+    async def _gather_rows(self, **wanted: Unpack[RowsWanted]) -> None:
+        """Wait for the rows of `take_rows`, and leave them to `_take_gathered`.
 
         For callers that may not get a result though it was there, as one in another thread that is
         interrupted.  Raises: as `read_next`.
@@ -268,7 +268,7 @@ class AsyncLogReader(AsyncClosing):
                 timeout_s=wanted.get("timeout_s"),
             )
 
-    def take_gathered(self) -> list[Rows]:
+    def _take_gathered(self) -> list[Rows]:
         """Return the gathered rows, which belong to the caller then."""
         taken, self._rows = self._rows, deque()
         drop_taken(taken)

@@ -214,7 +214,7 @@ class AsyncLogWriter(AsyncClosing):
         return self.write_batch(rows)
 
     @abstractmethod
-    def describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
+    def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
         """Return a text of the records that are not known to be durable; None: there are none.
 
         `waiting` has batches and results of `fitted` that come after the accepted ones.

@@ -175,7 +175,7 @@ class DirectWriter(AsyncLogWriter):
         return self._machine.lost
 
     @override
-    def describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
+    def _describe_unwritten(self, waiting: Sequence[Any]) -> str | None:
         parts = (Unwritten.of(getattr(each, "batch", each)) for each in waiting)
         unwritten = Unwritten.joined([self.lost, *parts])
         return None if unwritten is None else str(unwritten)

@@ -62,7 +62,7 @@ def test_records_that_are_here_come_before_an_error(portal: Portal) -> None:
     """A bulk that has some keeps the error for the next call."""
     answers: list[Any] = [[lone(0), lone(1), lone(2)]]
 
-    async def gather_rows(**_: object) -> None:
+    async def _gather_rows(**_: object) -> None:
         if not answers:
             raise LedgerReadError("no replica answers")
 
@@ -70,8 +70,8 @@ def test_records_that_are_here_come_before_an_error(portal: Portal) -> None:
         pass
 
     twin: Any = SimpleNamespace(
-        gather_rows=gather_rows,
-        take_gathered=answers.pop,
+        _gather_rows=_gather_rows,
+        _take_gathered=answers.pop,
         is_typed=False,
         aclose=aclose,
         position=DLSN(1, 0, 0),

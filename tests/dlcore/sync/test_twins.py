@@ -39,8 +39,8 @@ OF_ONE_FACE = {
     # Closed by `close` and `aclose`; a thread writes a table itself, a task waits for room.
     *("close", "aclose", "write_table", "submit_table", "submit_batch", "wait_for_capacity"),
     # The blocking twins are made of these: rows and records gathered in bulk, writers at exit.
-    *("gather", "gathered", "gather_rows", "take_gathered", "take_rows", "finish", "config"),
-    *("fitted", "write_fitted", "describe_unwritten", "is_typed", "last_dlsn", "begin_stream"),
+    *("gather", "gathered", "take_rows", "finish", "config"),
+    *("fitted", "write_fitted", "is_typed", "last_dlsn"),
     # For the command and for maintenance, which are async.
     *("clean_staging", "list_staged", "last_version", "find_place", "get_stream_end"),
     # A watch is iterated by `async for`, or listened to by a thread; its names need the loop.
