@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dlcore.base.errors import AlreadyTruncatedError, UnexpectedError
+from dlcore.base.errors import AlreadyTruncatedError, DLError, UnexpectedError
 from dlcore.base.ids import DLSN
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 
@@ -128,6 +128,20 @@ class ReadCursor:
             self.position = DLSN(segment.lssn + 1, 0, 0)
             self._has_delivered = False
         return EndOfStream() if state.head.sealed else WaitForChange()
+
+    def is_at(self, extent: Extent, state: LogState) -> bool:
+        """Return whether the next step is to follow this extent; the position stays."""
+        # An earlier step may still deliver entries below records that were truncated meanwhile.
+        later = self.copy()
+        try:
+            step = later.plan(state)
+        except DLError:
+            return False  # the plan proper raises it
+        return (
+            isinstance(step, FollowExtent)
+            and step.extent.ledger_id == extent.ledger_id
+            and later.position == self.position
+        )
 
     def _is_at_end(self) -> bool:
         return self._end is not None and self.position >= self._end

@@ -244,9 +244,6 @@ class WaitOver(NamedTuple):
     error: DLError | None
 
 
-_DELIVERED = WaitOver(None)
-
-
 @dataclass(frozen=True, slots=True)
 class Open:
     """Effect: open the stream of a final extent, and fetch its first entries."""
@@ -307,37 +304,83 @@ Effect: TypeAlias = (
 class _Wait:
     """The caller's wait, and all that bounds it; times are of the events' clock, in s."""
 
-    def __init__(self, config: LogConfig) -> None:
+    def __init__(self, log: str, config: LogConfig) -> None:
+        self._log = log
         self.is_on = False
-        self.began = 0.0
-        self.timeout_s = config.read_unavailable_timeout_s
+        self._began = 0.0
+        self._timeout_s = config.read_unavailable_timeout_s
         self.idle = IdleWatch(warn_s=config.reader_idle_warn_s, error_s=config.reader_idle_error_s)
-        self.alarm_s = math.inf  # the alarm is kept for later waits: most waits end much sooner
-        self.metadata_lost_at: float | None = None
+        self._alarm_s = math.inf  # the alarm is kept for later waits: most waits end much sooner
+        self._metadata_lost_at: float | None = None
         self.heard_s: float | None = None  # of a followed bookie; None: none is followed
+
+    def begin(self, now: float) -> None:
+        """Note that the caller waits from now on."""
+        self.is_on, self._began = True, now
+        self.idle.waits(now)
+
+    def end(self, error: DLError | None = None) -> list[Effect]:
+        """End the wait, if there is one."""
+        if not self.is_on:
+            return []
+        self.is_on = False
+        return [WaitOver(error)]
 
     def heard(self, heard_s: float) -> None:
         """Note when a followed bookie was last heard, if one is followed."""
         if self.heard_s is not None:
             self.heard_s = heard_s
 
+    def session_changed(self, now: float, *, is_connected: bool) -> None:
+        """Note whether the metadata store answers."""
+        if is_connected:
+            self._metadata_lost_at = None
+        elif self._metadata_lost_at is None:
+            self._metadata_lost_at = now
+
+    def alarmed(self) -> None:
+        """Note that no alarm is set any more."""
+        self._alarm_s = math.inf
+
+    def judge(self, now: float, position: DLSN) -> list[Effect]:
+        """End the wait if it lasted too long; else see that it is judged again in time."""
+        if not self.is_on:
+            return []
+        if now >= self._deadline:
+            return self.end(self._unavailable(now))
+        if now < self.idle.deadline:
+            return self._set_alarm()
+        idle_s = self.idle.idle_s(now)
+        if self.idle.due(now) is IdleStep.LOOK:
+            return [WarnIdle(position, idle_s), *self._set_alarm()]
+        return self.end(
+            ReaderIdleError(f"log {self._log!r}: no record came for {idle_s:.3g} s at {position}")
+        )
+
     @property
-    def deadline(self) -> float:
+    def _deadline(self) -> float:
         """When the cluster has been silent for too long."""
-        since, heard_s = self.metadata_lost_at, self.heard_s
+        since, heard_s = self._metadata_lost_at, self.heard_s
         if since is None or (heard_s is not None and heard_s < since):
             since = heard_s
-        return math.inf if since is None else max(self.began, since) + self.timeout_s
+        return math.inf if since is None else max(self._began, since) + self._timeout_s
 
-    def unavailable(self, name: str, now: float) -> DLError:
+    def _set_alarm(self) -> list[Effect]:
+        at_s = min(self._deadline, self.idle.deadline)
+        if at_s >= self._alarm_s:
+            return []
+        self._alarm_s = at_s
+        return [AlarmAt(at_s)]
+
+    def _unavailable(self, now: float) -> DLError:
         """Return the error that says which part of the cluster was silent."""
-        lost = [] if self.metadata_lost_at is None else ["ZooKeeper"]
-        if self.heard_s is not None and now - self.heard_s >= self.timeout_s:
+        lost = [] if self._metadata_lost_at is None else ["ZooKeeper"]
+        if self.heard_s is not None and now - self.heard_s >= self._timeout_s:
             lost.append("the bookies that it follows")
-        kind = BookieUnavailableError if self.metadata_lost_at is None else MetadataConnectionError
+        kind = BookieUnavailableError if self._metadata_lost_at is None else MetadataConnectionError
         return kind(
-            f"log {name!r}: a reader that waits for records has heard nothing of "
-            f"{' and '.join(lost)} for {self.timeout_s:g} s"
+            f"log {self._log!r}: a reader that waits for records has heard nothing of "
+            f"{' and '.join(lost)} for {self._timeout_s:g} s"
         )
 
 
@@ -372,7 +415,7 @@ class LogTail(Machine[TailState]):
         self._is_learning = False  # `StateRead` comes
         self._is_stale = False  # the segment list may have changed since it was read
         self._lost: tuple[DLError, int] | None = None  # and the version of the segment list
-        self._wait = _Wait(config)
+        self._wait = _Wait(segments.name, config)
 
     def take(self) -> FetchedEntry | None:
         """Take the first buffered entry, if there is one; then say ROOM if `lacks_room`.
@@ -427,7 +470,11 @@ class LogTail(Machine[TailState]):
             case Pushed():
                 return self._deliver(event.frame)
             case Waits():
-                return self._waits(event.now, event.heard_s)
+                self._wait.begin(event.now)
+                if self.entries or self.state in (_ENDED, _FAILED):
+                    return self._wait.end()
+                self._wait.heard(event.heard_s)
+                return self._judge_wait(event.now)
             case Fetched(frames):
                 return self._fetched(frames)
             case Signal.ROOM:
@@ -443,9 +490,9 @@ class LogTail(Machine[TailState]):
                 return []
             case Signal.CLOSE:
                 self._clear()
-                return [*self._end(_CLOSED), *self._end_wait(None)]
+                return [*self._end(_CLOSED), *self._wait.end()]
             case Alarm(now, heard_s):
-                self._wait.alarm_s = math.inf
+                self._wait.alarmed()
                 self._wait.heard(heard_s)
                 return self._judge_wait(now)
             case FollowBegan(now):
@@ -454,7 +501,8 @@ class LogTail(Machine[TailState]):
                 self._wait.heard_s = now  # silence counts from here on
                 return self._judge_wait(now)
             case SessionChanged(is_connected, now):
-                return self._session_changed(now, is_connected=is_connected)
+                self._wait.session_changed(now, is_connected=is_connected)
+                return self._judge_wait(now)
             case StreamFailed(error):
                 return self._stream_failed(error)
             case StateRead(state):
@@ -496,13 +544,13 @@ class LogTail(Machine[TailState]):
                 return [*effects, *self._learn()]
             case WaitForChange():
                 self._become(_CAUGHT_UP)
-                effects += self._end_wait(None)
+                effects += self._wait.end()
                 if not (self._is_stale or self._is_learning):
                     return effects
                 self._become(_LEARNING)
                 return [*effects, *self._learn()]
             case EndOfStream():
-                return [*effects, *self._end(_ENDED), *self._end_wait(None)]
+                return [*effects, *self._end(_ENDED), *self._wait.end()]
             case _:
                 assert_never(step)
 
@@ -529,7 +577,7 @@ class LogTail(Machine[TailState]):
     def _fail(self, error: DLError) -> list[Effect]:
         effects = self._end(_FAILED)
         self.error = error
-        return [*effects, *self._end_wait(None)]
+        return [*effects, *self._wait.end()]
 
     # Entries
 
@@ -607,10 +655,7 @@ class LogTail(Machine[TailState]):
         self.buffered_bytes += frame.body.nbytes
         wait = self._wait
         wait.idle.received()
-        if not wait.is_on:
-            return []
-        wait.is_on = False
-        return [_DELIVERED]
+        return wait.end() if wait.is_on else []
 
     def _skip(self, step: ReadExtent | FollowExtent, error: DLError) -> list[Effect]:
         """Skip the next entry, which is broken, or fail with `error`."""
@@ -678,75 +723,16 @@ class LogTail(Machine[TailState]):
             self._lost = None
             return self._fail(error) if is_same else self._plan()
         assert self.state in (_FOLLOWING, _LEAVING)
-        if not self._is_at_step():
+        assert self._step is not None
+        if not self.cursor.is_at(self._step.extent, state):
             return [*self._stop(), *self._plan()]
         return self._learn() if self._is_stale else []
 
-    def _is_at_step(self) -> bool:
-        # On a copy: the cursor itself must not move past truncated records while an earlier step
-        # still delivers entries.
-        cursor, step = self.cursor.copy(), self._step
-        assert step is not None
-        try:
-            now = cursor.plan(self.segments)
-        except DLError:
-            return False  # the plan proper raises it
-        return (
-            isinstance(now, FollowExtent)
-            and now.extent.ledger_id == step.extent.ledger_id
-            and cursor.position == self.cursor.position
-        )
-
-    # The caller's wait
-
-    def _waits(self, now: float, heard_s: float) -> list[Effect]:
-        wait = self._wait
-        wait.is_on, wait.began = True, now
-        wait.idle.waits(now)
-        if self.entries or self.state in (_ENDED, _FAILED):
-            return self._end_wait(None)
-        wait.heard(heard_s)
-        return self._judge_wait(now)
-
-    def _end_wait(self, error: DLError | None) -> list[Effect]:
-        if not self._wait.is_on:
-            return []
-        self._wait.is_on = False
-        return [WaitOver(error)]
-
     def _judge_wait(self, now: float) -> list[Effect]:
-        """End the wait if it lasted too long; else see that it is judged again in time."""
-        wait = self._wait
-        if not wait.is_on:
-            return []
-        deadline, idle_deadline = wait.deadline, wait.idle.deadline
-        if now >= deadline:
-            return self._end_wait(wait.unavailable(self.segments.name, now))
-        if now < idle_deadline:
-            return self._set_alarm(min(deadline, idle_deadline))
-        idle_s, position = wait.idle.idle_s(now), self.cursor.position
-        if wait.idle.due(now) is IdleStep.LOOK:
-            alarm = self._set_alarm(min(deadline, wait.idle.deadline))
-            return [WarnIdle(position, idle_s), *self._changed(), *alarm]
-        return self._end_wait(
-            ReaderIdleError(
-                f"log {self.segments.name!r}: no record came for {idle_s:.3g} s at {position}"
-            )
-        )
-
-    def _set_alarm(self, at_s: float) -> list[Effect]:
-        if at_s >= self._wait.alarm_s:
-            return []
-        self._wait.alarm_s = at_s
-        return [AlarmAt(at_s)]
-
-    def _session_changed(self, now: float, *, is_connected: bool) -> list[Effect]:
-        wait = self._wait
-        if is_connected:
-            wait.metadata_lost_at = None
-        elif wait.metadata_lost_at is None:
-            wait.metadata_lost_at = now
-        return self._judge_wait(now)
+        effects = self._wait.judge(now, self.cursor.position)
+        if effects and isinstance(effects[0], WarnIdle):
+            effects[1:1] = self._changed()  # the notification of a change may have been lost
+        return effects
 
     def validate(self) -> None:
         """Assert all that holds between two events; tests call it after each."""
