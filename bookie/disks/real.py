@@ -21,7 +21,6 @@ appends go through the page cache, into a file that grows.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import functools
@@ -30,7 +29,6 @@ import mmap
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -61,7 +59,7 @@ from bookie.disks.file_calls import (
 from bookie.disks.port import DiskSpace
 from bookie.disks.recent_bytes import BLOCK_BYTES, RecentBytes, rounded_up
 from bookie.disks.spares import Spares
-from dlcore.base.background import outcome_of
+from bookie.disks.threads import DiskThreads
 from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
@@ -83,7 +81,6 @@ _RECENT_BYTES = 32 * 1024 * 1024
 _ALLOCATE_BYTES = 16 * 1024 * 1024
 """Bytes preallocated at a time: a fifth of a millisecond, once in thousands of commits."""
 _ALLOCATE_SHARE_OF_FREE = 1 / 64
-_READ_THREADS = 4
 _INLINE_BYTES_MAX = 16 * 1024
 """Appends up to this size run on the event loop while the device is quick: two switches between
 threads cost more than the sync itself."""
@@ -177,7 +174,7 @@ class RealFile:
             with device_errors("read", self._path):
                 done = read_cached(self._descriptor, buffers, offset)
                 if done < size:
-                    await self._disk.read_in_thread(self._read_rest, buffers, offset, done)
+                    await self._disk.threads.read(self._read_rest, buffers, offset, done)
         finally:
             self._uses -= 1
             self._close_when_unused()
@@ -210,7 +207,7 @@ class RealFile:
         self._uses += 1
         try:
             with device_errors(action, self._path):
-                await self._disk.write_in_thread(function, *args, **kwargs)
+                await self._disk.threads.write(function, *args, **kwargs)
         finally:
             self._uses -= 1
             self._close_when_unused()
@@ -221,7 +218,7 @@ class RealFile:
             self._recent = recent = self._start_recent(offset)
         end = rounded_up(offset + size)
         if end > self._allocated:
-            self._allocate(end)
+            self._allocated = self._disk.allocate(self._descriptor, self._allocated, end)
         pieces = recent.fill(buffers, offset, size)
         started_s = time.perf_counter()
         if self._direct >= 0 and end <= self._allocated and recent.is_one_piece(offset, size):
@@ -247,13 +244,7 @@ class RealFile:
         block = bytearray(offset % BLOCK_BYTES)
         self._read_rest([memoryview(block)], offset - len(block), 0)
         self._disk.note_appended(self)
-        return RecentBytes(self._disk.take_ring(), block, offset)
-
-    def _allocate(self, end: int) -> None:
-        """Allocate space up to `end` and some ahead.  On a full disk the later write fails."""
-        ahead = self._disk.allocate_bytes()
-        if ahead and self._disk.allocate(self._descriptor, self._allocated, end + ahead):
-            self._allocated = end + ahead
+        return RecentBytes(self._disk.rings.take(), block, offset)
 
     @contextlib.contextmanager
     def _cut_if_full(self) -> Iterator[None]:
@@ -281,7 +272,7 @@ class RealFile:
 
     def _forget_recent(self) -> None:
         if self._recent is not None:
-            self._disk.give_ring(self._recent.ring)
+            self._disk.rings.give(self._recent.ring)
             self._recent = None
 
     def _read_rest(self, buffers: Sequence[memoryview], offset: int, done: int) -> None:
@@ -308,6 +299,22 @@ class RealFile:
             self._disk.forget(self)
 
 
+class _Rings:
+    """Memory for the rings of files.  One is kept, because one file at a time has appends."""
+
+    def __init__(self) -> None:
+        self._free: mmap.mmap | None = None
+
+    def take(self) -> mmap.mmap:
+        """Return memory of whole pages, as direct writes require."""
+        ring, self._free = self._free, None
+        return mmap.mmap(-1, _RECENT_BYTES) if ring is None else ring
+
+    def give(self, ring: mmap.mmap) -> None:
+        """Take memory back."""
+        self._free = self._free or ring
+
+
 class RealDisk:
     """One directory, created if missing and locked against other processes.
 
@@ -318,12 +325,10 @@ class RealDisk:
     def __init__(self, directory: Path) -> None:
         self._directory = Path(directory)
         self._lock = lock_directory(self._directory)
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bookie-disk-write")
-        self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="bookie-disk-read")
+        self.threads = DiskThreads(self._directory)
+        self.rings = _Rings()
         self._files: set[RealFile] = set()
         self._appended: set[RealFile] = set()
-        self._rings: list[mmap.mmap] = []
-        self._is_closed = False
         self._held_bytes = allocated_bytes(self._directory / RESERVE_NAME)
         self.is_quick = False
         """Whether the last append was so fast that a thread is not worth its cost."""
@@ -357,7 +362,7 @@ class RealDisk:
         """Reserve `size_bytes` in all; no more than now if the file system cannot allocate."""
         path = self._directory / RESERVE_NAME
         with device_errors("reserve space in", path):
-            self._held_bytes = await self.write_in_thread(hold, path, size_bytes)
+            self._held_bytes = await self.threads.write(hold, path, size_bytes)
 
     async def release(self, size_bytes: int) -> bool:
         """Release up to `size_bytes` of the reserve for writes; False if the reserve is empty."""
@@ -366,7 +371,7 @@ class RealDisk:
         path = self._directory / RESERVE_NAME
         size = max(0, self._held_bytes - size_bytes)
         with device_errors("release space of", path):
-            await self.write_in_thread(os.truncate, path, size)
+            await self.threads.write(os.truncate, path, size)
         self._held_bytes = size
         return True
 
@@ -387,7 +392,7 @@ class RealDisk:
         if path.exists():
             raise BookieStorageError(f"cannot create {path}: it exists")
         with device_errors("create", path):
-            await self.write_in_thread(self._create, path, content)
+            await self.threads.write(self._create, path, content)
         return self._open(name, size=sum(len(buffer) for buffer in content))
 
     def open(self, name: str) -> RealFile:
@@ -397,58 +402,44 @@ class RealDisk:
     async def delete(self, names: Sequence[str]) -> None:
         """Delete files durably; a missing file is no error."""
         with device_errors("delete files in", self._directory):
-            await self.write_in_thread(self._delete, names)
+            await self.threads.write(self._delete, names)
 
     async def recycle(self, names: Sequence[str]) -> None:
         """Delete files durably, and keep the blocks of some for files that are created later."""
         with device_errors("recycle files in", self._directory):
-            await self.write_in_thread(self._recycle, names)
+            await self.threads.write(self._recycle, names)
 
     async def use_spares(self, *, allowed: bool) -> None:
         """Keep space of recycled files, or delete what is kept."""
         self._spares.allowed = allowed
         if not allowed:
             with device_errors("delete recycled files in", self._directory):
-                await self.write_in_thread(self._spares.delete)
+                await self.threads.write(self._spares.delete)
 
     async def read_file(self, name: str) -> bytes | None:
         """Return a small file's content; None if it does not exist."""
         path = self._directory / name
         with device_errors("read", path):
-            return await self.read_in_thread(read_if_exists, path)
+            return await self.threads.read(read_if_exists, path)
 
     async def write_file(self, name: str, data: bytes) -> None:
         """Set a small file's content atomically and durably."""
         path = self._directory / name
         with device_errors("write", path):
-            await self.write_in_thread(self._place, path, data)
+            await self.threads.write(self._place, path, data)
 
     async def compute(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a long function in a thread."""
-        return await self.read_in_thread(function, *args, **kwargs)
+        return await self.threads.read(function, *args, **kwargs)
 
     async def aclose(self) -> None:
         """Close every file, end the threads and unlock the directory."""
-        if self._is_closed:
+        if self.threads.has_ended:
             return
-        self._is_closed = True
         for file in list(self._files):
             file.close()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._stop_threads)
+        await self.threads.aclose()
         os.close(self._lock)
-
-    async def write_in_thread(
-        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run `function` after all earlier writes; a cancelled caller does not interrupt it."""
-        return await self._run(self._writer, functools.partial(function, *args, **kwargs))
-
-    async def read_in_thread(
-        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """Run `function` in one of several threads."""
-        return await self._run(self._readers, functools.partial(function, *args, **kwargs))
 
     def forget(self, file: RealFile) -> None:
         """Drop a closed file from the list of open ones."""
@@ -459,47 +450,28 @@ class RealDisk:
         """Count the space that the file has preallocated as free."""
         self._appended.add(file)
 
-    def take_ring(self) -> mmap.mmap:
-        """Return memory for the ring of a file; whole pages, as direct writes require."""
-        return self._rings.pop() if self._rings else mmap.mmap(-1, _RECENT_BYTES)
+    def allocate(self, descriptor: int, start: int, end: int) -> int:
+        """Allocate a part of a file and some space behind it, if need be by deleting spares.
 
-    def give_ring(self, ring: mmap.mmap) -> None:
-        """Take back a ring.  One is kept, because one file at a time has appends."""
-        if not self._rings:
-            self._rings.append(ring)
-
-    def allocate_bytes(self) -> int:
-        """Return how many bytes to preallocate: fewer, or none, on a disk that is nearly full."""
+        Returns: the end of what is allocated; `start` if nothing is, and the write allocates.
+        """
         if not self.can_allocate:
-            return 0
+            return start
+        # Fewer bytes ahead, or none, on a disk that is nearly full.
         free_bytes = self.space().free_bytes - self._held_bytes
-        return min(_ALLOCATE_BYTES, int(free_bytes * _ALLOCATE_SHARE_OF_FREE)) & -BLOCK_BYTES
-
-    def allocate(self, descriptor: int, start: int, end: int) -> bool:
-        """Allocate a part of a file, if need be by deleting spares; return whether it worked."""
+        ahead = min(_ALLOCATE_BYTES, int(free_bytes * _ALLOCATE_SHARE_OF_FREE)) & -BLOCK_BYTES
+        if not ahead:
+            return start
         try:
-            self._with_room(functools.partial(fallocate, descriptor, start, end - start))
+            self._with_room(functools.partial(fallocate, descriptor, start, end + ahead - start))
         except OSError:
-            return False  # a limit of the device or the process: the write will report it
-        return True
+            return start  # a limit of the device or the process: the write will report it
+        return end + ahead
 
     def _try_out(self) -> None:
         """Find out what the file system can do; if it is full, it is tried again later."""
         self._found = capabilities(self._directory)
         self.can_allocate, self.is_direct = self._found or (False, False)
-
-    async def _run(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        if self._is_closed:
-            raise BookieStorageError(f"{self._directory} is closed")
-        future = asyncio.get_running_loop().run_in_executor(executor, work)
-        try:
-            return await outcome_of(future)
-        finally:
-            # A cancelled caller waits too: the thread still uses the descriptor and the buffers.
-            while not future.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
-            future.exception()  # else asyncio would log an error that a cancelled caller left
 
     def _open(self, name: str, *, size: int = sys.maxsize) -> RealFile:
         path = self._directory / name
@@ -557,7 +529,3 @@ class RealDisk:
                 raise
             self._spares.delete()
             write()
-
-    def _stop_threads(self) -> None:
-        self._writer.shutdown()
-        self._readers.shutdown()

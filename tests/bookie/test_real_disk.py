@@ -76,7 +76,7 @@ def test_a_cancelled_append_does_not_let_go_of_its_descriptor(tmp_path: Path) ->
         disk = RealDisk(tmp_path)
         file = await disk.create("a", [])
         gate = threading.Event()
-        blocker = asyncio.create_task(disk.write_in_thread(gate.wait))
+        blocker = asyncio.create_task(disk.threads.write(gate.wait))
         append = asyncio.create_task(file.append([b"late"]))
         await asyncio.sleep(0)
         append.cancel()
