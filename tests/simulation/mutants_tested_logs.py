@@ -17,9 +17,9 @@ from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import DirectStagingWriter
 from dlcore.log.writing.append import CompleteSegment, LogAppender, StartSegment, WriterState
+from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
 from dlcore.log.writing.run import Run
-from dlcore.log.writing.writer import DirectWriter
 from dlcore.metadata.port import Put
 from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep import expiry
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.commits import Decision
     from dlcore.log.metadata.values import CommitRecord, LockHolder, VersionedHead
+    from dlcore.log.writing.append import Event
     from dlcore.metadata.port import Op
 
 _CANCELLED = "dlcore/log/test_cancelled_reads.py"
@@ -116,7 +117,7 @@ def a_truncation_takes_the_log_over() -> Iterator[None]:
 def a_seal_deletes_what_another_completed() -> Iterator[None]:
     """It takes a segment that is not open any more for an empty one."""
     ledger_closed = LogAppender._ledger_closed
-    apply = DirectWriter._apply
+    apply = OpenSegment._apply
     closed: list[int] = []
 
     def noting(self: LogAppender[Any], *about: int) -> None:
@@ -124,14 +125,15 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
         if self._segment is not None:
             closed.append(self._segment.ledger_id)
 
-    async def deleting(self: DirectWriter, step: StartSegment | CompleteSegment) -> None:
-        await apply(self, step)
+    async def deleting(self: OpenSegment, step: StartSegment | CompleteSegment) -> Event:
+        event = await apply(self, step)
         if isinstance(step, CompleteSegment) and step.closing is None and closed:
             await self._context.ledgers.delete_ledger(closed.pop())
+        return event
 
     with (
         patch.object(LogAppender, "_ledger_closed", noting),
-        patch.object(DirectWriter, "_apply", deleting),
+        patch.object(OpenSegment, "_apply", deleting),
     ):
         yield
 
@@ -191,7 +193,7 @@ def staging_does_not_wait_for_its_entries() -> Iterator[None]:
 @caught_by("dlcore/log/test_rolling.py::test_a_roll_is_one_metadata_request")
 def rolls_leave_their_ledgers_open() -> Iterator[None]:
     """A segment is completed over a ledger that others take for one that is being written."""
-    with patch.object(DirectWriter, "_closing_ops", lambda _: ()):
+    with patch.object(OpenSegment, "_closing_ops", lambda _: ()):
         yield
 
 

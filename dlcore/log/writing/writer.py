@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -28,9 +26,7 @@ from dlcore.base.ids import DLSN
 from dlcore.log.entries.batcher import parts_of
 from dlcore.log.entries.batches import byte_log_batch
 from dlcore.log.entries.encryption import encryptor_for
-from dlcore.log.metadata.changes import plan_complete, plan_pause, plan_start
 from dlcore.log.reading.snapshot import LogFollower, find_last_dlsn
-from dlcore.log.recovery import recover_log
 from dlcore.log.upkeep.removal import remove_truncated
 from dlcore.log.writing.append import (
     Abort,
@@ -39,10 +35,6 @@ from dlcore.log.writing.append import (
     AppendEntry,
     AwaitCapacity,
     AwaitTurn,
-    Change,
-    CloseLedger,
-    Completed,
-    CompleteSegment,
     Ended,
     Ending,
     EntryDurable,
@@ -50,27 +42,20 @@ from dlcore.log.writing.append import (
     Fail,
     HasCapacity,
     HeadChanged,
-    LedgerClosed,
     LogAppender,
     MayChange,
-    Overtaken,
-    Recovered,
-    RecoverLog,
     Refuse,
     Resumed,
-    SegmentStarted,
-    StartSegment,
     Step,
     Suspended,
 )
 from dlcore.log.writing.left_open import left_open
-from dlcore.log.writing.place import NextPlace
+from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.records_writer import AsyncLogWriter
 from dlcore.log.writing.settings import SettingsFollower
 from dlcore.log.writing.transmit import Unwritten
 from dlcore.log.writing.truncation import first_to_keep, truncate_log
 from dlcore.log.writing.turns_driver import TurnGiver
-from dlcore.metadata.port import CONFLICTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,14 +65,11 @@ if TYPE_CHECKING:
 
     from dlcore.base.config import LogConfig, LogSettings
     from dlcore.base.records import LogRecord
-    from dlcore.ledger.metadata.values import LedgerMetadata
-    from dlcore.ledger.writing.writer import LedgerWriter
     from dlcore.log.context import LogContext
     from dlcore.log.entries.encryption import EntryEncryptor
     from dlcore.log.metadata.values import LogMetadata, VersionedHead
     from dlcore.log.writing.lock import WriterLock
     from dlcore.log.writing.producers import Mark, Producers
-    from dlcore.metadata.port import Op
 
 logger = logging.getLogger(__name__)
 
@@ -112,19 +94,16 @@ class DirectWriter(AsyncLogWriter):
     ) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._log, self._paths = log, context.logs.paths_of(log)
+        self._log = log
         self._lock = lock
         self._config = config
-        self._ledger_metadata = dict(ledger_metadata)
+        self._segment = OpenSegment(context, log, ledger_metadata)
         config = config.with_settings(settings)
         self._machine: LogAppender[asyncio.Future[DLSN]] = LogAppender(
             at, config, producers, self._encryptor(config)
         )
         self._add_record = self._machine.add_record
         self._step: Step | None = None  # the pump performs it next
-        self._ledger: LedgerWriter | None = None  # the ledger of our segment
-        self._closing: tuple[LedgerMetadata, Op] | None = None  # its end, once no entry follows
-        self._next_place = NextPlace(context, log)
         self._changing = asyncio.Lock()  # one change of the log's metadata at a time
         self._wake = asyncio.Event()
         self._is_asleep = False  # the pump waits for `_wake`
@@ -263,9 +242,9 @@ class DirectWriter(AsyncLogWriter):
     @override
     async def commit(self) -> DLSN | None:
         last = await self.flush()
-        if self._ledger is not None:
+        if self._segment.ledger is not None:
             try:
-                await self._ledger.publish_lac()
+                await self._segment.ledger.publish_lac()
             except DLError as error:
                 self._fail(error)
                 raise
@@ -353,9 +332,8 @@ class DirectWriter(AsyncLogWriter):
         self._handle(Abort(WriteCancelledError(f"log {self.log_name!r}: {reason}")))
         self._context.open_objects.discard(self)
         left_open.discard(self)
-        ledger, self._ledger = self._ledger, None
+        ledger = self._segment.let_go()
         self._stop_alarm()
-        self._next_place.close()
         async with AsyncExitStack() as ending:  # each one, even if one before it fails
             if self._lock is not None:
                 ending.push_async_callback(self._lock.release)
@@ -431,17 +409,17 @@ class DirectWriter(AsyncLogWriter):
             change = self._take_step()
             if change is not None:
                 assert not isinstance(change, AwaitCapacity | AwaitTurn)
-                await self._change(change)
+                self._handle(await self._segment.perform(change))
 
     async def _append(self) -> None:
-        assert self._ledger is not None
-        await self._ledger.wait_for_capacity()
+        assert self._segment.ledger is not None
+        await self._segment.ledger.wait_for_capacity()
         self._handle(HasCapacity(self._now_ms()))
 
     def _answered(self, error: DLError | None) -> None:
         if error is None:
-            if self._machine.has_waiting and self._ledger is not None:
-                self._ledger.tell_lac()
+            if self._machine.has_waiting and self._segment.ledger is not None:
+                self._segment.ledger.tell_lac()
             self._handle(EntryDurable())
             # The pump runs right behind the callers that are answered now.  What they write goes at
             # once, and takes the LAC along; later the ledger would have told it in a message.
@@ -449,92 +427,16 @@ class DirectWriter(AsyncLogWriter):
         else:
             self._fail(error)
 
-    async def _change(self, step: Change) -> None:
-        """Perform a step that changes segments; the caller holds `_changing`."""
-        match step:
-            case CloseLedger():
-                assert self._ledger is not None
-                self._closing = await self._ledger.prepare_close()
-                end = self._closing[0]
-                self._handle(LedgerClosed(end.last_entry_id, end.length_bytes, self._now_ms()))
-            case StartSegment() | CompleteSegment():
-                try:
-                    await self._apply(step)
-                except CONFLICTS as error:
-                    logger.info("log=%s changed under its writer: %s", self.log_name, error)
-                    await self._close_ledger()
-                    at = await self._context.logs.read(self._log)
-                    self._handle(Overtaken(at, self._now_ms()))
-            case RecoverLog():
-                at = await recover_log(self._context, step.at)
-                self._handle(Recovered(at, self._now_ms()))
-            case _:
-                assert_never(step)
-
-    async def _apply(self, step: StartSegment | CompleteSegment) -> None:
-        if isinstance(step, StartSegment):
-            await self._start(step)
-            return
-        now_ms, closing = self._context.clock.now_ms(), self._closing_ops()
-        if step.stays:
-            assert step.closing is not None
-            change = plan_pause(self._paths, step.at, closing=step.closing)
-        else:
-            change = plan_complete(
-                self._paths, step.at, now_ms=now_ms, closing=step.closing, seal=step.seal
-            )
-        after = await self._context.logs.apply(replace(change, ops=(*change.ops, *closing)))
-        await self._ledger_was_closed(closing)
-        self._handle(Completed(after, self._now_ms(), ends=step.ends))
-
-    async def _start(self, step: StartSegment) -> None:
-        at, now_ms = step.at, self._context.clock.now_ms()
-        limits, closing = step.limits, self._closing_ops()
-        plan = partial(
-            plan_start, self._paths, at, now_ms=now_ms, closing=step.closing, limits=limits
-        )
-        # One transaction creates the ledger and changes the head: a crash leaves no orphan.
-        ledger = await self._context.ledgers.create_ledger(
-            self._log.quorum,
-            custom={**self._ledger_metadata, "log": at.name, "log_id": at.log.log_id},
-            extra_ops=lambda ledger_id: (*plan(ledger_id=ledger_id).ops, *closing),
-            place=self._next_place.take(),
-        )
-        await self._ledger_was_closed(closing)
-        self._ledger = ledger
-        after = plan(ledger_id=ledger.ledger_id).after
-        self._handle(SegmentStarted(ledger.ledger_id, after, self._now_ms()))
-        lssn = after.head.max_lssn
-        logger.info("started log=%s segment=%d ledger=%d", at.name, lssn, ledger.ledger_id)
-
-    def _closing_ops(self) -> tuple[Op, ...]:
-        return () if self._closing is None else (self._closing[1],)
-
-    async def _ledger_was_closed(self, closing: tuple[Op, ...]) -> None:
-        if closing:
-            assert self._ledger is not None
-            assert self._closing is not None
-            ledger, self._ledger = self._ledger, None
-            (end, _), self._closing = self._closing, None
-            await ledger.was_closed(end)
-
-    async def _close_ledger(self) -> None:
-        """Close the ledger by itself, since another change overtook the one that closes it."""
-        if self._closing is not None:
-            assert self._ledger is not None
-            await self._ledger.close()
-            self._ledger = self._closing = None
-
     # Answers, ownership and failure
 
     def _handle(self, event: Event) -> None:  # noqa: C901 - one case for each kind
         for effect in self._machine.handle(event):
             match effect:
                 case AppendEntry():
-                    assert self._ledger is not None
-                    self._ledger.submit(effect.body, self._answered)
+                    assert self._segment.ledger is not None
+                    self._segment.ledger.submit(effect.body, self._answered)
                     if effect.is_nearly_full:
-                        self._next_place.look()
+                        self._segment.next_place.look()
                 case Acknowledge():
                     lssn, entry_id = effect.lssn, effect.entry_id
                     for slot, future in zip(effect.slots, effect.tickets, strict=True):
