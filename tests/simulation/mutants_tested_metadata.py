@@ -19,6 +19,7 @@ from dlcore.metadata.port import Check
 from dlcore.metadata.sending import Requests
 from dlcore.metadata.watches import Watches
 from dlcore.metadata.zookeeper import ZooKeeperStore
+from dlcore.metadata.zookeeper_session import ZooKeeperSession
 from tests.simulation.tested import caught_by
 
 if TYPE_CHECKING:
@@ -114,15 +115,15 @@ def a_lost_read_is_an_error() -> Iterator[None]:
 @caught_by(f"{_STORE}::test_a_session_that_expires_while_the_store_is_cut_off")
 def an_expiry_is_not_told() -> Iterator[None]:
     """#4879: ephemeral nodes are gone, and nobody makes them again."""
-    on_state = ZooKeeperStore._on_state
+    on_state = ZooKeeperSession._on_state
 
-    def quiet(self: ZooKeeperStore, state: str, token: str, is_dead: bool) -> None:
+    def quiet(self: ZooKeeperSession, state: str, token: str, is_dead: bool) -> None:
         from kazoo.protocol.states import KazooState
 
         if state != KazooState.LOST:
             on_state(self, state, token, is_dead)
 
-    with patch.object(ZooKeeperStore, "_on_state", quiet):
+    with patch.object(ZooKeeperSession, "_on_state", quiet):
         yield
 
 
@@ -130,10 +131,10 @@ def an_expiry_is_not_told() -> Iterator[None]:
 def a_dead_connection_thread_stays_dead() -> Iterator[None]:
     """kazoo's thread may die of an error of its own: the store is cut off for ever."""
 
-    async def nothing(self: ZooKeeperStore) -> None:
+    async def nothing(self: ZooKeeperSession) -> None:
         """Start no other one."""
 
-    with patch.object(ZooKeeperStore, "_revive", nothing):
+    with patch.object(ZooKeeperSession, "_revive", nothing):
         yield
 
 

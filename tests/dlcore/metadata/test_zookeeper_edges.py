@@ -20,7 +20,7 @@ from kazoo.exceptions import RolledBackError, ThrottledOpError
 from kazoo.protocol.states import Callback
 
 from dlcore.base.errors import ConfigurationError, MetadataError
-from dlcore.metadata import zookeeper as adapter
+from dlcore.metadata import zookeeper_session as adapter
 from dlcore.metadata.port import ANY_VERSION, Create, SessionState
 from dlcore.metadata.requests import RemoveWatches, call
 from dlcore.metadata.zookeeper import ZooKeeperStore
@@ -63,7 +63,7 @@ def test_a_session_that_is_being_ended_is_left_alone_at_exit(
             monkeypatch.setattr(store._client, "stop", stop_late)
             closing = asyncio.create_task(store.aclose())
             await until(began.is_set)
-            assert store in adapter._left_open
+            assert store._session in adapter._left_open
             await asyncio.to_thread(adapter._end_sessions)
             goes_on.set()
             await closing
@@ -81,7 +81,7 @@ def test_sessions_that_nobody_closed_end_with_their_process(
             left = await ZooKeeperStore.connect(zookeeper.servers, session_timeout_s=60)
             await other.create(zookeeper_root)
             await left.create(f"{zookeeper_root}/lock", ephemeral=True)
-            kept, adapter._left_open = adapter._left_open, type(adapter._left_open)({left})
+            kept, adapter._left_open = adapter._left_open, type(adapter._left_open)({left._session})
             try:
                 await asyncio.to_thread(adapter._end_sessions)
             finally:
@@ -106,19 +106,22 @@ def test_a_child_leaves_the_sessions_of_its_parent_alone(
     async def scenario() -> None:
         async with connected(zookeeper) as store:
             await store.create(f"{zookeeper_root}", ephemeral=True)
-            kept, adapter._left_open = adapter._left_open, type(adapter._left_open)({store})
+            kept, adapter._left_open = (
+                adapter._left_open,
+                type(adapter._left_open)({store._session}),
+            )
             try:
                 adapter._forget_sessions()
                 assert not adapter._left_open
                 adapter._end_sessions()
             finally:
                 adapter._left_open = kept
-            store._pid -= 1
+            store._session._pid -= 1
             with pytest.raises(
-                ConfigurationError, match=f"opened in process {store._pid} and used"
+                ConfigurationError, match=f"opened in process {store._session._pid} and used"
             ):
                 await store.get(zookeeper_root)
-            store._pid = os.getpid()
+            store._session._pid = os.getpid()
             assert await store.get(zookeeper_root) is not None
 
     run(scenario())
@@ -151,23 +154,23 @@ def test_a_watcher_is_told_once_of_many_changes_and_not_after_it_left(
             told: list[object] = []
             unwatch = store.watch(zookeeper_root, lambda: told.append("changed"))
             for _ in range(3):
-                store._watches._on_change(zookeeper_root)
+                store._session.watches._on_change(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
             assert told == ["changed"]
             forget = store.on_session(told.append)
-            store._watches._on_change(zookeeper_root)
-            store._set_state(SessionState.SUSPENDED)
-            store._watches._arm(zookeeper_root)  # the next connection does it
+            store._session.watches._on_change(zookeeper_root)
+            store._session._set_state(SessionState.SUSPENDED)
+            store._session.watches._arm(zookeeper_root)  # the next connection does it
             assert not store._requests._backlog
-            store._states.now = SessionState.CONNECTED
+            store._session.states.now = SessionState.CONNECTED
             unwatch()
             forget()
-            store._watches._on_change(zookeeper_root)
+            store._session.watches._on_change(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
             assert told == ["changed"]
             failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             failed.set_exception(MetadataError("no such watch"))
-            store._watches._on_armed(zookeeper_root, failed)
+            store._session.watches._on_armed(zookeeper_root, failed)
             assert "a watch is not armed: no such watch" in caplog.text
 
     with caplog.at_level(logging.ERROR):
@@ -201,7 +204,7 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
             def refusing(path: str, watch: Any = None) -> Any:
                 if watch is None or not refusals:
                     return exists(path, watch)
-                answer = store._handler.async_result()
+                answer = store._session._handler.async_result()
                 answer.set_exception(refusals.pop())
                 return answer
 
@@ -209,7 +212,7 @@ def test_a_watch_that_a_server_refuses_is_armed_later(
             for value in (1, 2):
                 await other.put(zookeeper_root, b"%d" % value, version=ANY_VERSION)
                 await until(lambda value=value: value in values)  # type: ignore[misc]
-                await until(lambda: not refusals and store._watches._arming_again is None)
+                await until(lambda: not refusals and store._session.watches._arming_again is None)
                 await until(lambda: not store._requests._outstanding)
             unwatch()
             await asyncio.gather(*tasks)
@@ -312,14 +315,14 @@ def test_a_sync_that_nobody_waits_for_is_not_sent(zookeeper: EmbeddedZooKeeper) 
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:
-            store._set_state(SessionState.SUSPENDED)
+            store._session._set_state(SessionState.SUSPENDED)
             reading = [asyncio.create_task(store.get("/", fresh=True)) for _ in range(2)]
             await until(lambda: len(store._requests._backlog) == 3)
             for task in reading:
                 task.cancel()
             await asyncio.wait(reading)
             assert all(request.reply.cancelled() for request in store._requests._backlog)
-            store._set_state(SessionState.CONNECTED)
+            store._session._set_state(SessionState.CONNECTED)
             store._requests.pump()
             assert not store._requests._outstanding
 
@@ -356,9 +359,9 @@ def test_a_watch_that_nobody_waits_for_is_removed(
             await store.put(zookeeper_root, b"new", version=0)
             await until(lambda: kept == ["changed"] * 2)
             # One that fired is gone, which is what was wanted.
-            store._watches._forget(zookeeper_root)
+            store._session.watches._forget(zookeeper_root)
             await remove_watches(store, zookeeper_root)
-            store._watches._disarm(zookeeper_root)
+            store._session.watches._disarm(zookeeper_root)
             await until(lambda: not store._requests._outstanding)
 
     async def remove_watches(store: ZooKeeperStore, path: str) -> None:
@@ -395,7 +398,7 @@ def test_what_kazoo_tells_after_the_loop_has_ended_is_dropped(
 
     async def scenario() -> None:
         async with connected(zookeeper) as store:
-            loop = store._loop
+            loop = store._session._loop
 
             def refuse(*_asked: object) -> None:
                 raise RuntimeError("planted")
@@ -404,12 +407,12 @@ def test_what_kazoo_tells_after_the_loop_has_ended_is_dropped(
                 ending = SimpleNamespace(
                     call_soon_threadsafe=refuse, is_closed=lambda is_closed=is_closed: is_closed
                 )
-                store._loop = ending  # type: ignore[assignment]
+                store._session._loop = ending  # type: ignore[assignment]
                 if is_closed:
-                    store._post(print)
+                    store._session._post(print)
                 else:
                     with pytest.raises(RuntimeError, match="planted"):
-                        store._post(print)
-            store._loop = loop
+                        store._session._post(print)
+            store._session._loop = loop
 
     run(scenario())

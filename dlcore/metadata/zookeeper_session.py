@@ -1,0 +1,209 @@
+"""A session with ZooKeeper: kazoo's client, the states of the session, and its end.
+
+kazoo has its own threads; `call_soon_threadsafe` passes its callbacks to the event loop, which
+never waits for kazoo.  `sending.py` has how requests reach it, `watches.py` how changes are heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException
+from kazoo.protocol.states import KazooState, KeeperState
+
+from dlcore.base.background import BackgroundTasks, outcome_of, told_to_callers
+from dlcore.base.errors import (
+    AlreadyClosedError,
+    ConfigurationError,
+    MetadataConnectionError,
+)
+from dlcore.metadata.answers import ConnectionHandler, in_thread
+from dlcore.metadata.kazoo_client import client_of
+from dlcore.metadata.kazoo_log import KazooLog
+from dlcore.metadata.port import SessionState, StoreFigures
+from dlcore.metadata.requests import session_token_of
+from dlcore.metadata.sending import Requests
+from dlcore.metadata.session_states import SessionStates
+from dlcore.metadata.watches import Watches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dlcore.access.zookeeper import ZooKeeperAccess
+
+logger = logging.getLogger(__name__)
+
+
+class ZooKeeperSession:
+    """The session of one store: its state, over any number of connections, and its end.
+
+    The store sends by `requests`, and hears of changes by `watches`.
+    """
+
+    def __init__(self, servers: str, *, session_timeout_s: float, access: ZooKeeperAccess) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.token = ""
+        """Text that differs between any two sessions."""
+        self.figures = StoreFigures()
+        self.states = SessionStates(SessionState.SUSPENDED, self.figures)
+        self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._closings = BackgroundTasks(told_to_callers)
+        self._revivals = BackgroundTasks()
+        self._is_stopping = False  # by `aclose`, or at exit in another thread
+        self._is_connected = asyncio.Event()
+        self._kazoo_log = log = KazooLog(self._is_connected.is_set)
+        self.client = client_of(servers, access, log, session_timeout_s=session_timeout_s)
+        self._handler: ConnectionHandler = self.client.handler
+        self._servers = servers
+        self._pid = os.getpid()
+        self.requests = Requests(
+            self.client,
+            self.figures.requests,
+            timeout_s=session_timeout_s,
+            is_connected=self._may_send,
+            require_open=self.require_open,
+            post=self._post,
+        )
+        self.watches = Watches(
+            self.client, self.requests, is_connected=self._may_send, post=self._post
+        )
+        _left_open.add(self)
+
+    def __str__(self) -> str:
+        return f"{self._servers} {self.token} {self.states.now.name}"
+
+    async def open(self, timeout_s: float) -> None:
+        """Wait for the first connection.
+
+        Raises:
+            MetadataConnectionError: no server answered in time, and the session is closed.
+        """
+        try:
+            self.client.add_listener(self._on_kazoo_state)
+            self.client.start_async()
+            async with asyncio.timeout(timeout_s):
+                await self._is_connected.wait()
+        except TimeoutError:
+            await self.aclose()
+            raise MetadataConnectionError(
+                f"no ZooKeeper answers at {self._servers} (waited {timeout_s:g} s)"
+                + self._kazoo_log.explain(tls=self._handler.tls_failure)
+            ) from None
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """End the session; its ephemeral nodes vanish at once."""
+        if self._closing is None:
+            self._is_closed = True
+            self.states.close()
+            self.watches.close()
+            self._closing = self._closings.start(self._close())
+        # A cancelled caller must not leave kazoo's threads behind.
+        await outcome_of(self._closing)
+
+    async def _close(self) -> None:
+        await self._revivals.finish()
+        await in_thread(self._stop_client)
+        _left_open.discard(self)  # not earlier: a child forked meanwhile must forget it
+        self.requests.close()
+
+    def _stop_client(self) -> None:
+        self._is_stopping = True
+        if not self.client.connected:
+            self._handler.give_up()
+        try:
+            self.client.stop()
+            self.client.close()
+        except (KazooException, OSError) as error:
+            # The session ends by its time-out then; the threads are daemons.
+            logger.info("kazoo did not stop cleanly: servers=%s error=%r", self._servers, error)
+
+    def _on_kazoo_state(self, state: str) -> None:
+        # In kazoo's connection thread, so the session id belongs to this state.
+        session = self.client.client_id
+        token = "" if session is None else session_token_of(session[0])
+        is_dead = self.client.client_state == KeeperState.CLOSED
+        self._post(self._on_state, state, token, is_dead)
+
+    def _on_state(self, state: str, token: str, is_dead: bool) -> None:
+        if self._is_closed:
+            return
+        if state == KazooState.CONNECTED:
+            self.token = token
+            self._set_state(SessionState.CONNECTED)
+            self.watches.set_all()
+            self._is_connected.set()
+            self.requests.pump()
+        elif state == KazooState.SUSPENDED:
+            self._set_state(SessionState.SUSPENDED)
+        else:
+            self._set_state(SessionState.EXPIRED)
+            if is_dead and not self._is_stopping:
+                self._revivals.start(self._revive(), name="reviving kazoo")
+
+    async def _revive(self) -> None:
+        logger.error("kazoo's thread died, servers=%s; to do: report this defect", self._servers)
+        await in_thread(self.client.start_async)
+
+    def _set_state(self, state: SessionState) -> None:
+        about = (state.value, self._servers, self.token)
+        if state is SessionState.CONNECTED:
+            logger.info("metadata session: state=%s servers=%s session=%s", *about)
+        else:
+            logger.warning(
+                "metadata session: state=%s servers=%s session=%s; to do: wait, or see to the "
+                "metadata server",
+                *about,
+            )
+        self.states.become(state)
+
+    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # The loop ended without aclose: there is no receiver.
+            if not self._loop.is_closed():
+                raise
+
+    def _may_send(self) -> bool:
+        return self.states.now is SessionState.CONNECTED
+
+    def require_open(self) -> None:
+        """Raise if it is closed, or was opened in another process."""
+        if self._pid != os.getpid():
+            raise ConfigurationError(
+                f"this connection to ZooKeeper was opened in process {self._pid} and used after a "
+                f"fork, in process {os.getpid()}: open the namespace in the process that uses it"
+            )
+        if self._is_closed:
+            raise AlreadyClosedError("the metadata store is closed")
+
+
+_left_open: weakref.WeakSet[ZooKeeperSession] = weakref.WeakSet()
+
+
+def _end_sessions() -> None:
+    """End at exit the sessions that are still open, so that their locks are free at once."""
+    for session in list(_left_open):
+        if not session._is_stopping:  # in a thread whose caller did not wait
+            session._stop_client()
+
+
+def _forget_sessions() -> None:
+    """Leave the sessions to the parent process, also at exit."""
+    for session in list(_left_open):
+        # A thread that is gone here may have held a lock that it would use.
+        atexit.unregister(session.client.handler.stop)
+    _left_open.clear()
+
+
+atexit.register(_end_sessions)
+os.register_at_fork(after_in_child=_forget_sessions)
