@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dlcore.base.errors import ConfigurationError, ObjectStoreError
-from dlcore.log.cold.objects import MemoryObjects, Objects
 from dlcore.log.cold.stores import StoredObjects
+from tests.fixtures.memory_objects import MemoryObjects
 from tests.fixtures.s3 import S3Server, s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dlcore.log.cold.objects import Objects
 
 
 @pytest.fixture(scope="module")

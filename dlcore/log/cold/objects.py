@@ -1,4 +1,4 @@
-"""The port to object stores, and a store in memory.
+"""The port to object stores.
 
 An object is written once, under a URL that nobody used before, and never changed.
 """
@@ -6,8 +6,6 @@ An object is written once, under a URL that nobody used before, and never change
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from dlcore.base.errors import ObjectStoreError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -52,40 +50,3 @@ async def delete_below(objects: Objects, url: str) -> None:
     found = [each.url async for page in objects.list_below(url) for each in page]
     for each in found:
         await objects.delete(each)
-
-
-class MemoryObjects(Objects):
-    """Objects in this process."""
-
-    def __init__(self) -> None:
-        self.stored: dict[str, bytes] = {}
-        self.now_ms = 0
-        self._modified: dict[str, int] = {}
-
-    async def put_new(self, url: str, data: BytesLike) -> None:
-        """Store an object."""
-        if url in self.stored:
-            raise ObjectStoreError(f"{url} exists")
-        self.stored[url] = bytes(data)
-        self._modified[url] = self.now_ms
-
-    async def read(self, url: str, start: int, end: int) -> BytesLike:
-        """Return a part of an object."""
-        data = self.stored.get(url)
-        if data is None or len(data) < end:
-            raise ObjectStoreError(
-                f"{url} does not exist, or has fewer than {end} bytes", is_damaged=True
-            )
-        return data[start:end]
-
-    async def list_below(self, url: str) -> AsyncGenerator[Sequence[ListedObject], None]:
-        """Yield all objects below a URL."""
-        yield [
-            ListedObject(each, len(data), self._modified[each])
-            for each, data in self.stored.items()
-            if each.startswith(f"{url}/")
-        ]
-
-    async def delete(self, url: str) -> None:
-        """Delete an object."""
-        self.stored.pop(url, None)

@@ -12,9 +12,9 @@ from dlcore.base.config import LedgerClientConfig, QuorumConfig
 from dlcore.base.errors import LedgerReadError
 from dlcore.ledger.metadata.values import COLD_LAYOUT, LedgerMetadata, LedgerState, StoredObject
 from dlcore.log.cold import parquet
-from dlcore.log.cold.objects import MemoryObjects
 from dlcore.log.cold.reading import ColdLedgers, here
 from tests.dlcore.log.test_cold_parquet import made
+from tests.fixtures.memory_objects import MemoryObjects
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -19,7 +19,6 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.ledger.metadata.values import LedgerMetadata
 from dlcore.log.cold import parquet, reading
-from dlcore.log.cold.objects import MemoryObjects
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Change
 from dlcore.log.metadata.staged import drop_merged, list_staged, settle
@@ -48,6 +47,7 @@ from tests.dlcore.ops.upkeep.test_merger import (
 from tests.fixtures.encrypted import fixed_keys
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster, read_all
+from tests.fixtures.memory_objects import MemoryObjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
