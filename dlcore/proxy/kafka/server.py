@@ -12,7 +12,7 @@ from dlcore.access.tls_in_use import LOOK_S
 from dlcore.base.background import BackgroundTasks, together
 from dlcore.base.clock import wall_s
 from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
-from dlcore.proxy.config import address_of
+from dlcore.base.http_options import address_of
 from dlcore.proxy.kafka import entrances, messages
 from dlcore.proxy.kafka.calls import ENTRANCE_OF, Calls, Shared
 from dlcore.proxy.kafka.groups import Groups
@@ -84,11 +84,6 @@ class KafkaServer:
         self.address = ""
         """The ``host:port`` that clients connect to; empty before `open`."""
         self._serving: tuple[Shared, Callers, Gatekeeper] | None = None
-
-    @property
-    def connection_count(self) -> int:
-        """How many clients are connected."""
-        return len(self._connections)
 
     async def open(self) -> None:
         """Take the port.

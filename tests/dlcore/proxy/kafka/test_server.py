@@ -412,10 +412,10 @@ def test_clients_are_bounded(
         assert kafka is not None
         async with raw(address) as first, raw(address) as second, raw(address) as third:
             assert await third.is_closed()
-            await until(lambda: kafka.connection_count == 2)
+            await until(lambda: len(kafka._connections) == 2)
             first.writer.write((UNKNOWN_BYTES_MAX + 1).to_bytes(4))
             assert await first.is_closed()
-            await until(lambda: kafka.connection_count == 1)
+            await until(lambda: len(kafka._connections) == 1)
             assert "a request of 65,537 bytes: expected 1 to 65,536" in caplog.text
             monkeypatch.setattr(servers, "_PROOF_S", 0.05)
             async with raw(address) as silent:
