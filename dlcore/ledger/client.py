@@ -255,14 +255,6 @@ class LedgerClient:
             # Log it also if every caller that waited was cancelled.
             logger.info("recovery failed ledger=%d: %s", ledger_id, error)
 
-    async def delete_ledger(self, ledger_id: int) -> None:
-        """Delete the ledger; its bookies drop the entries some time later.
-
-        Raises:
-            LedgerNotFoundError: there is no such ledger.
-        """
-        await self._context().ledger_store.delete(ledger_id)
-
     def forget_free_memory(self) -> None:
         """Release memory that is kept for receiving from bookies and that nothing uses."""
         self._bookies.forget_free_memory()

@@ -107,7 +107,7 @@ async def work(namespace: DirectNamespace, number: int) -> int:
     async for _ in reader.read(0, ENTRIES - 2):
         pass
     await namespace.ledgers.recover_ledger(kept.ledger_id)
-    await namespace.ledgers.delete_ledger(doomed.ledger_id)
+    await namespace.log_context.ledger_store.delete(doomed.ledger_id)
     return kept.ledger_id
 
 

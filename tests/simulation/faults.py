@@ -184,7 +184,7 @@ class Chaos:
         self._world.faults["deletion"] += 1
         self._world.trace.note(janitor.name, "deletes", ledger_id=ledger_id)
         try:
-            await janitor.ledgers.delete_ledger(ledger_id)
+            await janitor.ledgers._context().ledger_store.delete(ledger_id)
         except DLError as error:
             self._world.trace.note(janitor.name, f"{type(error).__name__}: {error}")
 

@@ -128,7 +128,7 @@ def a_seal_deletes_what_another_completed() -> Iterator[None]:
     async def deleting(self: OpenSegment, step: StartSegment | CompleteSegment) -> Event:
         event = await apply(self, step)
         if isinstance(step, CompleteSegment) and step.closing is None and closed:
-            await self._context.ledgers.delete_ledger(closed.pop())
+            await self._context.ledger_store.delete(closed.pop())
         return event
 
     with (

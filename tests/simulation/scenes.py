@@ -104,7 +104,7 @@ class Act:
 
     async def delete(self) -> None:
         """Delete the ledger."""
-        await self.client.ledgers.delete_ledger(self.ledger_id)
+        await self.client.ledgers._context().ledger_store.delete(self.ledger_id)
 
     def new_recoverer(self) -> SimClient:
         """Start a client that is going to take the ledger over."""

@@ -509,14 +509,14 @@ def test_a_deleted_ledger_cannot_change_or_close() -> None:
 
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(quorum_of(3, 3, 3))
-        await cluster.client.delete_ledger(writer.ledger_id)
+        await cluster.client._context().ledger_store.delete(writer.ledger_id)
         cluster.member(writer, 0).stop()
         with pytest.raises(LedgerNotFoundError):
             await writer.append([b"x"])
         with pytest.raises(LedgerNotFoundError):
             await writer.close()
         with pytest.raises(LedgerNotFoundError):
-            await cluster.client.delete_ledger(writer.ledger_id)
+            await cluster.client._context().ledger_store.delete(writer.ledger_id)
 
     run(scenario)
 

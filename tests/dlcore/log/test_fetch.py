@@ -247,7 +247,7 @@ def test_what_is_opened_before_its_turn_may_be_gone(
         config = replace(CONFIG, read_ahead_bytes=1)
         slow = await cluster.namespaces[0].open_log("clicks", config=config)
         ledger_id = (await log.get_log_segments())[2].extents[0].ledger_id
-        await cluster.namespaces[0]._context.ledgers.delete_ledger(ledger_id)
+        await cluster.namespaces[0]._context.ledger_store.delete(ledger_id)
         async with await slow.open_reader() as reader:
             for _ in range(300):
                 await asyncio.sleep(0)

@@ -344,7 +344,7 @@ def test_a_deleted_ledger_leaves_the_list() -> None:
     async def scenario(cluster: Cluster) -> None:
         writer = await cluster.client.create_ledger(QuorumConfig())
         await writer.close()
-        await cluster.client.delete_ledger(writer.ledger_id)
+        await cluster.client._context().ledger_store.delete(writer.ledger_id)
         await publish(cluster, writer.ledger_id, "A")
         async with recovering(cluster):
             await until_none_listed(cluster)
