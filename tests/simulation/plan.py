@@ -138,7 +138,7 @@ _ENCRYPTED_SHARE = 0.25
 _RULES_SHARE = 0.5
 """Of the plans with proxies."""
 _TIER_SHARE = 0.4
-"""Of the plans with logs and without proxies, whose many segments would take too long to tier."""
+"""Of the plans with logs."""
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -154,7 +154,7 @@ def draw_plan(rng: random.Random) -> Plan:
         plan = replace(plan, has_sinks=fate.random() < _SINKS_SHARE)
         plan = replace(plan, is_encrypted=fate.random() < _ENCRYPTED_SHARE)
         plan = replace(plan, has_rules=plan.has_proxies and fate.random() < _RULES_SHARE)
-        plan = replace(plan, has_tier=fate.random() < _TIER_SHARE and not plan.has_proxies)
+        plan = replace(plan, has_tier=fate.random() < _TIER_SHARE)
     return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
 
 

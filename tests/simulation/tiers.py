@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TIERS = ("s3://one/logs", "s3://two/logs")
 _AFTER_S = (0.0, 0.5, 2.0)
 _SEGMENT_BYTES = (300, 1_200)
+_SEGMENT_BYTES_OF_PROXIES = (1_200, 4_000)
+"""Each owner of a log leaves a segment, however small, and owners of proxied logs often change."""
 
 
 class Tiers:
@@ -34,6 +36,8 @@ class Tiers:
         self._rng = logs.world.rng
         self._checkers = logs.world.log_checkers.tiers
         self._after_s = self._rng.choice(_AFTER_S)
+        has_proxies = self._world.plan.has_proxies
+        self._segment_bytes = _SEGMENT_BYTES_OF_PROXIES if has_proxies else _SEGMENT_BYTES
         self._checkers.after_ms = int(self._after_s * 1000)
 
     def settings_of_new(self, settings: LogSettings | None) -> LogSettings:
@@ -42,7 +46,7 @@ class Tiers:
             settings or LogSettings(),
             tier=TIERS[0],
             tier_after_s=self._after_s,
-            segment_bytes_max=self._rng.choice(_SEGMENT_BYTES),
+            segment_bytes_max=self._rng.choice(self._segment_bytes),
         )
 
     async def start(self, setup: LogProcess) -> None:

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _LOGS_AT_ONCE = 32
 _NODES_AT_ONCE = 500
+_BUCKETS_AT_ONCE = 32
 _SEGMENTS_AT_ONCE = 100
 
 
@@ -76,14 +77,17 @@ async def expire_logs(context: LogContext) -> int:
 
 async def listed_logs(context: LogContext) -> AsyncGenerator[list[LogKey], None]:
     """Yield the logs whose settings need visits, many at a time."""
-    for bucket in BUCKETS:
-        parent = f"{context.paths.retained_logs}/{bucket}"
-        names = await persistently(lambda parent=parent: context.store.get_children(parent)) or []  # type: ignore[misc]
-        for start in range(0, len(names), _NODES_AT_ONCE):
-            paths = [f"{parent}/{name}" for name in names[start : start + _NODES_AT_ONCE]]
+    for first in range(0, len(BUCKETS), _BUCKETS_AT_ONCE):
+        buckets = BUCKETS[first : first + _BUCKETS_AT_ONCE]
+        parents = [f"{context.paths.retained_logs}/{bucket}" for bucket in buckets]
+        lists = await persistently(lambda parents=parents: context.store.get_children_many(parents))  # type: ignore[misc]
+        listed = zip(parents, lists, strict=True)
+        found = [f"{parent}/{name}" for parent, names in listed for name in names or ()]
+        for start in range(0, len(found), _NODES_AT_ONCE):
+            paths = found[start : start + _NODES_AT_ONCE]
             nodes = await persistently(lambda paths=paths: context.store.get_many(paths))  # type: ignore[misc]
-            found = zip(paths, nodes, strict=True)
-            yield [listed_log(RetainedLog, path, node) for path, node in found if node is not None]
+            pairs = zip(paths, nodes, strict=True)
+            yield [listed_log(RetainedLog, path, node) for path, node in pairs if node is not None]
 
 
 async def _due(context: LogContext, logs: Sequence[LogKey]) -> list[LogKey]:
