@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.fixtures.lengths",
     "tests.fixtures.examples",  # after what it imports
     "tests.fixtures.zookeeper",
+    "tests.fixtures.iceberg_catalogs",  # after what it imports
     "tests.fixtures.browser",
     "tests.fixtures.proxies",  # after what it imports, as spark
     "tests.fixtures.kafka_proxies",

@@ -44,7 +44,7 @@ _CONNECTOR_PARTS = (
 CONNECTOR_VERSION = os.environ.get("CONNECTOR") or pyspark.__version__
 _DEPENDENCY = """\
     <dependency>
-      <groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
+      <groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>{}
     </dependency>
 """
 _PROJECT = """\
@@ -86,7 +86,8 @@ _START_TIMEOUT_S = 120.0
 def class_path(*coordinates: str, only: tuple[str, ...] = ()) -> str:
     """Return the jars of these artifacts and of what they need, which Maven keeps in its own cache.
 
-    `only` names the artifacts to take of all these.
+    An artifact is `group:name:version`, and `:classifier` where it has one.  `only` names the
+    artifacts to take of all these.
 
     Raises:
         ConfigurationError: Maven is missing, or does not find one.
@@ -99,8 +100,7 @@ def class_path(*coordinates: str, only: tuple[str, ...] = ()) -> str:
         )
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         project, found = Path(folder) / "pom.xml", Path(folder) / "classpath"
-        wanted = (_DEPENDENCY.format(*each.split(":")) for each in coordinates)
-        project.write_text(_PROJECT.format("".join(wanted)))
+        project.write_text(_PROJECT.format("".join(map(_dependency, coordinates))))
         command = [maven, "-q", "-B", "-f", str(project), "dependency:build-classpath"]
         command += ["-DincludeScope=runtime", f"-Dmdep.outputFile={found}"]
         command += [f"-DincludeArtifactIds={','.join(only)}"] if only else []
@@ -112,6 +112,12 @@ def class_path(*coordinates: str, only: tuple[str, ...] = ()) -> str:
                 "for another version of Spark's connector: make bench-peers CONNECTOR=4.2.0"
             )
         return found.read_text().strip()
+
+
+def _dependency(coordinates: str) -> str:
+    group, name, version, *classifier = coordinates.split(":")
+    more = "".join(f"<classifier>{each}</classifier>" for each in classifier)
+    return _DEPENDENCY.format(group, name, version, more)
 
 
 def connector_class_path() -> str:

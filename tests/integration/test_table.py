@@ -25,7 +25,7 @@ from tests.fixtures.http_relay import http_relay
 from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.s3 import s3_server
-from tests.fixtures.table_readers import make_catalog, own_catalog, table_view
+from tests.fixtures.table_readers import own_catalog, table_view
 from tests.fixtures.tier_worker import CONFIG
 
 if TYPE_CHECKING:
@@ -122,11 +122,10 @@ class Logs:
                 assert table.ids() == ids
 
 
-@pytest.fixture(params=["delta", "iceberg"])
-def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give each format of tables, with a catalog for Iceberg, which worker processes use too."""
-    make_catalog(tmp_path / "catalog", monkeypatch)
-    return str(request.param)
+@pytest.fixture
+def kind(table_kind: str) -> str:
+    """Give the setting `table`; worker processes use the same catalog."""
+    return table_kind
 
 
 def snapshots_of(name: str) -> list[int]:

@@ -3,11 +3,15 @@
 It is the one that the library knows as ``dlog``: by its file ``.pyiceberg.yaml``, or by variables
 of the environment as ``PYICEBERG_CATALOG__DLOG__URI``, which may have secrets.  Nothing of it is in
 dlog's metadata, or in the table's.
+
+A REST catalog that does not answer fails a call after a minute, or after `rest.client.timeout-ms`
+of its properties: the library alone would wait for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from contextlib import contextmanager, suppress
@@ -23,7 +27,7 @@ CATALOG = "dlog"
 _REASON_MAX = 300
 _DEFAULT_NAMESPACE = "dlog"
 _opening = threading.Lock()
-_open: dict[tuple[tuple[str, str], ...], Any] = {}
+_open: dict[str, Any] = {}
 """The catalog that is open, by its properties: at most one."""
 
 
@@ -40,23 +44,32 @@ def require_library(url: str) -> None:
         raise ConfigurationError(f"the table in {url}: {error}") from error
 
 
-def configuration(url: str) -> dict[str, str]:
-    """Return the catalog's properties.
+def configuration(url: str) -> dict[str, Any]:
+    """Return the catalog's properties: texts, and for `auth` and `ssl` properties within them.
 
     Raises:
-        ConfigurationError: the library is not installed, or no catalog is named.
+        ConfigurationError: the library is not installed, no catalog is named, or the file that
+            names it cannot be read.
     """
     require_library(url)
     from pyiceberg.utils.config import Config
+    from strictyaml import YAMLError
 
-    found = Config().get_catalog_config(CATALOG) or {}
+    try:
+        found = Config().get_catalog_config(CATALOG) or {}
+    except YAMLError as error:  # whose text has lines of the file
+        mark = getattr(error, "problem_mark", None)
+        raise ConfigurationError(
+            f"the table in {url}: the library's file .pyiceberg.yaml cannot be read"
+            + ("" if mark is None else f", at line {mark.line + 1}")
+        ) from None
     if not found.get("uri") and not found.get("type"):
         raise ConfigurationError(
             f"the table in {url}: there is no catalog {CATALOG} of Iceberg; set "
             "PYICEBERG_CATALOG__DLOG__URI to its address, as sqlite:////folder/catalog.db, "
             "postgresql+psycopg2://host/database or https://host, or name it in .pyiceberg.yaml"
         )
-    return {name: str(value) for name, value in found.items()}
+    return dict(found)
 
 
 def open_catalog(url: str) -> Any:
@@ -71,30 +84,48 @@ def open_catalog(url: str) -> Any:
         from pyiceberg.exceptions import NotInstalledError
 
         try:
-            return _opened(tuple(sorted(properties.items())))
+            return _opened(json.dumps(properties, sort_keys=True, default=str))
         except (NotInstalledError, ValueError) as error:
             # The library repeats an address, which may have a password.
-            reason = str(error).replace(properties.get("uri") or "\0", "its address")
+            reason = str(error).replace(str(properties.get("uri") or "\0"), "its address")
             raise ConfigurationError(f"the catalog of the table in {url}: {reason}") from None
 
 
-def _opened(properties: tuple[tuple[str, str], ...]) -> Any:
-    """Return the catalog with these properties; one with others is closed."""
-    from pyiceberg.catalog import load_catalog
+def _opened(properties: str) -> Any:
+    """Return the catalog with these properties, which are JSON; one with others is closed."""
 
     loading = logging.getLogger("pyiceberg.io")
     if loading.level == logging.NOTSET:
         loading.setLevel(logging.WARNING)  # it tells of each look, five times
     with _opening:
         if properties not in _open:
-            chosen = dict(properties)
+            chosen = json.loads(properties)
             chosen.setdefault("py-io-impl", "dlcore.log.cold.iceberg_io.TierFiles")
-            found = load_catalog(CATALOG, **chosen)
+            found = _made(chosen)
             for other in _open.values():
                 other.close()  # what it is still used for fails, and is done again
             _open.clear()
             _open[properties] = found
         return _open[properties]
+
+
+def _made(properties: dict[str, Any]) -> Any:
+    from pyiceberg.catalog import CatalogType, infer_catalog_type, load_catalog
+
+    kind = properties.get("type")
+    if "py-catalog-impl" in properties or (kind and str(kind).lower() != CatalogType.REST.value):
+        return load_catalog(CATALOG, **properties)
+    if not kind and infer_catalog_type(CATALOG, properties) != CatalogType.REST:
+        return load_catalog(CATALOG, **properties)
+    from dlcore.log.cold.iceberg_rest import BoundedRestCatalog
+
+    return BoundedRestCatalog(CATALOG, **properties)
+
+
+def identifier_of(place: tuple[str, str]) -> tuple[str, ...]:
+    """Return a table's name for the library, of its namespace, whose parts dots join, and name."""
+    namespace, name = place
+    return (*namespace.split("."), name)
 
 
 async def load_table(url: str, place: tuple[str, str]) -> Any:
@@ -112,13 +143,13 @@ def _loaded(url: str, place: tuple[str, str]) -> Any:
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     with told("reading the table", url), suppress(NoSuchTableError, NoSuchNamespaceError):
-        return catalog.load_table(place)
+        return catalog.load_table(identifier_of(place))
     return None
 
 
 def namespace_of(url: str) -> str:
     """Return the catalog's namespace of new tables."""
-    return configuration(url).get("namespace", _DEFAULT_NAMESPACE)
+    return str(configuration(url).get("namespace", _DEFAULT_NAMESPACE))
 
 
 @contextmanager

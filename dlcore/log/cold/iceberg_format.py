@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FOLDER = "metadata"
 FIRST_METADATA = "00000-dlog.metadata.json"
 """The table's first metadata, which is not deleted: it says where the table is in the catalog."""
+REGISTERED_METADATA = "00000-registered.metadata.json"
+"""A copy, which is registered: catalogs delete metadata that newer ones have taken the place of."""
 METADATA_SUFFIX = ".metadata.json"
 TAG = "dlog"
 LOG, POSITION, END, VERSION = "dlog.log", "dlog.position", "dlog.end", "dlog.version"
@@ -73,6 +75,7 @@ _PLAIN = {
 }
 _GROWS = {("int", "long"), ("float", "double")}
 _LIST = re.compile(r"(?P<folder>.*/)snap-\d+-\d+-(?P<commit>[0-9a-f-]{36})\.avro")
+_NOT_IN_PATHS = re.compile(r"[/\\%;]")
 _DECIMAL = re.compile(r"decimal\((\d+), ?(\d+)\)")
 
 
@@ -279,6 +282,11 @@ def first_metadata(
         "snapshot-log": [],
         "metadata-log": [],
     }
+
+
+def table_name(log_name: str) -> str:
+    """Return the name of a log's table: without what servers refuse within a path, encoded too."""
+    return _NOT_IN_PATHS.sub("_", log_name)
 
 
 def require_properties(properties: Mapping[str, str]) -> None:

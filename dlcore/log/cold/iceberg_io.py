@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
-from dlcore.log.cold.iceberg_format import FIRST_METADATA, METADATA_SUFFIX
+from dlcore.log.cold.iceberg_format import METADATA_SUFFIX
 from dlcore.log.cold.stores import sync_file
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ class TierFiles(FileIO):
         return _Output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        """Delete old metadata, but no other file."""
+        """Delete old metadata, which a REST catalog deletes too, but no other file."""
         url = location if isinstance(location, str) else location.location
-        if url.endswith(METADATA_SUFFIX) and not url.endswith(f"/{FIRST_METADATA}"):
+        if url.endswith(METADATA_SUFFIX):
             import obstore
 
-            obstore.delete(*_place(url))
+            with suppress(FileNotFoundError):
+                obstore.delete(*_place(url))
 
 
 class _Input(InputFile):

@@ -1,10 +1,11 @@
 """Iceberg tables of logs, by the library pyiceberg: looked at, made, and changed by single commits.
 
 The table is in the folder of the log, and known to a catalog.  Its first metadata is written by
-dlog and then registered: a table that the library makes by itself gets other field ids than the
-log's objects have.  Each commit is one transaction: files that come and go, the position in the
-snapshot's summary, and the tag.  The catalog makes it only if the current snapshot is the one that
-was seen; it is tried once, and whoever calls looks again before the next.  Calls run in threads.
+dlog, and a copy of it registered: a table that the library makes by itself gets other field ids
+than the log's objects have.  Each commit is one transaction: files that come and go, the position
+in the snapshot's summary, and the tag.  The catalog makes it only if the current snapshot is the
+one that was seen; it is tried once, and whoever calls looks again before the next.  Calls run in
+threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import ObjectStoreError, TableError
 from dlcore.log.cold import iceberg_catalog
-from dlcore.log.cold.iceberg_catalog import told
+from dlcore.log.cold.iceberg_catalog import identifier_of, told
 from dlcore.log.cold.iceberg_format import (
     ANCESTORS_MAX,
     FIRST_METADATA,
@@ -27,6 +28,7 @@ from dlcore.log.cold.iceberg_format import (
     LOG,
     NAME,
     NAMESPACE,
+    REGISTERED_METADATA,
     SNAPSHOTS_KEPT,
     TAG,
     SnapshotSeen,
@@ -38,6 +40,7 @@ from dlcore.log.cold.iceberg_format import (
     require_properties,
     summary_of,
     table_file,
+    table_name,
     version_of,
     with_fields,
     without_floats,
@@ -121,7 +124,7 @@ class IcebergTables:
         """
         async for page in self._objects.list_below(f"{self.url}/{FOLDER}"):
             for each in page:
-                if not each.url.endswith(f"/{FIRST_METADATA}"):
+                if not each.url.endswith((f"/{FIRST_METADATA}", f"/{REGISTERED_METADATA}")):
                     raise TableError(
                         f"the catalog {iceberg_catalog.CATALOG} lacks the table {'.'.join(place)} "
                         f"of {self.url}, which has been there: is it another catalog?  To do: name "
@@ -221,11 +224,12 @@ class IcebergTables:
         namespace = await asyncio.to_thread(iceberg_catalog.namespace_of, self.url)
         first = await self._first()
         if first is None:
-            if await iceberg_catalog.load_table(self.url, (namespace, name)) is not None:
-                raise self._taken((namespace, name))
-            first = await self._write_first((namespace, name), fields)
+            place = (namespace, table_name(name))
+            if await iceberg_catalog.load_table(self.url, place) is not None:
+                raise self._taken(place)
+            first = await self._write_first(place, fields)
         place = (first["properties"][NAMESPACE], first["properties"][NAME])
-        table = await asyncio.to_thread(self._register, place)
+        table = await asyncio.to_thread(self._register, place, json.dumps(first).encode())
         if str(table.metadata.table_uuid) != first["table-uuid"]:
             raise self._taken(place)
         if table.current_snapshot() or missing_fields(_fields_of(table.metadata), fields):
@@ -256,15 +260,22 @@ class IcebergTables:
         await self._objects.put_new(f"{self.url}/{FOLDER}/{FIRST_METADATA}", data)
         return metadata
 
-    def _register(self, place: tuple[str, str]) -> Any:
+    def _register(self, place: tuple[str, str], first: bytes) -> Any:
         catalog = iceberg_catalog.open_catalog(self.url)
+        from obstore.exceptions import AlreadyExistsError
         from pyiceberg.exceptions import TableAlreadyExistsError
 
+        from dlcore.log.cold.iceberg_io import TierFiles
+
+        url = f"{self.url}/{FOLDER}/{REGISTERED_METADATA}"
         with told("making", self.url):
-            catalog.create_namespace_if_not_exists(place[0])
+            with suppress(AlreadyExistsError), TierFiles().new_output(url).create() as copy:
+                copy.write(first)
+            if not catalog.namespace_exists(place[0]):  # who may not make one needs none made
+                catalog.create_namespace_if_not_exists(place[0])
             with suppress(TableAlreadyExistsError):
-                return catalog.register_table(place, f"{self.url}/{FOLDER}/{FIRST_METADATA}")
-            return catalog.load_table(place)
+                return catalog.register_table(identifier_of(place), url)
+            return catalog.load_table(identifier_of(place))
 
     async def add_fields(self, fields: Sequence[Field], position: Place) -> None:
         """Add columns to the table that was seen, or parts of columns, or widen them.

@@ -27,6 +27,7 @@ from dlcore.log.cold.iceberg_format import (
     require_properties,
     summary_of,
     table_file,
+    table_name,
     version_of,
     with_fields,
     without_floats,
@@ -117,6 +118,13 @@ def test_types_that_iceberg_lacks(name: str) -> None:
     """The error names the column and its type."""
     with pytest.raises(UnsupportedError, match=r"column '.*' has the type .*Iceberg tables do not"):
         fields_of(with_ids(REFUSED[name]))
+
+
+def test_names_of_tables() -> None:
+    """They have no part of a path; else they are those of the logs."""
+    assert table_name("team/rides") == "team_rides"
+    assert table_name("a\\b%2F;c") == "a_b_2F_c"
+    assert table_name("fares.2026-ü") == "fares.2026-ü"
 
 
 def test_times_of_a_day_in_microseconds() -> None:

@@ -31,7 +31,7 @@ from tests.fixtures.lateness import run_in_own_time
 from tests.fixtures.lengths import amount
 from tests.fixtures.memory_namespace import MemoryCluster, memory_cluster
 from tests.fixtures.s3 import s3_server
-from tests.fixtures.table_readers import TableView, delete_table, make_catalog, table_view
+from tests.fixtures.table_readers import TableView, delete_table, table_view
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -171,11 +171,10 @@ def on_table(
     run_in_own_time(asyncio.wait_for(run(), TIME_LIMIT_S))
 
 
-@pytest.fixture(params=["delta", "iceberg"])
-def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Give each format of tables, with a catalog for Iceberg."""
-    make_catalog(tmp_path / "catalog", monkeypatch)
-    return str(request.param)
+@pytest.fixture
+def kind(table_kind: str) -> str:
+    """Give the setting `table`."""
+    return table_kind
 
 
 @pytest.mark.parametrize("schema", [RIDES, None], ids=["typed", "bytes"])
