@@ -12,7 +12,7 @@ import binascii
 import json
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dlcore.base.clock import wall_s
 from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
@@ -99,14 +99,31 @@ def token_file(path: str) -> Callable[[], str]:
     return read
 
 
+def user_of(token: str) -> tuple[str, str]:
+    """Return the claims `iss` and `sub` of a JWT, which name its user; empty where it has none.
+
+    Nothing is checked: they are only true of a token that a proxy has accepted.
+    """
+    claims = _claims_of(token)
+    return str(claims.get("iss", "")), str(claims.get("sub", ""))
+
+
 def _expiry_of(token: str) -> float:
     """Return the time in seconds since 1970 when a JWT expires; of another token: never.
 
     The proxy checks it; here it only says when to ask for the next one.
     """
+    try:
+        return float(_claims_of(token)["exp"])
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return float("inf")
+
+
+def _claims_of(token: str) -> dict[str, Any]:
+    """Return the claims of a JWT, not checked; none of another token."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""
     try:
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        return float(claims["exp"])
-    except (binascii.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return float("inf")
+    except (binascii.Error, ValueError, RecursionError):
+        return {}
+    return claims if isinstance(claims, dict) else {}

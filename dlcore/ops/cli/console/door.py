@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from dlcore.backends.flight.bearer import Bearer, user_of
 from dlcore.backends.flight.log import FlightLog
 from dlcore.backends.flight.namespace import open_namespace
 from dlcore.backends.flight.reader import records_of
@@ -139,7 +140,8 @@ class Door:
                 body = await _body_of(request)
                 batch = await asyncio.to_thread(_batch_of, kind, body, schema)
                 try:
-                    last = await manager.append_once(batch, requests.claim_of(key, kind, body))
+                    claim = requests.claim_of(self._user(request), key, kind, body)
+                    last = await manager.append_once(batch, claim)
                 except ProducerFencedError as error:
                     raise ProducerFencedError(
                         f"{requests.KEY} {key!r} belongs to an append of another body: expected "
@@ -205,10 +207,9 @@ class Door:
     @asynccontextmanager
     async def _opened(self, request: web.Request) -> AsyncIterator[DistributedLogManager]:
         """Open the log of a request as its caller."""
-        given, log = requests.token_of(request.headers), request.match_info["log"]
-        is_owner = hmac.compare_digest(given.encode(), self._secret.encode())
+        token, log = self._token_of(request), request.match_info["log"]
         if self._endpoint is None:
-            if not is_owner:
+            if not self._is_owner(request):
                 raise UnauthenticatedError(
                     "only proxies know users, and this console was started without --endpoint: "
                     "expected the secret that it has printed"
@@ -216,10 +217,23 @@ class Door:
             async with await self._namespace.open_log(log) as manager:
                 yield manager
             return
-        token = self._token if is_owner else given
         opening = open_namespace(self._endpoint, patience_s=PATIENCE_S, tls=self._tls, token=token)
         async with await opening as namespace, await namespace.open_log(log) as manager:
             yield manager
+
+    def _is_owner(self, request: web.Request) -> bool:
+        """Return whether a request has the console's secret."""
+        given = requests.token_of(request.headers)
+        return hmac.compare_digest(given.encode(), self._secret.encode())
+
+    def _token_of(self, request: web.Request) -> Token | None:
+        """Return what the proxies are sent for a request."""
+        return self._token if self._is_owner(request) else requests.token_of(request.headers)
+
+    def _user(self, request: web.Request) -> tuple[str, str]:
+        """Return whose the keys of a request are, which proxies have accepted."""
+        token = self._token_of(request)
+        return ("", "") if token is None else user_of(Bearer(token).token())
 
     @contextmanager
     def _counted(self, kind: str, count_max: int) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Requests of the HTTP door, read from their headers, query and body; no I/O.
 
-An append has a key.  The claim of a producer is made of the key and the body alone.  By it the log
-knows a repeated append, whichever console it comes through, and whichever proxy owns the log then.
+An append has a key, which is its user's.  The claim of a producer is made of the user, the key and
+the body alone.  By it the log knows a repeated append, whichever console it comes through, and
+whichever proxy owns the log then.
 """
 
 from __future__ import annotations
@@ -103,9 +104,13 @@ def require_size(size_bytes: int | None) -> None:
         )
 
 
-def claim_of(key: str, kind: str, body: bytes) -> Claim:
-    """Return the claim of an append: its producer is named by the key, its token by the body."""
-    name = hashlib.blake2b(key.encode(), digest_size=16).digest()
+def claim_of(user: tuple[str, str], key: str, kind: str, body: bytes) -> Claim:
+    """Return the claim of an append.
+
+    Its producer is named by the key and the user, an issuer and a name that is unique there; its
+    token by the body.
+    """
+    name = hashlib.blake2b(msgspec.json.encode([*user, key]), digest_size=16).digest()
     token = hashlib.blake2b(kind.encode() + b"\n" + body, digest_size=TOKEN_BYTES).digest()
     text = base64.urlsafe_b64encode(name).decode().rstrip("=")
     return Claim(name=f"{GENERATED_PREFIX}http-{text}", epoch=1, base=0, token=token)

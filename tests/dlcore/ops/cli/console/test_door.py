@@ -312,6 +312,34 @@ def issuer() -> Issuer:
     return Issuer()
 
 
+def test_users_have_keys_of_their_own(tmp_path: Path, issuer: Issuer) -> None:
+    """Two that choose the same one do not meet; a user's holds for every token of it."""
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start(**issuer.trusted_in(tmp_path))
+        await proxies.cluster.namespaces[0].change_access_rules(
+            add=[
+                f"allow user:{user} {right} namespace"
+                for user in ("ann", "ben")
+                for right in ("append", "read")
+            ]
+        )
+        async with door_of(proxies, token=lambda: issuer.token("ann")) as caller:
+            of_ann = await caller.append(b"1", token=issuer.token("ann"))
+            of_ben = await caller.append(b"2", token=issuer.token("ben"))
+            assert (of_ann[0], of_ben[0]) == (200, 200)
+            also = await caller.append(b"1", "same", token=issuer.token("ann"))
+            assert (await caller.append(b"1", "same", token=issuer.token("ben")))[1] != also[1]
+            # The console was started by ann: its secret is one more token of hers.
+            for token in (None, issuer.token("ann", lasts_s=900.0)):
+                assert await caller.append(b"1", token=token) == of_ann
+            assert (await caller.append(b"2", token=issuer.token("ann")))[0] == 409
+            _, found = await caller.read()
+            assert [each["value"] for each in found] == ["1", "2", "1", "1"]
+
+    with_proxies("clicks")(scenario)
+
+
 def test_rights_are_those_of_the_token(tmp_path: Path, issuer: Issuer) -> None:
     """And with the console's secret those of the user who started it."""
 

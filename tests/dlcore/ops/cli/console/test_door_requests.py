@@ -64,15 +64,21 @@ def test_keys() -> None:
 
 
 def test_claims() -> None:
-    """The same key and body give the same claim; another body another token, and no other name."""
-    claim = claim_of("k", "application/json", b"{}")
-    assert claim == claim_of("k", "application/json", b"{}")
+    """One key and body of a user give one claim; another body another token, and no other name."""
+    user = ("https://issuer", "u")
+    claim = claim_of(user, "k", "application/json", b"{}")
+    assert claim == claim_of(user, "k", "application/json", b"{}")
     assert (claim.epoch, claim.base) == (1, 0)
     assert claim.name.startswith("_http-")
-    for other in (claim_of("k", "application/json", b"[]"), claim_of("k", "text", b"{}")):
+    for other in (
+        claim_of(user, "k", "application/json", b"[]"),
+        claim_of(user, "k", "text", b"{}"),
+    ):
         assert other.name == claim.name
         assert other.token != claim.token
-    assert claim_of("K", "application/json", b"{}").name != claim.name
+    assert claim_of(user, "K", "application/json", b"{}").name != claim.name
+    for another in (("https://issuer", "v"), ("https://another", "u"), ("", "")):
+        assert claim_of(another, "k", "application/json", b"{}").name != claim.name
 
 
 def test_sizes() -> None:
