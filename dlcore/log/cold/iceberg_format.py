@@ -52,6 +52,8 @@ _PROPERTIES = {
     **_REQUIRED,
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "20",
+    # Each twentieth commit writes the newest files' manifest again, which is smaller than this.
+    "commit.manifest.target-size-bytes": str(2**18),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     # For programs that others let loose on the table: they keep what dlog keeps, and files.

@@ -45,6 +45,7 @@ from dlcore.log.cold.iceberg_format import (
     with_fields,
     without_floats,
 )
+from dlcore.log.cold.manifests_read import ManifestsRead
 from dlcore.log.cold.objects import delete_below
 from dlcore.log.cold.table_format import TableSeen, require_reached
 
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
     from dlcore.log.cold.table_format import AddedFile, Field, Place, TableFile
 
 _BEGINNING: Place = (1, 0)
+_FILES_KEPT_MAX = 600_000
+"""Files whose manifests are not read again: 200 MB, a year of one a minute."""
+_manifests_read = ManifestsRead(files_max=_FILES_KEPT_MAX)
 
 
 class _Seen(NamedTuple):
@@ -80,7 +84,7 @@ class IcebergTables:
         self._objects = objects
         self._snapshots_kept = snapshots_kept
         self._table: Any = None  # as it was seen last
-        self._files: dict[str, Any] = {}  # of it, by their names
+        self._manifests: list[tuple[str, tuple[TableFile, ...]]] = []  # of it, with their files
         self._seen_last = _Seen(_BEGINNING, 0)
 
     async def look(self) -> TableSeen | None:
@@ -137,18 +141,7 @@ class IcebergTables:
         require_properties(metadata.properties)
         current = metadata.current_snapshot()
         with told("reading the files of", self.url):
-            found = [] if current is None else list(self._data_files(table, current))
-        names = [
-            table_file(
-                self.url,
-                each.file_path,
-                each.file_size_in_bytes,
-                each.record_count,
-                each.upper_bounds,
-            )
-            for each in found
-        ]
-        self._files = {name.name: each for name, each in zip(names, found, strict=True)}
+            self._manifests = [] if current is None else list(self._held(table, current))
         newest = newest_in(_ancestors(metadata), _tagged(metadata), self._app_id)
         position = None if newest is None else position_of(newest, self._app_id)
         if position is None and current is None and metadata.properties.get(LOG) == self._app_id:
@@ -160,10 +153,11 @@ class IcebergTables:
             position=position,
             description=metadata.properties.get("comment", ""),
             fields=_fields_of(metadata),
-            files=tuple(names),
+            files=tuple(itertools.chain.from_iterable(files for _, files in self._manifests)),
         )
 
-    def _data_files(self, table: Any, snapshot: Any) -> Iterator[Any]:
+    def _held(self, table: Any, snapshot: Any) -> Iterator[tuple[str, tuple[TableFile, ...]]]:
+        """Yield the manifests of a snapshot with the files that they name."""
         from pyiceberg.manifest import ManifestContent
 
         for manifest in snapshot.manifests(table.io):
@@ -172,8 +166,21 @@ class IcebergTables:
                     f"the table in {self.url} has files that delete rows of others: another "
                     f"program changed it; to do: go back to the snapshot with the tag {TAG}"
                 )
-            for entry in manifest.fetch_manifest_entry(table.io):
-                yield entry.data_file
+            files = _manifests_read.get(manifest.manifest_path)
+            if files is None:
+                entries = manifest.fetch_manifest_entry(table.io)
+                files = tuple(self._table_file(each.data_file) for each in entries)
+                _manifests_read.put(manifest.manifest_path, files)
+            yield manifest.manifest_path, files
+
+    def _table_file(self, found: Any) -> TableFile:
+        return table_file(
+            self.url,
+            found.file_path,
+            found.file_size_in_bytes,
+            found.record_count,
+            found.upper_bounds,
+        )
 
     # Versions
 
@@ -363,16 +370,35 @@ class IcebergTables:
         summary: dict[str, str],
     ) -> int:
         """Let a transaction have a snapshot that changes files; return its number."""
-        from pyiceberg.expressions import AlwaysTrue
-
+        names = {each.name for each in removes}
+        holding = {
+            path for path, files in self._manifests if any(each.name in names for each in files)
+        }
         snapshot = transaction.update_snapshot(snapshot_properties=summary).overwrite()
         for added in adds:
             snapshot.append_data_file(self._data_file(self._table.metadata, added))
         for removed in removes:
-            snapshot.delete_data_file(self._files[removed.name])
-        snapshot.delete_by_predicate(AlwaysTrue())  # any manifest may have them
+            snapshot.delete_data_file(self._removed_file(removed))
+        # By partitions, which there are none of, the library would read every manifest, twice.
+        snapshot._build_manifest_evaluator = lambda _: lambda each: each.manifest_path in holding
         snapshot.commit()
         return int(snapshot.snapshot_id)
+
+    def _removed_file(self, removed: TableFile) -> Any:
+        """Return a file as far as the library needs it to remove it, and to sum up."""
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+        from pyiceberg.typedef import Record
+
+        found = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{self.url}/{removed.name}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=removed.records,
+            file_size_in_bytes=removed.size_bytes,
+        )
+        found.spec_id = self._table.metadata.default_spec_id
+        return found
 
     def _data_file(self, metadata: Any, added: AddedFile) -> Any:
         from pyiceberg.io.pyarrow import (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from dlcore.base.errors import (
 )
 from dlcore.base.ids import DLSN
 from dlcore.log.cold.iceberg_format import FIRST_METADATA, REGISTERED_METADATA, merged_away
+from dlcore.log.cold.iceberg_io import TierFiles
 from dlcore.log.cold.iceberg_tables import IcebergTables
 from dlcore.ops.upkeep.table_status import TableReader
 from tests.dlcore.ops.upkeep.test_table_keeper import RIDES, TableScene, on_table, remove, sweep
@@ -340,6 +343,36 @@ def test_old_snapshots_go_with_what_only_they_had(
         assert len([each for each in names if each.endswith(".json")]) <= 22
 
     on_iceberg(tmp_path, body)
+
+
+def test_a_manifest_is_read_once_and_by_removals_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the cost of a commit does not grow with the files that stay."""
+    read: Counter[str] = Counter()
+    real = TierFiles.new_input
+
+    def counted(files: TierFiles, location: str) -> Any:
+        read[location] += bool(re.search(r"-m\d+\.avro$", location))
+        return real(files, location)
+
+    async def body(scene: TableScene) -> None:
+        for _ in range(8):
+            await scene.write(rows=1)
+            scene.start_worker()
+            await scene.follow()
+        assert len(+read) == 8
+        assert set((+read).values()) == {1}
+        await scene.log.truncate(DLSN(3, 0, 0))
+        await remove(scene)
+        read.clear()
+        await scene.follow()
+        await scene.check(first=2)
+        assert 2 <= len(+read) <= 4  # those of two files, and what says that they are gone
+
+    with monkeypatch.context() as counting:
+        counting.setattr(TierFiles, "new_input", counted)
+        on_iceberg(tmp_path, body)
 
 
 def merged_by(table: Any, snapshot: Any) -> list[str]:
