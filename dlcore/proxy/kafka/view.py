@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from dlcore.base.config import MIB
 from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.typed.arrow import schema_of
 from dlcore.log.typed.json_values import json_rows
 from dlcore.proxy.kafka.batches import batch_of, headers_of, with_headers
 from dlcore.proxy.kafka.records import HEADERS
+from dlcore.proxy.reading.rows import row_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
     from dlcore.log.reading.rows import StoredRows
     from dlcore.log.typed.schema import LogSchema
 
+_TOLD_BYTES = 40
+"""About so much the headers `dlsn` and `txid` of a record take."""
 _PARTS = {"key": pa.binary(), "value": pa.binary()}
-BATCH_BYTES = 512 * 1024
-"""Entries go together in a batch up to this size, so that clients find batches of what they ask."""
+BATCH_BYTES = MIB
+"""Entries go together in a batch up to this size: so much of a topic a client asks for at once, if
+nobody told it otherwise.  A message for one reader is one batch, and so one answer: while a client
+takes it, the next message is made."""
 
 
 class RecordView:
@@ -50,6 +56,10 @@ class RecordView:
         self._is_keyed = own is not None and is_keyed(own)
         self._is_arrow = is_arrow
         self._has_headers = has_headers
+        self.part_bytes = BATCH_BYTES
+        # What rows of bytes take beside their values is as much in an entry as in a batch.
+        own_bytes = 0 if own is None or self._is_keyed else row_bytes_of(log)
+        self.row_bytes = own_bytes + _TOLD_BYTES * has_headers
         # No view of Flight has this: readers of equal schemas share what was made.
         made = f"{'arrow' if is_arrow else 'json'} {has_headers}".encode()
         columns = pa.schema([]) if self._typed is None else self._typed.schema
@@ -62,11 +72,12 @@ class RecordView:
         together: list[StoredRows] = []
         size_bytes = 0
         for each in entries:
-            together.append(each)
-            size_bytes += each.batch.nbytes
-            if size_bytes >= BATCH_BYTES:
+            added_bytes = each.batch.nbytes + each.batch.num_rows * self.row_bytes
+            if together and size_bytes + added_bytes > BATCH_BYTES:
                 found += self._batch(together)
                 together, size_bytes = [], 0
+            together.append(each)
+            size_bytes += added_bytes
         if together:
             found += self._batch(together)
         return b"".join(found)

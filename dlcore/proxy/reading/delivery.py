@@ -22,7 +22,7 @@ from dlcore.base.metrics import Durations
 from dlcore.base.places import Places
 from dlcore.proxy.reading.awaited import first_not_less
 from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
-from dlcore.proxy.reading.runs import PART_BYTES, fetched
+from dlcore.proxy.reading.runs import fetched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -235,7 +235,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
     yet; then we wait.  No record is left out or yielded twice.
     """
     async with await reading.log.open_part(position, end) as reader:
-        sizes = chain(_FIRST_BYTES, repeat(PART_BYTES))
+        sizes = chain(_FIRST_BYTES, repeat(reading.view.part_bytes))
         with suppress(EndOfStreamError):
             while position < end:
                 rows = await reader.take_entries(timeout_s=_LOOK_S)
@@ -246,7 +246,7 @@ async def _parts(reading: Reading, position: DLSN, end: DLSN) -> AsyncGenerator[
                     )
                 if not rows:  # it has passed entries without a row from `position` on
                     position = max(position, reader.position)
-                for each in fetched(rows, log=reading.log.name, sizes=sizes):
+                for each in fetched(rows, row_bytes=reading.view.row_bytes, sizes=sizes):
                     position = each.end
                     yield each
                     if position >= end:

@@ -12,6 +12,7 @@ from dlcore.base.background import BackgroundTasks
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, EndOfStreamError, UnexpectedError
 from dlcore.proxy.reading.awaited import Awaited
+from dlcore.proxy.reading.rows import row_bytes_of
 from dlcore.proxy.reading.runs import RUN_BYTES, fetched
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class FollowedLog:
 
     async def _run(self) -> None:
         """Follow the log until its end or an error."""
+        row_bytes = row_bytes_of(self._log.name)
         try:
             snapshot = await self._log.get_snapshot()
             async with await self._log.open_reader(dlsn=snapshot.end) as reader:
@@ -97,7 +99,7 @@ class FollowedLog:
                 while True:
                     taken = await reader.take_entries()
                     came_s = steady_s()
-                    for each in fetched(taken, log=self._log.name, sizes=repeat(RUN_BYTES)):
+                    for each in fetched(taken, row_bytes=row_bytes, sizes=repeat(RUN_BYTES)):
                         for known in self._rings.values():
                             known.append(each, came_s)
                         self._end = each.end

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from dlcore.log.typed.schema import LogSchema
     from dlcore.wire.digest import BytesLike
 
+PART_BYTES = 1792 * 1024
+"""Size up to which entries are joined for one reader: a little more than three entries of a writer,
+or half of a chunk.  Each message costs some tenth of a millisecond beside its bytes."""
+_ROW_BYTES = 64
+"""Bytes that a row takes in a message, beside its own columns and the log's name."""
+
 
 class View(Protocol):
     """Makes the messages for a kind of reader."""
@@ -31,6 +37,16 @@ class View(Protocol):
     @property
     def schema(self) -> pa.Schema:
         """The columns, and more if need be: views with the same schema make the same messages."""
+        ...
+
+    @property
+    def part_bytes(self) -> int:
+        """The size up to which entries are joined in a message for one reader."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes that a row takes in a message, beside the columns of its entry."""
         ...
 
     def message(self, entries: Sequence[StoredRows], following: DLSN, /) -> bytes:
@@ -53,6 +69,7 @@ class RowView:
 
     def __init__(self, log: str, schema: LogSchema | None, columns: Sequence[str] | None) -> None:
         self._log = log
+        self.part_bytes, self.row_bytes = PART_BYTES, row_bytes_of(log)
         own = None if schema is None else schema_of(schema.latest)
         self._typed = None if own is None else RangeView(log, own, columns)
         self.schema = self._chosen(columns) if self._typed is None else self._typed.schema
@@ -110,6 +127,11 @@ class RowView:
                 case _:
                     columns.add_values(*_values_of([each.batch.column(1) for each in entries]))
         return columns
+
+
+def row_bytes_of(log: str) -> int:
+    """Return the bytes that a row of a log takes in a message of Flight, beside its own columns."""
+    return _ROW_BYTES + len(log.encode())
 
 
 def _repeated(numbers: Iterable[int], counts: Sequence[int]) -> Integers:

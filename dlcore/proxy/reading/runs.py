@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
 RUN_BYTES = 256 * 1024
 """Size up to which entries are joined for a ring."""
-PART_BYTES = 1792 * 1024
-"""Size up to which entries are joined for one reader: a little more than three entries of a writer,
-or half of a chunk.  Each message costs some tenth of a millisecond beside its bytes."""
 CUT_FACTOR = 2
 """An entry is cut if it would make a message larger than its size by this factor.  By gRPC's
 default clients accept 4 MiB."""
-_ROW_BYTES = 64
-"""Bytes that a row takes in a message, beside its own columns and the log's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +65,16 @@ class Fetched:
         return view.message(wanted, end) if wanted else None
 
 
-def fetched(taken: Iterable[EntryRows], *, log: str, sizes: Iterator[int]) -> Iterator[Fetched]:
+def fetched(
+    taken: Iterable[EntryRows], *, row_bytes: int, sizes: Iterator[int]
+) -> Iterator[Fetched]:
     """Yield the entries of a reader's rows, with small entries joined and large ones cut.
 
     `sizes` has the wanted bytes of each message.  Rows count with their bytes in memory, because
-    entries may be compressed and messages are not.
+    entries may be compressed and messages are not, and with `row_bytes` each beside these.
     """
     together: list[StoredRows] = []
     end, size_bytes, bytes_max = DLSN.INITIAL, 0, 0
-    row_bytes = _ROW_BYTES + len(log.encode())
     for entry in taken:
         rest = entry.take_stored()
         count = rest.batch.num_rows

@@ -12,7 +12,7 @@ from dlcore.base.proto import flight_pb2 as pb
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import EntryRows
-from dlcore.proxy.reading.rows import RowView
+from dlcore.proxy.reading.rows import RowView, row_bytes_of
 from dlcore.proxy.reading.runs import CUT_FACTOR, RUN_BYTES, Fetched, fetched
 from tests.dlcore.flight.test_sending import arrow_message
 
@@ -38,7 +38,7 @@ def values(message: bytes | None) -> list[bytes]:
 
 def together(entries: list[EntryRows], bytes_max: int = RUN_BYTES) -> list[Fetched]:
     """Return entries of the log as they go together."""
-    return list(fetched(entries, log="a", sizes=repeat(bytes_max)))
+    return list(fetched(entries, row_bytes=row_bytes_of("a"), sizes=repeat(bytes_max)))
 
 
 def test_small_entries_go_together() -> None:
@@ -69,7 +69,7 @@ def test_a_long_name_counts_with_each_record() -> None:
     """Every row has it, in UTF-8."""
     log, bytes_max = "ü" * 100, 10_000
     view = RowView(log, None, None)
-    parts = fetched([entry(3, 500)], log=log, sizes=repeat(bytes_max))
+    parts = fetched([entry(3, 500)], row_bytes=row_bytes_of(log), sizes=repeat(bytes_max))
     sizes = [len(each.part(view, DLSN(1, 4, 0)) or b"") for each in parts]
     assert 0 < max(sizes) <= CUT_FACTOR * bytes_max
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +12,12 @@ from kio.records.readers import read_batch
 from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of
-from dlcore.log.reading.rows import StoredRows
+from dlcore.log.reading.rows import EntryRows, StoredRows
 from dlcore.proxy.kafka.batches import ends_of
 from dlcore.proxy.kafka.records import HEADERS
 from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView, is_keyed
 from dlcore.proxy.reading.rows import RowView
+from dlcore.proxy.reading.runs import fetched
 
 VALUE, KEY = ("value", pa.binary()), ("key", pa.binary())
 END = DLSN(9, 0, 0)
@@ -52,9 +54,23 @@ def test_large_entries_are_batches_of_their_own() -> None:
     """So a client that asks for little finds little."""
     large = bytes(BATCH_BYTES)
     data = view().message([rows(0, 0, large), rows(1, 1, b"x"), rows(2, 2, large)], END)
-    assert [end for _, end in ends_of(data)] == [1, 3]
-    data = view().message([rows(0, 0, large), rows(1, 1, large)], END)
-    assert [end for _, end in ends_of(data)] == [1, 2]
+    assert [end for _, end in ends_of(data)] == [1, 2, 3]
+    half = bytes(BATCH_BYTES // 2 - 100)
+    data = view().message([rows(each, each, half) for each in range(3)], END)
+    assert [end for _, end in ends_of(data)] == [2, 3]
+
+
+@pytest.mark.parametrize("has_headers", [False, True])
+def test_a_message_for_one_reader_is_one_batch(*, has_headers: bool) -> None:
+    """It is as large as what a client asks for, and no larger."""
+    made, count = view(has_headers=has_headers), 2000
+    stored = [rows(each, each * count, *[bytes(100)] * count) for each in range(10)]
+    entries = [EntryRows(each.batch, each.place, 0, size_bytes=1) for each in stored]
+    sizes = repeat(made.part_bytes)
+    parts = list(fetched(entries, row_bytes=made.row_bytes, sizes=sizes))
+    messages = [each.part(made, END) or b"" for each in parts]
+    assert [len(list(ends_of(each))) for each in messages] == [1] * len(messages)
+    assert BATCH_BYTES // 2 < max(map(len, messages)) <= BATCH_BYTES
 
 
 def test_views_with_other_records_do_not_meet() -> None:
