@@ -197,6 +197,18 @@ def test_nothing_else_is_reached(
         table(sql, namespace)
 
 
+def test_the_folder_for_temporary_files_is_not_reached(
+    namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB allows it, unless there is none, although access to files is off."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "secret.csv").write_text("a\n1\n")
+    for source in (f"read_csv('{tmp_path}/.tmp/secret.csv')", f"glob('{tmp_path}/.tmp/*')"):
+        with pytest.raises(ConfigurationError, match="PermissionException"):
+            table(f"SELECT * FROM {source}", namespace)
+
+
 def test_an_error_of_a_log_is_told_as_it_is(
     trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ def _connect(memory_bytes: int) -> duckdb.DuckDBPyConnection:
             "threads": 1,
             "memory_limit": f"{memory_bytes}B",
             "max_temp_directory_size": "0B",
+            "temp_directory": "",  # DuckDB lets statements reach the files of this folder
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
         },
