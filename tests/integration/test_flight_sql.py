@@ -209,6 +209,28 @@ def test_the_folder_for_temporary_files_is_not_reached(
             table(f"SELECT * FROM {source}", namespace)
 
 
+def test_logs_whose_names_differ_in_case_only_are_not_mixed_up(namespace: Namespace) -> None:
+    """DuckDB would read one of them in place of both."""
+    name = f"sql-{uuid4().hex[:8]}"
+    other = name.replace("sql", "SQL")
+    for log in (name, other):
+        namespace.create_log(log)
+    write(namespace, other, b"1")
+    for log, count in ((name, 0), (other, 1)):
+        found = table(f'SELECT count(*) AS n FROM "{log}"', namespace)
+        assert found.to_pylist() == [{"n": count}]
+    with pytest.raises(UnsupportedError, match="differ in case only"):
+        table(f'SELECT * FROM "{name}", "{other}"', namespace)
+
+
+def test_a_name_within_a_statement_need_not_be_that_of_a_log(namespace: Namespace) -> None:
+    """It may have letters that names of logs have not."""
+    found = table('WITH "a b" AS (SELECT 1 AS x) SELECT * FROM "a b"', namespace)
+    assert found.to_pylist() == [{"x": 1}]
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        table('SELECT * FROM "a b"', namespace)
+
+
 def test_an_error_of_a_log_is_told_as_it_is(
     trips: str, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

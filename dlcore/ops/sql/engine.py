@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 from dlcore.base.errors import (
     ConfigurationError,
     DLError,
+    InvalidLogNameError,
     LogNotFoundError,
     UnsupportedError,
 )
@@ -135,11 +136,18 @@ class Query:
         self._tables: list[LogTable] = []
         with self._told():
             connection = _connect(memory_bytes)
+            registered: dict[str, str] = {}
             for name in _names_in(connection, sql):
                 try:
                     self._tables.append(LogTable(namespace, namespace.open_log(name)))
-                except LogNotFoundError:
+                except (LogNotFoundError, InvalidLogNameError):
                     continue  # a name within the statement, or DuckDB says that there is none
+                other = registered.setdefault(name.lower(), name)
+                if other != name:
+                    raise UnsupportedError(
+                        f"logs {other!r} and {name!r} in one statement: DuckDB takes names that "
+                        "differ in case only for one table; expected a statement for each"
+                    )
                 connection.register(name, self._tables[-1])
             connection.execute("SET lock_configuration = true")
             self._rows: pa.RecordBatchReader = connection.sql(sql).to_arrow_reader(_BATCH_ROWS)
