@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def sql_command(
 
     from dlcore.ops.sql.server import SqlServer
 
+    sys.tracebacklimit = 0  # Flight sends the traceback of an error, with paths, to its client
     endpoint, tls = namespace_endpoint(), namespace_tls()
     if endpoint is None:
         raise ConfigurationError("dlog sql reads through proxies: give --endpoint")
