@@ -26,6 +26,7 @@ from dlcore.base.background import side_tasks
 from dlcore.base.clock import SystemClock
 from dlcore.base.errors import (
     AccessDeniedError,
+    ConfigurationError,
     DLError,
     EndOfStreamError,
     OverCapacityError,
@@ -271,6 +272,8 @@ async def _body_of(request: web.Request) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         requests.require_size(requests.BODY_BYTES_MAX + 1)
         raise AssertionError from error
+    except ConnectionError as error:
+        raise ConfigurationError(f"the body is cut off ({error}): expected all of it") from error
 
 
 def _batch_of(kind: str, body: bytes, schema: pa.Schema | None) -> pa.RecordBatch:

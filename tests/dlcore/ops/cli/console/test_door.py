@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -427,17 +428,52 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     with_proxies("clicks")(scenario)
 
 
+def test_a_body_that_is_cut_off_is_an_error_of_its_client(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is appended, the console's log has no error, and the next append is taken."""
+    given_up = asyncio.Event()
+
+    async def note(_: object) -> None:
+        given_up.set()
+
+    async def scenario(proxies: Proxies) -> None:
+        await proxies.start()
+        async with door_of(proxies) as caller:
+            monkeypatch.setattr(door, "_drop_the_rest", note)
+            async with sending(caller, "Content-Length: 100", b"1\n2\n3"):
+                pass
+            await asyncio.wait_for(given_up.wait(), 60)
+            assert (await caller.append(b"4", "next"))[0] == 200
+            _, found = await caller.read()
+        assert [each["value"] for each in found] == ["4"]
+
+    with_proxies("clicks")(scenario)
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+@asynccontextmanager
+async def sending(caller: Caller, size: str, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """Begin an append whose size is told by this header, and send some bytes; then hang up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(caller.url.rpartition(":")[2]))
+    head = JSON | {"Idempotency-Key": "k"} | caller.bearer(None)
+    lines = ["POST /v1/logs/clicks/records HTTP/1.1", f"Host: {caller.url.partition('//')[2]}"]
+    lines += [size, *(f"{name}: {value}" for name, value in head.items())]
+    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+    try:
+        yield reader
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 async def answer_to_a_body_in_parts(caller: Caller, body: bytes) -> tuple[int, str]:
     """Send a body without its length; return the status and the kind of the error."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(caller.url.rpartition(":")[2]))
-    head = JSON | {"Idempotency-Key": "k", "Transfer-Encoding": "chunked"} | caller.bearer(None)
-    lines = ["POST /v1/logs/clicks/records HTTP/1.1", f"Host: {caller.url.partition('//')[2]}"]
-    lines += [f"{name}: {value}" for name, value in head.items()]
-    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n%x\r\n%s\r\n" % (len(body), body))
-    answer = (await reader.readuntil(b"\r\n\r\n")).decode()
-    length = int(answer.lower().partition("content-length: ")[2].split("\r\n")[0])
-    told = json.loads(await reader.readexactly(length))
-    writer.close()
+    parts = b"%x\r\n%s\r\n" % (len(body), body)
+    async with sending(caller, "Transfer-Encoding: chunked", parts) as reader:
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(answer.lower().partition("content-length: ")[2].split("\r\n")[0])
+        told = json.loads(await reader.readexactly(length))
     return int(answer.split(" ")[1]), told["kind"]
 
 
