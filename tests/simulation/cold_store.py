@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dlcore.wire.digest import BytesLike
     from tests.simulation.clients import SimClient
+    from tests.simulation.tables import Catalog
 
 PUT_FAULTS = ("refused", "lost", "late", "torn", "garbled", "misplaced", "unseen")
 """The ways of a put that goes wrong."""
@@ -83,6 +84,8 @@ class ColdStore:
         self._counts = counts
         self.objects: dict[str, Stored] = {}
         self._gone: dict[str, ListedObject] = {}
+        self.catalog: Catalog | None = None
+        """The tables beside logs, if there are any."""
         self.on_deleted: Callable[[str], None] = lambda _: None
         """Takes the name of each object as it goes."""
 
@@ -95,6 +98,10 @@ class ColdStore:
         if fate:
             self._counts[f"object {fate}"] += 1
         return fate
+
+    def count_death(self) -> None:
+        """Count that a process died at a request."""
+        self._counts["death at an object"] += 1
 
     def store(self, url: str, data: bytes, fate: str) -> None:
         """Store an object where there is none."""
@@ -156,6 +163,7 @@ class ColdStoreOfProcess(Objects):
         client, rng = self._client, self._store.rng
         if dies and self._store.fate_of(("deaths",)) and rng.random() < _DIES_SHARE:
             client.crash()
+            self._store.count_death()
         await asyncio.sleep(rng.choice((0.001, 0.01, 0.3)) * rng.random())
         await client.store.gate.wait()
         if not client.is_alive:

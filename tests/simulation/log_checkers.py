@@ -28,6 +28,7 @@ from tests.simulation.stored_log import (
     open_extents_in,
     read_registration,
 )
+from tests.simulation.tables import TABLE_INVARIANTS
 from tests.simulation.tier_checkers import TIER_INVARIANTS, TierCheckers
 from tests.simulation.type_checkers import TYPE_INVARIANTS, TypeCheckers
 
@@ -55,6 +56,7 @@ LOG_INVARIANTS = (
     *LIFE_INVARIANTS,
     *TYPE_INVARIANTS,
     *TIER_INVARIANTS,
+    *TABLE_INVARIANTS,
 )
 
 _BESIDE = ("schema", "settings", "subscribers")

@@ -34,6 +34,7 @@ from tests.simulation import (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_tables,
     mutants_tier,
     mutants_types,
     mutants_wire,
@@ -66,6 +67,7 @@ _MODULES = (
     mutants_space,
     mutants_stale,
     mutants_storage,
+    mutants_tables,
     mutants_tier,
     mutants_types,
     mutants_wire,
@@ -292,7 +294,13 @@ def _lived_logs(plan: Plan) -> Plan:
 
 def _tiered_logs(plan: Plan) -> Plan:
     """The same, whose old segments go to objects."""
-    return replace(_logs(plan), log_writers=1, has_tier=True)
+    return replace(_logs(plan), log_writers=1, has_tier=True, has_tables=False)
+
+
+def _logs_with_tables(plan: Plan) -> Plan:
+    """The same, each with a table; metadata is quick, and all goes at once, for many commits."""
+    tiered = replace(_tiered_logs(plan), has_tables=True, is_encrypted=False, tier_after_s=0.0)
+    return replace(tiered, metadata_latency_s=0.001)
 
 
 def _typed_logs(plan: Plan) -> Plan:
@@ -369,6 +377,7 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "rules": _rules,
     "sinks": _sinks,
     "tiered logs": _tiered_logs,
+    "logs with tables": _logs_with_tables,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
     "lonely fences": _lonely_fences,
@@ -458,6 +467,7 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_rules.MUTANTS, "rules"),
     **dict.fromkeys(mutants_sinks.ON_THE_CLUSTER, "sinks"),
     **dict.fromkeys(mutants_sinks.OVER_PROXIES, "remote sinks"),
+    **dict.fromkeys(mutants_tables.MUTANTS, "logs with tables"),
     **dict.fromkeys(mutants_tier.MUTANTS, "tiered logs"),
     **dict.fromkeys(mutants_types.MUTANTS, "typed logs"),
     **dict.fromkeys(mutants_wire.MUTANTS, "wire"),

@@ -110,6 +110,10 @@ class Plan:
     """Whether queries of Spark write to logs, too; see `sinks.py`."""
     has_tier: bool = False
     """Whether old segments of logs go to objects; see `tiers.py`."""
+    tier_after_s: float | None = None
+    """How old segments are that go; None: that is drawn."""
+    has_tables: bool = False
+    """Whether a table follows each log with a tier; see `tables.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -139,6 +143,8 @@ _RULES_SHARE = 0.5
 """Of the plans with proxies."""
 _TIER_SHARE = 0.4
 """Of the plans with logs."""
+_TABLES_SHARE = 0.5
+"""Of the plans with a tier."""
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -155,6 +161,8 @@ def draw_plan(rng: random.Random) -> Plan:
         plan = replace(plan, is_encrypted=fate.random() < _ENCRYPTED_SHARE)
         plan = replace(plan, has_rules=plan.has_proxies and fate.random() < _RULES_SHARE)
         plan = replace(plan, has_tier=fate.random() < _TIER_SHARE)
+        has_tables = plan.has_tier and not plan.is_encrypted and fate.random() < _TABLES_SHARE
+        plan = replace(plan, has_tables=has_tables)
     return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
 
 

@@ -211,6 +211,11 @@ def read_tier(value: bytes) -> Tier | None:
     return Tier(url, int(settings.get("tier_after_s", 3600.0) * 1000)) if url else None
 
 
+def has_table(value: bytes) -> bool:
+    """Read whether the settings of a log ask for a table."""
+    return bool(json.loads(value)["settings"].get("table"))
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """Where a subscription is, and who may move it."""

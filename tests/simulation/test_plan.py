@@ -22,6 +22,7 @@ def test_shares_of_what_takes_part() -> None:
     shares |= dict.fromkeys(("has_consumers", "has_remotes"), 1 / 6)
     shares |= dict.fromkeys(("has_life", "has_types"), 1 / 12)
     shares["kept_down"] = 0.08
+    shares["has_tables"] = 0.075
     for what, share in shares.items():
         found = sum(bool(getattr(plan, what)) for plan in plans) / PLANS
         assert abs(found - share) < 0.03, f"{what} in {found:.2f} of the plans, not {share:.2f}"

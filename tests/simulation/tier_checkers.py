@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Op, Versioned
     from tests.simulation.cold_store import ColdStore
     from tests.simulation.stored_ledger import StoredLedger
+    from tests.simulation.stored_log import StoredExtent
+    from tests.simulation.tables import Catalog
 
 STAY = "T1 NamedObjectsStay"
 READ_BACK = "T2 ReadBackBeforeLedgersGo"
@@ -70,6 +72,13 @@ class TierCheckers:
             holds=url not in self._owners,
             message=f"{url} is deleted, and {self._owners.get(url)} names it",
         )
+        catalog = self._catalog
+        if catalog is not None:
+            catalog.check_deleted(url)
+
+    @property
+    def _catalog(self) -> Catalog | None:
+        return None if self._store is None else self._store.catalog
 
     def on_metadata(self, ops: Iterable[Op]) -> None:
         """T1: what a ledger names from now on is there."""
@@ -144,7 +153,11 @@ class TierCheckers:
     def leftovers(self) -> Iterator[str]:
         """Yield the objects that no ledger names."""
         if self._store is not None:
-            yield from (f"object {url}" for url in self._store.objects if url not in self._owners)
+            found = [url for url in self._store.objects if url not in self._owners]
+            catalog = self._catalog
+            for url in found:
+                if catalog is None or not catalog.is_kept(url):
+                    yield f"object {url}"
 
     def waiting(self, nodes: Mapping[str, Versioned]) -> list[str]:
         """Return the completed segments that should be in objects by now, and are not."""
@@ -158,8 +171,7 @@ class TierCheckers:
             before_ms = now_ms() + self._epoch_ms - tier.after_ms
             for path in completed_segments_of(head_path, nodes):
                 lssn = int(path.rpartition("/")[2])
-                below = [path, *(each for each in nodes if each.startswith(f"{path}/"))]
-                extents = [e for each in below for e in extents_in(each, nodes[each].value)]
+                extents = _extents_of(path, nodes)
                 is_old = all(each.last_ms <= before_ms for each in extents)
                 stays = lssn == head.producers_lssn or DLSN(lssn, 0, 0) < head.first_active
                 if is_old and not stays and not all(self.is_cold(e.ledger) for e in extents):
@@ -170,6 +182,19 @@ class TierCheckers:
         """T4: after healing all that is old enough is in objects."""
         waiting = self.waiting(self._tree.dump())
         require(DONE, holds=not waiting, message=f"{waiting[:3]} are old, and not in objects")
+        if self._catalog is not None:
+            self._catalog.check_followed(list(self._owners), self._is_segment_cold)
+
+    def tables_follow(self) -> bool:
+        """Return whether the tables have what is cold."""
+        if self._catalog is None:
+            return True
+        found = self._catalog.differences(list(self._owners), self._is_segment_cold)
+        return next(found, None) is None
+
+    def _is_segment_cold(self, path: str) -> bool:
+        extents = _extents_of(path, self._tree.dump())
+        return all(self.is_cold(each.ledger) for each in extents)
 
     def check_rows(self, places: Mapping[bytes, tuple[DLSN, int, int, int]]) -> None:
         """T5: each row that a reader was given stands in its object as the reader got it.
@@ -192,6 +217,12 @@ class TierCheckers:
                     holds=known is None or known == found,
                     message=f"{url} has {payload!r} at {found}, and a reader got it at {known}",
                 )
+
+
+def _extents_of(path: str, nodes: Mapping[str, Versioned]) -> list[StoredExtent]:
+    """Return the extents of a completed segment and of its chunks."""
+    below = [each for each in nodes if each == path or each.startswith(f"{path}/")]
+    return [e for each in below for e in extents_in(each, nodes[each].value)]
 
 
 def _rows_of(data: bytes) -> int:

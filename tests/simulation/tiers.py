@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from dlcore.base.config import LogSettings
 from dlcore.base.errors import LogNotFoundError
 from dlcore.ops.upkeep.strays import delete_strays
+from dlcore.ops.upkeep.table_keeper import TableKeeper
 from tests.simulation.log_types import TYPED
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.logs import Logs
 
 TIERS = ("s3://one/logs", "s3://two/logs")
+_DELETED_SHARE = 0.1
 _AFTER_S = (0.0, 0.5, 2.0)
 _SEGMENT_BYTES = (300, 1_200)
 _SEGMENT_BYTES_OF_PROXIES = (1_200, 4_000)
@@ -35,7 +37,9 @@ class Tiers:
         self._world = logs.world
         self._rng = logs.world.rng
         self._checkers = logs.world.log_checkers.tiers
-        self._after_s = self._rng.choice(_AFTER_S)
+        drawn_s = self._rng.choice(_AFTER_S)
+        asked_s = self._world.plan.tier_after_s
+        self._after_s = drawn_s if asked_s is None else asked_s
         has_proxies = self._world.plan.has_proxies
         self._segment_bytes = _SEGMENT_BYTES_OF_PROXIES if has_proxies else _SEGMENT_BYTES
         self._checkers.after_ms = int(self._after_s * 1000)
@@ -47,18 +51,24 @@ class Tiers:
             tier=TIERS[0],
             tier_after_s=self._after_s,
             segment_bytes_max=self._rng.choice(self._segment_bytes),
+            table="delta" if self._world.plan.has_tables else None,
         )
 
     async def start(self, setup: LogProcess) -> None:
         """Give the typed log a tier as well, and start all processes."""
         if self._world.plan.has_types:
             log = await setup.namespace.open_log(TYPED)
+            # Without a table: no column of a Delta table grows from 16 bits to 64.
             await log.update_settings(
                 tier=TIERS[1], tier_after_s=self._after_s, segment_bytes_max=_SEGMENT_BYTES[0]
             )
         for number in range(2):
             self._logs.supervise(f"tierer-{number}", self._tier)
-        self._logs.supervise("mover", self._move)
+        if self._world.plan.has_tables:  # whose objects are in one place
+            for number in range(2):
+                self._logs.supervise(f"keeper-of-tables-{number}", self._keep_table)
+        else:
+            self._logs.supervise("mover", self._move)
         self._logs.supervise("sweeper", self._sweep)
 
     async def _tier(self, process: LogProcess) -> None:
@@ -69,6 +79,25 @@ class Tiers:
             log = await process.namespace.open_log(self._rng.choice(names))
             await tierer.tier(log._log)
             await self._logs.sleep(self._rng.uniform(0.0, 1.0))
+
+    async def _keep_table(self, process: LogProcess) -> None:
+        """Let the table of any log follow, whoever else does; rarely delete it."""
+        context = process.namespace.log_context
+        keeper = TableKeeper(context, process.namespace.staging_owner, compare_every_s=1.0)
+        for _ in range(self._rng.randint(1, 5)):
+            log = await process.namespace.open_log(self._logs.any_log())
+            if self._rng.random() < _DELETED_SHARE:
+                self._delete_table(log.log_id)
+            await keeper.follow(log._log)
+            await self._logs.sleep(self._rng.uniform(0.0, 1.0))
+
+    def _delete_table(self, log_id: str) -> None:
+        store = self._world.cold
+        assert store is not None
+        assert store.catalog is not None
+        for url in [each for each in store.catalog.tables if each.endswith(f"/{log_id}")]:
+            del store.catalog.tables[url]
+            self._world.faults["table deleted"] += 1
 
     async def _sweep(self, process: LogProcess) -> None:
         """Delete stray objects of any age, more often than workers do."""
@@ -88,4 +117,7 @@ class Tiers:
 
     def is_done(self) -> bool:
         """Return whether all that is old is in objects; what is encrypted never is."""
-        return self._world.plan.is_encrypted or not self._checkers.waiting(self._world.tree.dump())
+        if self._world.plan.is_encrypted:
+            return True
+        is_cold = not self._checkers.waiting(self._world.tree.dump())
+        return is_cold and self._checkers.tables_follow()

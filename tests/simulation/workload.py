@@ -31,6 +31,7 @@ from tests.simulation.proxy_clients import PATIENCE_S
 from tests.simulation.remote_checkers import FORGOTTEN_S, KEPT_S
 from tests.simulation.scenes import SCENES, Act
 from tests.simulation.sink_hosts import spark_is_simulated
+from tests.simulation.tables import tables_are_simulated
 from tests.simulation.trace import Trace
 from tests.simulation.truth import InvariantViolatedError
 from tests.simulation.world import World
@@ -87,7 +88,7 @@ def run_seed(seed: int) -> Run:
     """Run one seed; the same seed gives the same trace."""
     result = Run(seed)
     try:
-        with _few_are_many(), _by_chance_of(seed):
+        with _few_are_many(), tables_are_simulated(), _by_chance_of(seed):
             _, loop = run_loop(_main(seed, result), seconds_max=CHAOS_S * 3 + HEALING_S_MAX)
         result.steps = loop.steps
     except AssertionError as error:

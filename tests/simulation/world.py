@@ -21,6 +21,7 @@ from tests.simulation.log_checkers import LogCheckers
 from tests.simulation.network import Network
 from tests.simulation.plan import BookieSettings
 from tests.simulation.processes import SimBookie
+from tests.simulation.tables import TABLE_FAULTS, Catalog
 from tests.simulation.wire_connections import CONNECTION_TIMEOUT_S, new_bookie_client
 
 if TYPE_CHECKING:
@@ -176,7 +177,9 @@ class World:
 
     def _new_cold_store(self) -> ColdStore:
         chance = random.Random(self.rng.getrandbits(32))
-        kinds = (*PUT_FAULTS, *LIST_FAULTS, "reads", "deaths")
+        kinds: tuple[str, ...] = (*PUT_FAULTS, *LIST_FAULTS, "reads", "deaths")
+        if self.plan.has_tables:
+            kinds += (*TABLE_FAULTS, "table stale")
         clock = self.new_clock()
         store = ColdStore(
             chance,
@@ -186,6 +189,8 @@ class World:
             is_healed=lambda: self.is_healed,
             counts=self.faults,
         )
+        if self.plan.has_tables:
+            store.catalog = Catalog(store, self.tree, self.paths, self.fail)
         self.log_checkers.tiers.watch(store)
         return store
 
