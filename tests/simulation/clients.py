@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dlcore.base.config import LedgerClientConfig
 from dlcore.base.errors import AlreadyClosedError, MetadataError
@@ -45,6 +47,10 @@ CONFIGS = (
 )
 
 
+Deaths: TypeAlias = Counter[tuple[str, str, str]]
+"""How often processes died at a request, by role, request, and before or after it is done."""
+
+
 class Closable(Protocol):
     """Something with tasks and connections of its own."""
 
@@ -73,10 +79,10 @@ class GatedStore:
         self._is_dead = False
         self._is_buried = asyncio.Event()
         self._steps_left = 0
-        self._on_last_step: Callable[[], None] = lambda: None
+        self._on_last_step: Callable[[str], None] = lambda _: None
 
-    def crash_after(self, requests: int, crash: Callable[[], None]) -> None:
-        """Call `crash` at the last of so many requests, before it is sent."""
+    def crash_after(self, requests: int, crash: Callable[[str], None]) -> None:
+        """Call `crash` with the last of so many requests, before it is sent."""
         self._steps_left, self._on_last_step = requests, crash
 
     def die(self) -> None:
@@ -96,7 +102,7 @@ class GatedStore:
         if self._steps_left:
             self._steps_left -= 1
             if not self._steps_left:
-                self._on_last_step()
+                self._on_last_step(getattr(work, "__name__", ""))
         try:
             await self.gate.wait()
             if self._is_dead:
@@ -242,6 +248,14 @@ class SimClient:
         self.tasks: dict[asyncio.Task[None], None] = {}
         self.parts: list[Closable] = []
         """What else belongs to the process, and ends with it."""
+        self.deaths: Deaths = Counter()
+        """Where it is counted that it died at a request."""
+
+    def crash_at(self, request: str, step: str = "before") -> None:
+        """Die at a step of a request to the metadata or the object store."""
+        if self.is_alive:
+            self.deaths[re.sub(r"[-.\d]+$", "", self.name), request, step] += 1
+        self.crash()
 
     def crash(self) -> None:
         """Die at once; a metadata request under way may still arrive, and the session lives on."""

@@ -99,10 +99,6 @@ class ColdStore:
             self._counts[f"object {fate}"] += 1
         return fate
 
-    def count_death(self) -> None:
-        """Count that a process died at a request."""
-        self._counts["death at an object"] += 1
-
     def store(self, url: str, data: bytes, fate: str) -> None:
         """Store an object where there is none."""
         if url in self.objects:
@@ -158,12 +154,14 @@ class ColdStoreOfProcess(Objects):
         self._store = store
         self._client = client
 
-    async def _pass(self, *, dies: bool = False) -> None:
-        """Take some time; a process that is paused waits, and one that is dead never goes on."""
+    async def _pass(self, dies_at: tuple[str, str] | None = None) -> None:
+        """Take some time; a process that is paused waits, and one that is dead never goes on.
+
+        `dies_at` is a request and a step of it, at which the process may die.
+        """
         client, rng = self._client, self._store.rng
-        if dies and self._store.fate_of(("deaths",)) and rng.random() < _DIES_SHARE:
-            client.crash()
-            self._store.count_death()
+        if dies_at and self._store.fate_of(("deaths",)) and rng.random() < _DIES_SHARE:
+            client.crash_at(*dies_at)
         await asyncio.sleep(rng.choice((0.001, 0.01, 0.3)) * rng.random())
         await client.store.gate.wait()
         if not client.is_alive:
@@ -173,7 +171,7 @@ class ColdStoreOfProcess(Objects):
     async def put_new(self, url: str, data: BytesLike) -> None:
         """Store an object."""
         store, sent = self._store, bytes(data)
-        await self._pass(dies=True)
+        await self._pass(("put object", "before"))
         fate = store.fate_of(PUT_FAULTS)
         if fate == "refused":
             raise ObjectStoreError(f"writing {url}: 503")
@@ -183,7 +181,7 @@ class ColdStoreOfProcess(Objects):
             )
             raise ObjectStoreError(f"writing {url}: no answer")
         store.store(url, sent, fate)
-        await self._pass(dies=True)
+        await self._pass(("put object", "after"))
         if fate == "lost" or (
             fate in ("torn", "garbled", "misplaced") and store.rng.random() < 0.5
         ):
@@ -200,7 +198,7 @@ class ColdStoreOfProcess(Objects):
         if store.fate_of(("reads",)):
             raise ObjectStoreError(f"reading {url}: 503")
         found = store.find(url, end)
-        await self._pass(dies=True)
+        await self._pass(("read object", "after"))
         found.read.append((start, end))
         return found.data[start:end]
 

@@ -173,7 +173,7 @@ class Logs:
             process = LogProcess(self._world, f"{role}.{number}", identity=identity(number))
             if self._rng.random() < 0.7:
                 steps = self._rng.randint(5, _STEPS_TO_LIVE)
-                process.client.store.crash_after(steps, process.client.crash)
+                process.client.store.crash_after(steps, process.client.crash_at)
             task = self._world.spawn(self._persist(process, work), client=process.client)
             death = asyncio.ensure_future(process.client.died.wait())
             # What a dead process had under way may wait for ever.

@@ -8,10 +8,13 @@ import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.simulation import coverage
 from tests.simulation.workload import run_seed
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Deaths
 
 _SEEDS_PER_TASK = 10
 _PROGRESS_S = 10.0
@@ -34,6 +37,7 @@ class Tally:
     steps: int = 0
     failures: list[Failure] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
+    deaths: Deaths = field(default_factory=Counter)
     transitions: Counter[coverage.Transition] = field(default_factory=Counter)
 
     def add(self, other: Tally) -> None:
@@ -43,6 +47,7 @@ class Tally:
         self.steps += other.steps
         self.failures += other.failures
         self.faults.update(other.faults)
+        self.deaths.update(other.deaths)
         self.transitions.update(other.transitions)
 
 
@@ -56,6 +61,7 @@ def run_some(seeds: range) -> Tally:
             tally.acks += run.acks
             tally.steps += run.steps
             tally.faults.update(run.faults)
+            tally.deaths.update(run.deaths)
             if run.failure is not None:
                 tally.failures.append(Failure(seed, run.invariant, run.explain()))
     tally.transitions = seen
@@ -110,6 +116,7 @@ def _print(total: Tally, took_s: float, *, keep_going: bool) -> None:
     if failures and not keep_going:
         print(failures[0].explanation)
     print("faults: " + ", ".join(f"{kind} {n}" for kind, n in sorted(total.faults.items())))
+    print(f"{total.deaths.total()} deaths at requests, at {len(total.deaths)} points")
     print("\n".join(coverage.report(total.transitions, coverage.read_known())))
     print(
         f"{total.seeds} seeds in {took_s:.1f} s, {total.seeds / took_s:.1f} seeds a second; "

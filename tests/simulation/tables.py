@@ -240,7 +240,7 @@ class TableOfProcess:
     async def look(self) -> TableSeen | None:
         """Return the newest version, or the one before."""
         store = self._catalog.store
-        await self._objects._pass(dies=True)
+        await self._objects._pass(("look at table", "before"))
         fate = store.fate_of(_LOOK_FAULTS)
         if fate == "table refused":
             raise ObjectStoreError(f"reading the table in {self.url}: 503")
@@ -249,7 +249,7 @@ class TableOfProcess:
             self._seen = None
             return None
         self._seen = seen = versions[-2 if fate and len(versions) > 1 else -1]
-        await self._objects._pass(dies=True)
+        await self._objects._pass(("look at table", "after"))
         return TableSeen(
             seen.number,
             seen.number,
@@ -298,7 +298,7 @@ class TableOfProcess:
     ) -> None:
         catalog, store = self._catalog, self._catalog.store
         seen = None if self._seen is None else self._seen.number
-        await self._objects._pass(dies=True)
+        await self._objects._pass(("change table", "before"))
         fate = store.fate_of(TABLE_FAULTS)
         if fate == "table refused":
             raise ObjectStoreError(f"changing the table in {self.url}: 503")
@@ -309,7 +309,7 @@ class TableOfProcess:
             )
             raise ObjectStoreError(f"changing the table in {self.url}: no answer")
         catalog.change(self.url, seen, fields, files, position)
-        await self._objects._pass(dies=True)
+        await self._objects._pass(("change table", "after"))
         if fate == "table lost":
             raise ObjectStoreError(f"changing the table in {self.url}: no answer")
 
@@ -326,11 +326,11 @@ class TableOfProcess:
 
     async def tidy(self) -> None:
         """Take a while."""
-        await self._objects._pass(dies=True)
+        await self._objects._pass(("tidy table", "before"))
 
     async def drop(self) -> None:
         """Delete the table."""
-        await self._objects._pass(dies=True)
+        await self._objects._pass(("drop table", "before"))
         self._catalog.tables.pop(self.url, None)
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dlcore.ledger.writing.writer import LedgerWriter
-    from tests.simulation.clients import SimClient
+    from tests.simulation.clients import Deaths, SimClient
 
 CHAOS_S = 12.0
 HEALING_S_MAX = 600.0
@@ -55,6 +55,7 @@ class Run:
     failure: BaseException | None = None
     events: Trace = field(default_factory=Trace)
     faults: Counter[str] = field(default_factory=Counter)
+    deaths: Deaths = field(default_factory=Counter)
     acks: int = 0
     steps: int = 0
 
@@ -138,6 +139,7 @@ async def _main(seed: int, result: Run) -> None:
     finally:
         result.acks = world.checkers.acks
         result.faults = world.faults
+        result.deaths = world.deaths
         await world.aclose()
     check_no_task_is_left()
 

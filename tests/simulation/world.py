@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dlcore.base.ids import BookieId
     from dlcore.metadata.port import Op
+    from tests.simulation.clients import Deaths
     from tests.simulation.plan import Plan
     from tests.simulation.trace import Trace
 
@@ -103,6 +104,7 @@ class World:
         """Who calls proxies, and is known to the network alone."""
         self.cluster_id = ""
         self.faults: Counter[str] = Counter()
+        self.deaths: Deaths = Counter()
         self.failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -215,6 +217,7 @@ class World:
         )
         if self.is_healed:
             client.store.write_delay_s = 0.0
+        client.deaths = self.deaths
         self.clients.append(client)
         return client
 
