@@ -296,6 +296,16 @@ def test_the_command_shows_the_table_and_its_versions(
     assert shown["table"].startswith(tier)
     assert shown["files"] >= 3
     assert shown["bytes"] > 0
+    assert shell.json("log", "show", name)["table"] == {
+        "format": kind,
+        "url": shown["table"],
+        "version": shown["version"],
+        "end": shown["end"],
+        "records_after": ROWS,
+        "error": None,
+    }
+    line = f"{kind} version {shown['version']} in {shown['table']}, up to {shown['end']}, {ROWS} "
+    assert line in shell.text("log", "show", name)
     for version, end in zip(versions, ends, strict=True):
         assert shell.text("log", "table", name, "--at", end).strip() == str(version)
         assert shell.text("log", "table", name, "--version", str(version)).strip() == end

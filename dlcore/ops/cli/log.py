@@ -24,9 +24,11 @@ from dlcore.ops.cli.context import (
     confirmed,
     lists_names,
     namespace_endpoint,
+    patience,
     require_consent,
     run_async,
     run_direct,
+    wants_json,
 )
 from dlcore.ops.cli.forking import fork_log
 from dlcore.ops.cli.inspecting import inspect_logs, repair_log, show_lag, show_space
@@ -41,7 +43,7 @@ from dlcore.ops.cli.output import (
 )
 from dlcore.ops.cli.reading import dump_log, tail_log
 from dlcore.ops.cli.redaction import redact_log
-from dlcore.ops.cli.tables import show_table
+from dlcore.ops.cli.tables import show_table, table_of, table_text
 from dlcore.ops.cli.times import EpochMs
 from dlcore.ops.cli.watching import watch_log
 from dlcore.ops.cli.writing import write_log
@@ -182,7 +184,7 @@ def list_logs(prefix: str | None) -> None:
 @click.argument("log")
 @common_options
 def show_log(log: str) -> None:
-    """Show one log: first and last record, size, quorums, writer.
+    """Show one log: first and last record, size, quorums, writer, table.
 
     Also how many replicas are missing.
     """
@@ -191,7 +193,14 @@ def show_log(log: str) -> None:
         async with await namespace.open_log(log) as manager:
             return _fields_of(await manager.status(), await manager.get_schema())
 
-    show_fields(run_async(read))
+    async def read_all(namespace: DirectNamespace) -> dict[str, object]:
+        fields = await read(namespace)
+        async with await namespace.open_log(log) as manager:
+            table = await table_of(namespace, manager, limit_s=patience() / 2)
+        return fields | {"table": table if wants_json() else table_text(table)}
+
+    # Proxies do not know the table.
+    show_fields(run_direct(read_all) if namespace_endpoint() is None else run_async(read))
 
 
 def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlcore.base.errors import TableError
-from dlcore.log.cold.delta_format import DELTA
 from dlcore.log.cold.table_format import app_id_of, boundary_of
-from dlcore.log.cold.tables import form_of, table_at
+from dlcore.log.cold.tables import form_of, forms_in, table_at
 
 if TYPE_CHECKING:
     from dlcore.base.ids import DLSN
@@ -34,24 +33,26 @@ class TableReader:
         TableError: the log has no setting `tier`, and therefore no table.
     """
 
-    def __init__(
-        self, context: LogContext, log: LogKey, tier: str | None, kind: str | None
-    ) -> None:
-        if tier is None:
-            raise TableError(f"log {log.name!r} has no setting `tier`, and no table")
+    def __init__(self, context: LogContext, log: LogKey, tier: str | None, kind: str) -> None:
         app_id = app_id_of(context.cluster_id, log.log_id)
         self._context = context
         self._name = log.name
-        self.url = f"{tier}/{app_id}"
-        self._form = DELTA if kind is None else form_of(kind)
+        self.url = _folder(log, tier, app_id)
+        self._form = form_of(kind)
         self._table = table_at(self._form, self.url, app_id, context.cold.objects)
 
     @classmethod
     async def of(cls, context: LogContext, name: str) -> TableReader:
-        """Return one for the log of a name."""
+        """Return one for the log of a name; without the setting `table`, for what is left of it.
+
+        Raises:
+            TableError: there is no table, or without the setting one of each format.
+            ObjectStoreError: the store does not answer.
+        """
         log = await context.logs.find(name)
         settings = await context.logs.read_settings(log)
-        return cls(context, log, settings.tier_url, settings.table)
+        kind = settings.table or await _kind_left(context, log, settings.tier_url)
+        return cls(context, log, settings.tier_url, kind)
 
     async def status(self) -> TableStatus:
         """Return how the table is.
@@ -64,10 +65,7 @@ class TableReader:
         # One that was registered in a catalog, and has no commit yet, is none.
         is_empty = seen is not None and not seen.version and not seen.files
         if seen is None or seen.position is None or is_empty:
-            raise TableError(
-                f"log {self._name!r} has no table in {self.url}: its first cold segment makes "
-                "one, if the log has the setting `table`"
-            )
+            raise _no_table(self._name, self.url)
         return TableStatus(
             form=self._form.kind,
             url=self.url,
@@ -99,3 +97,31 @@ class TableReader:
         """
         place = (dlsn.lssn, dlsn.entry_id + (dlsn.slot_id > 0))
         return await self._table.version_with(place)
+
+
+def _folder(log: LogKey, tier: str | None, app_id: str) -> str:
+    if tier is None:
+        raise TableError(f"log {log.name!r} has no setting `tier`, and no table")
+    return f"{tier}/{app_id}"
+
+
+def _no_table(name: str, url: str) -> TableError:
+    return TableError(
+        f"log {name!r} has no table in {url}: its first cold segment makes one, if the log has "
+        "the setting `table`"
+    )
+
+
+async def _kind_left(context: LogContext, log: LogKey, tier: str | None) -> str:
+    """Return the format of the table that a log has without the setting."""
+    url = _folder(log, tier, app_id_of(context.cluster_id, log.log_id))
+    found = await forms_in(context.cold.objects, url)
+    if not found:
+        raise _no_table(log.name, url)
+    if len(found) > 1:
+        ways = "; or ".join(f"for {form.kind}, {form.away}" for form in found)
+        raise TableError(
+            f"log {log.name!r} has no setting `table`, and {len(found)} tables in {url}; to see "
+            f"one, {ways}"
+        )
+    return found[0].kind

@@ -186,7 +186,7 @@ def test_versions_by_positions(tmp_path: Path) -> None:
         with pytest.raises(TableError, match="has no position"):
             await other.end_of(0)
         with pytest.raises(TableError, match="no setting `tier`"):
-            TableReader(context, scene.log._log, None, None)
+            TableReader(context, scene.log._log, None, scene.kind)
 
     on_table(tmp_path, body)
 
