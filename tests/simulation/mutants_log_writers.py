@@ -19,7 +19,7 @@ from dlcore.log.reading.cursor import FollowExtent, ReadCursor, ReadExtent
 from dlcore.log.reading.reader import DirectReader
 from dlcore.log.reading.tail_driver import Fetcher
 from dlcore.log.staging.writer import DirectStagingWriter
-from dlcore.log.writing import truncation, writer
+from dlcore.log.writing import open_segment, truncation
 from dlcore.log.writing.append import Acknowledge, LogAppender
 from dlcore.log.writing.run import Run
 from dlcore.log.writing.transmit import Transmitter
@@ -148,7 +148,7 @@ def starts_are_not_guarded() -> Iterator[None]:
     def blind(*about: Any, **more: Any) -> Change:
         return _unguarded(plan_start(*about, **more))
 
-    with patch.object(writer, "plan_start", blind):
+    with patch.object(open_segment, "plan_start", blind):
         yield
 
 

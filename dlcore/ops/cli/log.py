@@ -184,7 +184,7 @@ def list_logs(prefix: str | None) -> None:
 @click.argument("log")
 @common_options
 def show_log(log: str) -> None:
-    """Show one log: first and last record, size, quorums, writer, table.
+    """Show one log: first and last record, size, writer, table.
 
     Also how many replicas are missing.
     """
