@@ -58,6 +58,7 @@ def test_large_entries_are_batches_of_their_own() -> None:
     half = bytes(BATCH_BYTES // 2 - 100)
     data = view().message([rows(each, each, half) for each in range(3)], END)
     assert [end for _, end in ends_of(data)] == [2, 3]
+    assert view().message([], END) == b""
 
 
 @pytest.mark.parametrize("has_headers", [False, True])
