@@ -30,7 +30,6 @@ from dlcore.log.metadata.values import LogHead, VersionedHead
 from dlcore.log.writing.append import (
     Abort,
     Acknowledge,
-    AwaitCapacity,
     CloseLedger,
     Completed,
     CompleteSegment,
@@ -126,19 +125,6 @@ def test_a_segment_that_is_full_or_old_is_completed_with_the_next_start(why: str
     assert known == [0, 1, 2]
     assert machine.sequence_id_of(DLSN(2, 1, 0)) is None
     assert not machine.flush("nothing is left")
-
-
-def test_a_segment_that_becomes_old_while_an_entry_waits_takes_it_no_more() -> None:
-    """The bookies had no room for the entry meanwhile; it begins the next segment."""
-    machine = writing()
-    machine.add_record(2, b"b", "b")
-    assert machine.next_step(now_ms=0) == AwaitCapacity()
-    assert machine.next_entry(now_ms=1000) is None
-    step = closed(machine, 0, now_ms=1000)
-    assert isinstance(step, StartSegment)
-    started(machine, 2, now_ms=1000)
-    assert sent(machine, now_ms=1000) == 1
-    assert machine.durable() == [Acknowledge(2, 0, [0], ["b"])]
 
 
 def test_the_seal_and_the_close() -> None:

@@ -15,8 +15,10 @@ from dlcore.base.errors import (
 )
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.metadata.segment import SegmentState
+from dlcore.log.writing.append import Acknowledge, AwaitCapacity, StartSegment
 from dlcore.ops.inspection import inspect_log
 from tests.fixtures.aio import until
+from tests.fixtures.appenders import closed, sent, started, writing
 from tests.fixtures.interrupted_store import InterruptedStore
 from tests.fixtures.memory_namespace import CONFIG, MemoryCluster, on_log, read_all, record
 
@@ -283,3 +285,16 @@ def test_a_writer_that_is_aborted_in_a_roll_leaves_a_log_to_recover() -> None:
         assert txids[-1] == written
 
     on_log(body)
+
+
+def test_a_segment_that_becomes_old_while_an_entry_waits_takes_it_no_more() -> None:
+    """The bookies had no room for the entry meanwhile; it begins the next segment."""
+    machine = writing()
+    machine.add_record(2, b"b", "b")
+    assert machine.next_step(now_ms=0) == AwaitCapacity()
+    assert machine.next_entry(now_ms=1000) is None
+    step = closed(machine, 0, now_ms=1000)
+    assert isinstance(step, StartSegment)
+    started(machine, 2, now_ms=1000)
+    assert sent(machine, now_ms=1000) == 1
+    assert machine.durable() == [Acknowledge(2, 0, [0], ["b"])]
