@@ -141,19 +141,19 @@ class _Below:
 
 
 class _Each:
-    """The path of a name below a path that is the same below each namespace's root."""
+    """The path of a name below a parent."""
 
-    def __init__(self, parent: str, *, is_divided: bool = False) -> None:
+    def __init__(self, parent: _Below, *, is_divided: bool = False) -> None:
         self._parent = parent
         self._is_divided = is_divided
         """Whether the names are divided over `BUCKETS`."""
 
     def __get__(self, paths: NamespacePaths, _owner: object) -> Callable[[str], str]:
-        return partial(self._path_of, paths.root)
+        return partial(self._path_of, self._parent.__get__(paths, _owner))
 
-    def _path_of(self, root: str, name: str) -> str:
+    def _path_of(self, parent: str, name: str) -> str:
         bucket = f"{bucket_of(name)}/" if self._is_divided else ""
-        return f"{root}/{self._parent}/{bucket}{escape(name)}"
+        return f"{parent}/{bucket}{escape(name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,41 +229,41 @@ class NamespacePaths:
     under_replicated = _Below("autorecovery/ledgers")
     """Root of the tree of under-replicated ledgers."""
 
-    bookie_available = _Each("bookies/available")
+    bookie_available = _Each(bookies_available)
     """Registration of a writable bookie."""
-    bookie_readonly = _Each("bookies/readonly")
+    bookie_readonly = _Each(bookies_readonly)
     """Registration of a read-only bookie."""
-    cookie = _Each("bookies/cookies")
+    cookie = _Each(cookies)
     """Cookie of a bookie."""
-    bookie_held = _Each("bookies/held")
+    bookie_held = _Each(_Below("bookies/held"))
     """Exists while an operator holds the bookie read-only."""
-    garbage_release = _Each("bookies/garbage")
+    garbage_release = _Each(garbage_releases)
     """Exists to release the brake of a bookie's garbage collection once."""
-    erasure = _Each("bookies/erasures")
+    erasure = _Each(erasures)
     """A request to all bookies; below it is the answer of each."""
-    deleted_log = _Each("deleted")
+    deleted_log = _Each(deleted_logs)
     """One deleted log."""
-    commit = _Each("commits", is_divided=True)
+    commit = _Each(commits, is_divided=True)
     """Commit record of an identity of atomic appends."""
-    staging_of = _Each("staging", is_divided=True)
+    staging_of = _Each(staging, is_divided=True)
     """Parent of the ledgers staged under an identity."""
-    retained_log = _Each("retention", is_divided=True)
+    retained_log = _Each(retained_logs, is_divided=True)
     """A log that has a retention."""
-    upkeep_request = _Each("upkeep/requests", is_divided=True)
+    upkeep_request = _Each(upkeep_requests, is_divided=True)
     """A log that asks for upkeep."""
-    upkeep_lock = _Each("upkeep/locks")
+    upkeep_lock = _Each(upkeep_locks)
     """Ephemeral node of the worker that does a log's upkeep, or a sweep."""
-    redaction = _Each("upkeep/redactions")
+    redaction = _Each(redactions)
     """The redaction of a log that is not finished."""
-    tier = _Each("upkeep/tiers")
+    tier = _Each(tiers)
     """Says that objects of the cluster are, or were, below a URL."""
-    proxy = _Each("proxies")
+    proxy = _Each(proxies)
     """Ephemeral node of the proxy at `location`."""
-    troubles_of = _Each("autorecovery/troubles")
+    troubles_of = _Each(troubles)
     """Items that the last sweep of a kind left out, if there were any."""
-    staging_owner = _Each("staging-owners")
+    staging_owner = _Each(staging_owners)
     """Ephemeral node of one staging process."""
-    recovery_member = _Each("autorecovery/members")
+    recovery_member = _Each(recovery_members)
     """Ephemeral node of one process of auto-recovery."""
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -320,8 +320,7 @@ class TableOfProcess:
         files: dict[str, TableFile] | None,
         position: Place,
     ) -> None:
-        now = self._catalog.newest(self.url)
-        if (None if now is None else now.number) == seen:
+        with suppress(ObjectStoreError):
             self._catalog.change(self.url, seen, fields, files, position)
 
     async def tidy(self) -> None:

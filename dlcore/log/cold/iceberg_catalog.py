@@ -93,7 +93,6 @@ def open_catalog(url: str) -> Any:
 
 def _opened(properties: str) -> Any:
     """Return the catalog with these properties, which are JSON; one with others is closed."""
-
     loading = logging.getLogger("pyiceberg.io")
     if loading.level == logging.NOTSET:
         loading.setLevel(logging.WARNING)  # it tells of each look, five times
@@ -112,14 +111,14 @@ def _opened(properties: str) -> Any:
 def _made(properties: dict[str, Any]) -> Any:
     from pyiceberg.catalog import CatalogType, infer_catalog_type, load_catalog
 
-    kind = properties.get("type")
-    if "py-catalog-impl" in properties or (kind and str(kind).lower() != CatalogType.REST.value):
-        return load_catalog(CATALOG, **properties)
-    if not kind and infer_catalog_type(CATALOG, properties) != CatalogType.REST:
-        return load_catalog(CATALOG, **properties)
-    from dlcore.log.cold.iceberg_rest import BoundedRestCatalog
+    if "py-catalog-impl" not in properties:
+        given = properties.get("type")
+        inferred = None if given else infer_catalog_type(CATALOG, properties)
+        if inferred is CatalogType.REST or str(given).lower() == CatalogType.REST.value:
+            from dlcore.log.cold.iceberg_rest import BoundedRestCatalog
 
-    return BoundedRestCatalog(CATALOG, **properties)
+            return BoundedRestCatalog(CATALOG, **properties)
+    return load_catalog(CATALOG, **properties)
 
 
 def identifier_of(place: tuple[str, str]) -> tuple[str, ...]:

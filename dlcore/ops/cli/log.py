@@ -51,9 +51,9 @@ from dlcore.ops.cli.writing import write_log
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dlcore.api.log import DistributedLogManager
     from dlcore.api.namespace import Namespace
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.log.reading.status import LogStatus
 
 
 @click.group("log")
@@ -191,11 +191,11 @@ def show_log(log: str) -> None:
 
     async def read(namespace: Namespace) -> dict[str, object]:
         async with await namespace.open_log(log) as manager:
-            return _fields_of(await manager.status(), await manager.get_schema())
+            return await _fields_of(manager)
 
     async def read_all(namespace: DirectNamespace) -> dict[str, object]:
-        fields = await read(namespace)
         async with await namespace.open_log(log) as manager:
+            fields = await _fields_of(manager)
             table = await table_of(namespace, manager, limit_s=patience() / 2)
         return fields | {"table": table if wants_json() else table_text(table)}
 
@@ -203,7 +203,8 @@ def show_log(log: str) -> None:
     show_fields(run_direct(read_all) if namespace_endpoint() is None else run_async(read))
 
 
-def _fields_of(status: LogStatus, schema: pa.Schema | None) -> dict[str, object]:
+async def _fields_of(log: DistributedLogManager) -> dict[str, object]:
+    status, schema = await log.status(), await log.get_schema()
     from dlcore.api.schemas import describe_schema
 
     fields: dict[str, object] = {
