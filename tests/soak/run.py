@@ -23,6 +23,8 @@ _ROLLS = 4
 """Times that all processes are restarted; each so has some lives that are long enough."""
 _ROLL_EVERY_S_MAX = 1500.0
 _WARM_SHARE = 0.2
+_WARM_SHARES = {"MB of auto-recovery": 0.5}
+"""It loads the code of each kind of work, such as Arrow, when it first does it."""
 _BOUND_S = 900.0
 """Until records come through, and until all have come, on a busy machine."""
 _LOOKS = 500
@@ -103,6 +105,9 @@ def _slopes(samples: Samples, seconds: float, roll_every_s: float) -> dict[str, 
     """Return what each series shows, without the first part of the run, or of a process."""
     warm_s = dict.fromkeys(CLUSTER, _WARM_SHARE * seconds)
     return {
-        name: slope_of(points, warm_s=warm_s.get(name, _WARM_SHARE * roll_every_s))
+        name: slope_of(
+            points,
+            warm_s=warm_s.get(name, _WARM_SHARES.get(name, _WARM_SHARE) * roll_every_s),
+        )
         for name, points in sorted(samples.series.items())
     }
