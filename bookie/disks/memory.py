@@ -10,7 +10,7 @@ from bookie.disks.port import DiskFullError, DiskSpace
 from dlcore.base.errors import BookieStorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dlcore.wire.digest import BytesLike
 
@@ -220,6 +220,12 @@ class MemoryDisk:
         is_held = self._held_bytes > 0
         self._held_bytes = max(0, self._held_bytes - size_bytes)
         return is_held
+
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Yield each file that is there or comes back after a crash: its name, all that it has."""
+        for names in (self._names, self._durable_names):
+            for name, inode in names.items():
+                yield name, bytes(inode.durable) + bytes(inode.cache)
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted, without spares."""

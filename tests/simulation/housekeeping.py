@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from bookie.membership.repair import Repairer
+from bookie.upkeep.erasing import Eraser
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.errors import DLError
 from dlcore.ledger.metadata.store import LedgerStore
@@ -27,6 +28,7 @@ class Housekeeping:
     Args:
         on_collected: takes the ledgers that a pass gave up.
         interval_s: between passes of garbage collection; compaction and scrubbing are rarer.
+        erases: whether it answers requests to erase.
         note: takes what is worth a line of the trace.
     """
 
@@ -40,6 +42,7 @@ class Housekeeping:
         paths: NamespacePaths,
         cluster_id: str,
         interval_s: float,
+        erases: bool,
         rng: random.Random,
         note: Callable[[str], None],
     ) -> None:
@@ -52,6 +55,15 @@ class Housekeeping:
         self._interval_s = interval_s
         self._rng = rng
         self._note = note
+        self._eraser = Eraser(
+            storage,
+            self._collector(),
+            bookie=bookie,
+            store=session,
+            paths=paths,
+            retry_s=interval_s,
+        )
+        self._erases = erases
 
     def works(self, client: BookieClient) -> list[Coroutine[Any, Any, None]]:
         """Return what is to run beside the storage, each until it is cancelled."""
@@ -61,7 +73,9 @@ class Housekeeping:
             ledgers=LedgerStore(self._session, self._paths),
             client=client,
         )
+        erasing = [self._repeat(self._erase, self._interval_s)] if self._erases else []
         return [
+            *erasing,
             self._repeat(self._collect_garbage, self._interval_s),
             self._repeat(self._compact, 2 * self._interval_s),
             self._repeat(self._scrub, 4 * self._interval_s),
@@ -79,18 +93,28 @@ class Housekeeping:
     async def _collect_garbage(self) -> None:
         ledgers = self._storage.core.live_ledgers()
         self._session.hidden_paths = {self._paths.ledger(each) for each in ledgers}
-        report = await GarbageCollector(
-            self._storage,
-            bookie=self._bookie,
-            store=self._session,
-            paths=self._paths,
-            cluster_id=self._cluster_id,
-        ).collect()
+        report = await self._collector().collect()
         self._on_collected(set(ledgers) - set(self._storage.core.live_ledgers()))
         if report.ledgers_deleted or report.files_deleted:
             self._note(f"collected {report.ledgers_deleted} ledgers, {report.files_deleted} files")
         if report.held:
             self._note(f"holds back: {report.held}")
+
+    def _collector(self) -> GarbageCollector:
+        return GarbageCollector(
+            self._storage,
+            bookie=self._bookie,
+            store=self._session,
+            paths=self._paths,
+            cluster_id=self._cluster_id,
+        )
+
+    async def _erase(self) -> None:
+        ledgers = set(self._storage.core.live_ledgers())
+        count = await self._eraser.run()
+        self._on_collected(ledgers - set(self._storage.core.live_ledgers()))
+        if count:
+            self._note(f"answered {count} requests to erase")
 
     async def _compact(self) -> None:
         report = await self._storage.upkeep.compact()

@@ -21,12 +21,14 @@ from tests.simulation.life_checkers import (
     now_ms,
     require,
 )
+from tests.simulation.redaction_checkers import REDACTION_INVARIANTS, RedactionCheckers
 from tests.simulation.stored_log import (
     ledgers_in,
     merges_of,
     nodes_of_log,
     open_extents_in,
     read_registration,
+    redacted_ledgers_in,
 )
 from tests.simulation.tables import TABLE_INVARIANTS
 from tests.simulation.tier_checkers import TIER_INVARIANTS, TierCheckers
@@ -57,6 +59,7 @@ LOG_INVARIANTS = (
     *TYPE_INVARIANTS,
     *TIER_INVARIANTS,
     *TABLE_INVARIANTS,
+    *REDACTION_INVARIANTS,
 )
 
 _BESIDE = ("schema", "settings", "subscribers")
@@ -125,6 +128,7 @@ class LogCheckers:
         self.merges = 0
         self.commits = 0
         self.types = TypeCheckers(tree=tree, paths=paths)
+        self.redactions = RedactionCheckers()
         self.tiers = TierCheckers(tree=tree, paths=paths, epoch_ms=epoch_ms)
         self.life = LifeCheckers(
             tree=tree,
@@ -409,12 +413,18 @@ class LogCheckers:
     def _check_grace(self, ledger_id: int) -> None:
         """L4: who reads by what the log was before a merge is not disturbed for some time."""
         released_ms = self._released_ms.get(ledger_id)
+        if released_ms is not None and ledger_id in redacted_ledgers_in(self._redactions()):
+            return
         require(
             KEPT,
             holds=released_ms is None or now_ms() >= released_ms + self._grace_ms,
             message=f"ledger {ledger_id} was merged away at {released_ms} ms, and is deleted",
             ledger_id=ledger_id,
         )
+
+    def _redactions(self) -> list[bytes]:
+        nodes = self._tree.dump()
+        return [nodes[each].value for each in nodes if depth(each, self._paths.redactions) == 1]
 
     def leftovers(self) -> list[str]:
         """Return what nobody needs and what is still there."""
@@ -429,6 +439,8 @@ class LogCheckers:
         found += [f"ledger {each}" for each in self.ledgers(nodes) if not self._counts[each]]
         found += [f"staged {each}" for each in nodes if depth(each, paths.staging) == 3]
         found += [f"deleted {each}" for each in nodes if depth(each, paths.deleted_logs) == 1]
+        found += [f"redaction {each}" for each in nodes if depth(each, paths.redactions) == 1]
+        found += [f"erasure {each}" for each in nodes if depth(each, paths.erasures) == 1]
         found += [f"asked {each}" for each in nodes if depth(each, paths.upkeep_requests) == 2]
         names = sum(depth(each, paths.logs) == 2 for each in nodes)
         if len(heads) != names:

@@ -25,6 +25,7 @@ from dlcore.base.errors import (
 from dlcore.base.ids import DLSN
 from tests.simulation.life_checkers import SETTINGS, SUBSCRIBED, WATCHED, Watching, require
 from tests.simulation.log_types import TYPED
+from tests.simulation.redactions import PRIVATE
 from tests.simulation.stored_log import Position
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Life:
             self._logs.supervise(role, work)
 
     def _some_name(self) -> str:
-        names = self._checkers.life.names.keys() - {_FOLLOWED, TYPED}
+        names = self._checkers.life.names.keys() - {_FOLLOWED, TYPED, PRIVATE}
         return self._rng.choice(sorted(names)) if names else "a"
 
     def _lose(self, process: LogProcess) -> None:

@@ -30,6 +30,7 @@ from tests.simulation.log_process import LogProcess
 from tests.simulation.log_types import TYPED, Types
 from tests.simulation.log_writers import Writer, follow
 from tests.simulation.proxies import PROXIED, Proxies
+from tests.simulation.redactions import PRIVATE, Redactions
 from tests.simulation.sinks import Sinks
 from tests.simulation.tiers import Tiers
 from tests.simulation.truth import InvariantViolatedError
@@ -108,6 +109,7 @@ class Logs:
         """Queries of Spark that write to the logs."""
         self._proxies = Proxies(self) if world.plan.has_proxies else None
         self._tiers = Tiers(self) if world.plan.has_tier else None
+        self._redactions = Redactions(self) if world.plan.has_redactions else None
 
     @property
     def appended(self) -> tuple[str, ...]:
@@ -126,6 +128,9 @@ class Logs:
             await self._types.start(setup.namespace)
         if self._tiers is not None:
             await self._tiers.start(setup)
+        if self._redactions is not None:
+            tiered = None if self._tiers is None else self._tiers.settings_of_new(None)
+            await self._redactions.start(setup, tiered)
         await setup.client.aclose()
         self._supervise_all()
         if self._world.plan.has_life:
@@ -409,20 +414,13 @@ class Logs:
         for name in names:
             await self._recover(keeper, name)
         await self._append_at_last(keeper)
+        if self._redactions is not None:
+            await self._redactions.finish(keeper)
         await self._tidy_up(keeper)
         self._world.faults["merge"] += self._checkers.merges
         self._world.faults["tiered run"] += self._checkers.tiers.count
         self._world.faults["rename"] += len(self._checkers.life.renamed)
-        found = {}
-        for name in names:
-            log = await keeper.namespace.open_log(name)
-            if name == TYPED and self._world.plan.has_types:
-                found[log.log_id] = (await self._types.read_whole(keeper)).payloads
-                continue
-            reading = await self._read_whole(keeper, log)
-            found[log.log_id] = reading.payloads
-            scanned = await self._scan_log(keeper, log, pause_s=0.0)
-            assert scanned.payloads == reading.payloads
+        found = await self._judge(keeper, names)
         assert found.keys() == set(self._checkers.life.names.values())
         if self._proxies is not None:
             self._proxies.check_whole()
@@ -430,6 +428,24 @@ class Logs:
             self.sinks.check_whole([*found])
         self._checkers.check_whole(found)
         await keeper.client.aclose()
+
+    async def _judge(self, keeper: LogProcess, names: Sequence[str]) -> dict[str, list[bytes]]:
+        """Read all logs; return what each has that is judged by its payloads, by ids."""
+        found: dict[str, list[bytes]] = {}
+        for name in names:
+            log = await keeper.namespace.open_log(name)
+            if name == TYPED and self._world.plan.has_types:
+                found[log.log_id] = (await self._types.read_whole(keeper)).payloads
+                continue
+            if name == PRIVATE and self._redactions is not None:
+                await self._redactions.check_whole(keeper)
+                found[log.log_id] = []
+                continue
+            reading = await self._read_whole(keeper, log)
+            found[log.log_id] = reading.payloads
+            scanned = await self._scan_log(keeper, log, pause_s=0.0)
+            assert scanned.payloads == reading.payloads
+        return found
 
     async def _append_at_last(self, keeper: LogProcess) -> None:
         """I8: now that nothing goes wrong an append goes through."""

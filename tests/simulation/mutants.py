@@ -28,6 +28,7 @@ from tests.simulation import (
     mutants_proxy,
     mutants_quorum,
     mutants_recovery,
+    mutants_redaction,
     mutants_remotes,
     mutants_rules,
     mutants_sinks,
@@ -40,7 +41,7 @@ from tests.simulation import (
     mutants_wire,
     mutants_writing,
 )
-from tests.simulation.plan import Plan, draw_usual_plan, with_logs, with_proxies
+from tests.simulation.plan import Plan, draw_usual_plan, with_logs, with_proxies, with_redactions
 
 if TYPE_CHECKING:
     import random
@@ -61,6 +62,7 @@ _MODULES = (
     mutants_logs,
     mutants_proxy,
     mutants_recovery,
+    mutants_redaction,
     mutants_remotes,
     mutants_rules,
     mutants_sinks,
@@ -303,6 +305,16 @@ def _logs_with_tables(plan: Plan) -> Plan:
     return replace(tiered, metadata_latency_s=0.001)
 
 
+def _redacted_logs(plan: Plan) -> Plan:
+    """The same, with one whose rows are redacted; others have no writers, for many redactions."""
+    return with_redactions(_logs(plan))
+
+
+def _redacted_tiers(plan: Plan) -> Plan:
+    """The same, whose old segments go to objects."""
+    return replace(_redacted_logs(plan), has_tier=True, tier_after_s=0.0)
+
+
 def _typed_logs(plan: Plan) -> Plan:
     """The same, with one that is typed."""
     return replace(_logs(plan), has_types=True)
@@ -377,6 +389,8 @@ FOCUSES: dict[str, Callable[[Plan], Plan]] = {
     "rules": _rules,
     "sinks": _sinks,
     "tiered logs": _tiered_logs,
+    "redacted logs": _redacted_logs,
+    "redacted tiers": _redacted_tiers,
     "logs with tables": _logs_with_tables,
     "typed logs": _typed_logs,
     "written logs": _written_logs,
@@ -463,6 +477,8 @@ _FOCUS_OF = {
     **dict.fromkeys(mutants_logs.MUTANTS, "logs"),
     **dict.fromkeys(mutants_log_writers.MUTANTS, "written logs"),
     **dict.fromkeys(mutants_proxy.MUTANTS, "proxies"),
+    **dict.fromkeys(mutants_redaction.OF_LEDGERS, "redacted logs"),
+    **dict.fromkeys(mutants_redaction.OF_OBJECTS, "redacted tiers"),
     **dict.fromkeys(mutants_remotes.MUTANTS, "remotes"),
     **dict.fromkeys(mutants_rules.MUTANTS, "rules"),
     **dict.fromkeys(mutants_sinks.ON_THE_CLUSTER, "sinks"),

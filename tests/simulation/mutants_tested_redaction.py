@@ -1,4 +1,4 @@
-"""Bugs of redaction and erasure that named tests catch: the simulation has neither."""
+"""Bugs of redaction and erasure that named tests catch."""
 
 from __future__ import annotations
 

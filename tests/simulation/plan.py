@@ -65,6 +65,8 @@ class BookieSettings:
     """Whether requests travel on connections, or each by itself."""
     quick_share: float
     """How often a disk takes an append at once."""
+    erases: bool
+    """Whether bookies answer requests to erase, beside other housekeeping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,8 @@ class Plan:
     """How old segments are that go; None: that is drawn."""
     has_tables: bool = False
     """Whether a table follows each log with a tier; see `tables.py`."""
+    has_redactions: bool = False
+    """Whether there is a log whose rows are redacted; see `redactions.py`."""
     mergers: int = 1
     """How many processes merge logs without asking who else does."""
     log_writers: int | None = None
@@ -145,6 +149,8 @@ _TIER_SHARE = 0.4
 """Of the plans with logs."""
 _TABLES_SHARE = 0.5
 """Of the plans with a tier."""
+_REDACTIONS_SHARE = 0.25
+"""Of the plans with logs, without encryption and without proxies."""
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)
 
@@ -163,6 +169,8 @@ def draw_plan(rng: random.Random) -> Plan:
         plan = replace(plan, has_tier=fate.random() < _TIER_SHARE)
         has_tables = plan.has_tier and not plan.is_encrypted and fate.random() < _TABLES_SHARE
         plan = replace(plan, has_tables=has_tables)
+        if not (plan.is_encrypted or plan.has_proxies) and fate.random() < _REDACTIONS_SHARE:
+            plan = with_redactions(plan)
     return with_one_kept_down(plan, has_logs=has_logs) if is_kept_down else plan
 
 
@@ -260,4 +268,18 @@ def with_proxies(plan: Plan, *, has_consumers: bool = False, has_remotes: bool =
         has_remotes=has_remotes,
         has_life=False,
         has_types=False,
+    )
+
+
+def with_redactions(plan: Plan) -> Plan:
+    """Return a plan with a log whose rows are redacted.
+
+    Bookies must answer, so none loses its disk for good, or has one that is damaged or full.
+    """
+    unfit = ("lost disk", "damage", "full disk")
+    return replace(
+        plan,
+        has_redactions=True,
+        maintenance_interval_s=plan.maintenance_interval_s or 0.3,
+        faults=tuple(each for each in plan.faults if each not in unfit),
     )

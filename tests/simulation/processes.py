@@ -217,6 +217,7 @@ class SimBookie:
                 paths=self._paths,
                 cluster_id=self._settings.cluster_id,
                 interval_s=self._settings.maintenance_interval_s,
+                erases=self._settings.erases,
                 rng=self._rng,
                 note=self._note,
             )

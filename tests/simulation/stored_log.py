@@ -18,7 +18,7 @@ import msgspec
 from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from dlcore.metadata.port import Versioned
 
@@ -214,6 +214,11 @@ def read_tier(value: bytes) -> Tier | None:
 def has_table(value: bytes) -> bool:
     """Read whether the settings of a log ask for a table."""
     return bool(json.loads(value)["settings"].get("table"))
+
+
+def redacted_ledgers_in(values: Iterable[bytes]) -> set[int]:
+    """Return the ledgers that go at once, by the nodes of redactions."""
+    return {each for value in values for each in json.loads(value)["ledgers"]}
 
 
 @dataclass(frozen=True, slots=True)

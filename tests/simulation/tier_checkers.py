@@ -209,7 +209,7 @@ class TierCheckers:
             columns = [table[name].to_pylist() for name in _PLACE[:5]]
             columns.append(table["_timestamp"].cast(pa.int64()).to_pylist())
             for payload, *place in zip(payloads, *columns, strict=True):
-                known = places.get(payload.rstrip(b" "))
+                known = places.get((payload or b"").rstrip(b" "))
                 lssn, entry, slot, txid, sequence_id, time_ms = place
                 found = (DLSN(lssn, entry, slot), sequence_id, txid, time_ms)
                 require(

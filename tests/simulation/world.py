@@ -143,7 +143,7 @@ class World:
         await session.aclose()
         self.cluster_id = binding.cluster_id
         if plan.has_tier:
-            self.cold = self._new_cold_store()
+            self.cold = self.log_checkers.redactions.cold = self._new_cold_store()
         settings = BookieSettings(
             storage=plan.storage,
             cluster_id=binding.cluster_id,
@@ -151,6 +151,7 @@ class World:
             hiding_chance=plan.hiding_chance,
             has_wire=plan.has_wire,
             quick_share=plan.quick_share,
+            erases=plan.has_redactions,
         )
         for number in range(plan.quorum.ensemble_size + plan.spare_bookies):
             slow = 50.0 if rng.random() < 0.25 else 1.0

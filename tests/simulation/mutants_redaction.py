@@ -1,0 +1,93 @@
+"""Bugs of redaction and of erasure put back on purpose, which the files or readers show."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from bookie.upkeep.rounds import Upkeep
+from dlcore.log.entries.redacted_rows import RowRedactor
+from dlcore.ops.upkeep.redaction import Redaction
+from dlcore.ops.upkeep.redaction_purge import Purger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dlcore.ops.upkeep.redaction import Effect, Scanned
+
+
+async def _nothing(*_: Any, **__: Any) -> tuple[str, ...]:
+    return ()
+
+
+@contextlib.contextmanager
+def bookies_answer_and_erase_nothing() -> Iterator[None]:
+    """What is deleted stays in files until compaction is worth it."""
+
+    async def erase(_: Upkeep, collect: Any, **__: Any) -> tuple[str, frozenset[int]]:
+        await collect()
+        return "", frozenset()
+
+    with patch.object(Upkeep, "erase", erase):
+        yield
+
+
+@contextlib.contextmanager
+def bookies_are_asked_and_not_heard() -> Iterator[None]:
+    """The request is taken for the deed."""
+    with patch.object(Purger, "_unanswered", _nothing):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_ledgers_wait_for_their_grace() -> Iterator[None]:
+    """What is replaced is left to the sweep, as after a merge."""
+    with patch.object(Purger, "drop", _nothing), patch.object(Purger, "_undropped", _nothing):
+        yield
+
+
+@contextlib.contextmanager
+def the_segment_in_progress_is_left_out() -> Iterator[None]:
+    """Only completed segments are rewritten."""
+    scanned = Redaction._scanned
+
+    def content(self: Redaction, seen: Scanned) -> Effect:
+        return scanned(self, replace(seen, open_rows=0, must_complete=False))
+
+    with patch.object(Redaction, "_scanned", content):
+        yield
+
+
+@contextlib.contextmanager
+def rows_are_redacted_with_their_entry() -> Iterator[None]:
+    """A row beside one that is redacted becomes null, too."""
+    mask_of = RowRedactor._mask
+
+    def whole(self: RowRedactor, *entry: Any) -> Any:
+        mask = mask_of(self, *entry)
+        return pa.array([any(mask.to_pylist())] * len(mask))
+
+    with patch.object(RowRedactor, "_mask", whole):
+        yield
+
+
+@contextlib.contextmanager
+def objects_wait_for_the_sweep() -> Iterator[None]:
+    """Objects that no ledger names any more stay until they are old."""
+    with patch.object(Purger, "delete", _nothing):
+        yield
+
+
+OF_LEDGERS = (
+    bookies_are_asked_and_not_heard,
+    bookies_answer_and_erase_nothing,
+    replaced_ledgers_wait_for_their_grace,
+    rows_are_redacted_with_their_entry,
+    the_segment_in_progress_is_left_out,
+)
+OF_OBJECTS = (objects_wait_for_the_sweep,)
+MUTANTS = (*OF_LEDGERS, *OF_OBJECTS)
