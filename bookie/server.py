@@ -173,7 +173,7 @@ class BookieServer(AsyncClosing):
             self._config.storage,
             clock=self._clock,
             owner=f"{self._cluster_id}/{self.bookie.incarnation}",
-            given_ids=GivenIds(LedgerStore(self._store, self._paths).next_ledger_id),
+            given_ids=GivenIds(LedgerStore(self._store, self._paths)),
         )
         self._running.push_async_callback(self.storage.aclose)
         await begin_life(disk, self._store, self._paths, cookie, clock=self._clock)

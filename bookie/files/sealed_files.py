@@ -15,7 +15,7 @@ from bookie.files.format import file_name
 from bookie.ledger_state import note_sealed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from bookie.disks.port import Disk
     from bookie.files.damage import DamageLog
@@ -37,7 +37,11 @@ class _SealedFile(NamedTuple):
 
 
 class SealedFiles:
-    """All sealed files; they and the states of ledgers change together."""
+    """All sealed files; they and the states of ledgers change together.
+
+    Args:
+        on_forgotten: called with each deleted ledger whose state is forgotten.
+    """
 
     def __init__(
         self,
@@ -46,12 +50,15 @@ class SealedFiles:
         handles: SealedHandles,
         ledgers: dict[int, LedgerState],
         damage: DamageLog,
+        *,
+        on_forgotten: Callable[[int], None],
     ) -> None:
         self._disk = disk
         self._log = log
         self._handles = handles
         self._ledgers = ledgers
         self._damage = damage
+        self._on_forgotten = on_forgotten
         self._files: dict[int, _SealedFile] = {}
         self.stored_bytes = 0
         """Bytes of all sealed files."""
@@ -187,3 +194,4 @@ class SealedFiles:
             and all(each.entries(ledger_id) is None for each in self._log.unsealed.indexes())
         ):
             del self._ledgers[ledger_id]
+            self._on_forgotten(ledger_id)

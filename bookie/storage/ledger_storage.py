@@ -91,6 +91,8 @@ class LedgerStorage:
     ) -> None:
         self._settle_interval_s = config.settle_interval_s
         self._given_ids = given_ids or GivenIds(None)
+        if opened.index.number == 1:  # no file was ever sealed, so none was dropped
+            self._given_ids.begin_new()
         self._timers = Timers()
         damage = DamageLog(entries_max=config.damaged_entries_max)
         events = EntryLogEvents(
@@ -105,7 +107,9 @@ class LedgerStorage:
             footer_bytes_max=config.footer_bytes_max,
         )
         reader = EntryReader(log, handles, ledgers, damage)
-        files = SealedFiles(disk, log, handles, ledgers, damage)
+        files = SealedFiles(
+            disk, log, handles, ledgers, damage, on_forgotten=self._given_ids.forget
+        )
         core = StorageCore(disk, log, handles, reader, files, ledgers, damage)
         _take_opened(opened, core)
         self.core = core

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bookie.ledger_state import check_id
+from bookie.membership.given_ids import GivenIds, Need
 from bookie.space.budget import Claim
 from bookie.space.room import run_room_bytes
 from bookie.storage.held_entries import HeldEntries
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from bookie.config import StorageConfig
     from bookie.ledger_state import LedgerState
-    from bookie.membership.given_ids import GivenIds
     from bookie.storage.followers import Followers
     from bookie.storage.status import StorageStatus
     from bookie.storage.storage_core import StorageCore
@@ -62,9 +62,10 @@ class Writes:
     def add_entry(self, frame: BytesLike, *, is_recovery: bool = False) -> asyncio.Future[None]:
         """Accept or refuse `frame` now; the future is done when it is durable or was refused.
 
-        If the ledger is new here, the decision may come later, once the id is known to be
-        allocated.  Adding identical bytes again succeeds.  If the held bytes are damaged, the new
-        ones replace them.  Nothing is raised here: the future may hold LedgerFencedError,
+        If the ledger is new here, the decision may come later, once it is found that the id is
+        allocated, and that it is no deleted or closed ledger which the bookie has forgotten.
+        Adding identical bytes again succeeds.  If the held bytes are damaged, the new ones replace
+        them.  Nothing is raised here: the future may hold LedgerFencedError,
         BookieReadOnlyError, BookieOverloadedError, EntryTooLargeError, DigestMismatchError,
         BadRequestError (other bytes for a held entry, or a ledger that was never created),
         BookieStorageError or BookieUnavailableError.
@@ -112,10 +113,13 @@ class Writes:
         check_id("ledger", ledger_id)
         if last_add_confirmed != INVALID_ENTRY_ID:
             check_id("entry", last_add_confirmed)
-        if not self._is_given(ledger_id):
-            return self._given_ids.once_given(
-                ledger_id, partial(self.write_lac, ledger_id, last_add_confirmed)
-            )
+        if ledger_id not in self._core.ledgers and not self._given_ids.covers(ledger_id, Need.OPEN):
+            note = partial(self._note_lac, ledger_id, last_add_confirmed)
+            return self._given_ids.once_given(ledger_id, Need.OPEN, note)
+        return self._note_lac(ledger_id, last_add_confirmed)
+
+    def _note_lac(self, ledger_id: int, last_add_confirmed: int) -> asyncio.Future[None]:
+        self._check_log()
         core = self._core
         known = core.ledgers.get(ledger_id)
         if known is None or known.is_deleted or last_add_confirmed > known.last_add_confirmed:
@@ -140,8 +144,8 @@ class Writes:
             BookieReadOnlyError, BookieOverloadedError: there is no space for the fence now.
         """
         self._check_log()
-        if not self._is_given(ledger_id):
-            await self._given_ids.check(ledger_id)
+        if ledger_id not in self._core.ledgers:
+            await self._given_ids.check(ledger_id, Need.ALLOCATED)
             self._check_log()
         core = self._core
         known = core.ledgers.get(ledger_id)
@@ -181,7 +185,9 @@ class Writes:
         """Return when no comparison with a held entry is in progress."""
         await self._held.comparisons.finish()
 
-    def _add_entry(self, frame: BytesLike, *, is_recovery: bool) -> asyncio.Future[None]:
+    def _add_entry(
+        self, frame: BytesLike, *, is_recovery: bool, is_given: bool = False
+    ) -> asyncio.Future[None]:
         self._check_log()
         if len(frame) > self._config.entry_size_bytes_max:
             raise EntryTooLargeError(
@@ -192,10 +198,10 @@ class Writes:
         core = self._core
         state = core.ledgers.get(entry.ledger_id)
         if state is None:
-            if not self._given_ids.covers(entry.ledger_id):
-                return self._given_ids.once_given(
-                    entry.ledger_id, partial(self._add_entry, frame, is_recovery=is_recovery)
-                )
+            need = Need.THERE if is_recovery else Need.OPEN
+            if not is_given and not self._given_ids.covers(entry.ledger_id, need):
+                add = partial(self._add_entry, frame, is_recovery=is_recovery, is_given=True)
+                return self._given_ids.once_given(entry.ledger_id, need, add)
         else:
             if not state.accepts(is_recovery=is_recovery):
                 raise LedgerFencedError(f"ledger {entry.ledger_id} is fenced")
@@ -218,9 +224,6 @@ class Writes:
     def _check_log(self) -> None:
         self._status.check_open()
         self._core.log.commits.check()
-
-    def _is_given(self, ledger_id: int) -> bool:
-        return ledger_id in self._core.ledgers or self._given_ids.covers(ledger_id)
 
 
 def check_ids(entry: EntryFrame) -> None:

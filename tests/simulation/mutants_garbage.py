@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from bookie.files.sealed_files import SealedFiles
-from bookie.membership.given_ids import GivenIds
+from bookie.membership.given_ids import GivenIds, Need
 from bookie.upkeep.garbage import GarbageJudge, GarbageVerdict
 from bookie.upkeep.garbage_collector import GarbageCollector
 from dlcore.base.errors import (
@@ -181,9 +181,9 @@ def new_ledgers_are_judged_by_an_old_look() -> Iterator[None]:
     """An id above those that were given at the last look is refused without another."""
     ask = GivenIds.ask
 
-    def hasty(self: GivenIds, ledger_id: int) -> asyncio.Future[None]:
-        if not self._next_id:
-            return ask(self, ledger_id)
+    def hasty(self: GivenIds, ledger_id: int, need: Need) -> asyncio.Future[None]:
+        if not self._next_id or ledger_id < self._next_id:
+            return ask(self, ledger_id, need)
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         answer.set_exception(BadRequestError(f"ledger {ledger_id} was never created"))
         return answer

@@ -149,7 +149,7 @@ _TIER_SHARE = 0.4
 """Of the plans with logs."""
 _TABLES_SHARE = 0.5
 """Of the plans with a tier."""
-_REDACTIONS_SHARE = 0.25
+_REDACTIONS_SHARE = 0.5
 """Of the plans with logs, without encryption and without proxies."""
 _KEPT_DOWN_SHARE = 0.08
 _QUICK_SHARES = (0.0, 0.0, 0.9)

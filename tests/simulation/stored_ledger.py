@@ -52,6 +52,11 @@ class StoredLedger:
         """Last entry and length."""
         return self.last_entry_id, self.length_bytes
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its writer may add to it."""
+        return self.state == OPEN
+
     def bookies_of(self, entry_id: int) -> tuple[BookieId, ...]:
         """Return the ensemble of an entry: the last one that starts at it or before."""
         return [each.bookies for each in self.ensembles if each.first_entry_id <= entry_id][-1]

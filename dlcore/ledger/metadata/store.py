@@ -166,14 +166,14 @@ class LedgerStore:
             raise LedgerNotFoundError(f"ledger {ledger_id} does not exist")
         return found
 
-    async def read_many(self, ledger_ids: Sequence[int]) -> ReadLedgers:
+    async def read_many(self, ledger_ids: Sequence[int], *, fresh: bool = False) -> ReadLedgers:
         """Return the metadata of those of the ledgers that exist, in one round trip.
 
-        Damaged metadata of one ledger does not hide the others.  The answer may come from a server
-        of the metadata store that is behind the others.
+        Damaged metadata of one ledger does not hide the others.  Unless `fresh`, the answer may
+        come from a server of the metadata store that is behind the others.
         """
         paths = [self._paths.ledger(ledger_id) for ledger_id in ledger_ids]
-        nodes = await self._read_nodes(paths)
+        nodes = await self._read_nodes(paths, fresh=fresh)
         ledgers: ReadLedgers = {}
         for ledger_id, node, path in zip(ledger_ids, nodes, paths, strict=True):
             try:
@@ -183,9 +183,11 @@ class LedgerStore:
                 ledgers[ledger_id] = error
         return ledgers
 
-    async def _read_nodes(self, paths: Sequence[str]) -> list[Versioned | None]:
+    async def _read_nodes(
+        self, paths: Sequence[str], *, fresh: bool = False
+    ) -> list[Versioned | None]:
         parts = [paths[at : at + _READ_AT_ONCE] for at in range(0, len(paths), _READ_AT_ONCE)]
-        found = await asyncio.gather(*map(self._store.get_many, parts))
+        found = await asyncio.gather(*(self._store.get_many(part, fresh=fresh) for part in parts))
         return [node for part in found for node in part]
 
     async def write(

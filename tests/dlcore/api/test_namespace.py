@@ -326,9 +326,9 @@ class LateLedgerStore(LedgerStore):
         self._left = 2
         self._may_answer = asyncio.Event()
 
-    async def read_many(self, ledger_ids: Sequence[int]) -> ReadLedgers:
+    async def read_many(self, ledger_ids: Sequence[int], *, fresh: bool = False) -> ReadLedgers:
         """Return what is stored, later."""
-        found = await super().read_many(ledger_ids)
+        found = await super().read_many(ledger_ids, fresh=fresh)
         self._left -= 1
         if not self._left:
             self._may_answer.set()
