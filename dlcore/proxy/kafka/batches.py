@@ -6,16 +6,17 @@ A batch has a header of 61 bytes, and its records one after the other:
     none), key, length of the value (-1: null), value, number of headers, headers
 
 Lengths, the time and the number are zigzag varints of 1 to 10 bytes.  All that stands before the
-values is made as one table of bytes by numpy, a row for each record; a mask takes out what shorter
-varints leave unused.  Arrow then joins each row and its value.  A batch without headers has only a
-0 behind each value, which becomes the first byte of the next row, and saves a part of the join.
+values is made as one table of bytes by numpy; a mask takes out what shorter varints leave unused.
+Arrow then joins what belongs to a record, and its value.  A batch without headers has only a
+0 behind each value, which becomes the first byte of the next record, and saves a part of the join.
 Records with keys, and batches with a null among the values, are made one by one.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import crc32c
 import numpy as np
@@ -23,11 +24,37 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """A batch in parts, which are sent one after the other and never joined."""
+
+    parts: tuple[bytes | memoryview, ...]
+    size_bytes: int
+    end: int
+    """The number of the record behind its last one."""
+
+
+class Batches:
+    """Batches one after the other; their length is that of their bytes."""
+
+    def __init__(self, each: Sequence[Batch] = ()) -> None:
+        self.each = each
+        self._size_bytes = sum(batch.size_bytes for batch in each)
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    @property
+    def parts(self) -> list[bytes | memoryview]:
+        """The parts of all batches."""
+        return [part for batch in self.each for part in batch.parts]
+
 
 FEW_RECORDS = 120
 """Up to this many records, a loop over them is faster."""
@@ -38,18 +65,20 @@ _COUNTED_AFTER = 12
 _CRC_FROM = 21
 _MAGIC = 2
 _NONE = -1
+_SMALL = 2**30
+"""Numbers below this one, and their doubles, need no more than 32 bits."""
 _NO_HEADER: dict[str, Any] = {"key": None, "value": None}
 
 
 def batch_of(
-    values: pa.BinaryArray,
+    values: pa.ChunkedArray,
     times_ms: Numbers,
     *,
     offset: int,
     headers: pa.BinaryArray | None,
-    keys: pa.BinaryArray | None = None,
-) -> list[bytes | memoryview]:
-    """Return a batch in parts.
+    keys: pa.ChunkedArray | None = None,
+) -> Batch:
+    """Return a batch.
 
     Args:
         values: the records' values; there is at least one.
@@ -70,17 +99,8 @@ def batch_of(
     crc = crc32c.crc32c(_HEADER.pack(offset, length, _NONE, _MAGIC, 0, *rest)[_CRC_FROM:])
     for each in records:
         crc = crc32c.crc32c(each, crc)
-    return [_HEADER.pack(offset, length, _NONE, _MAGIC, crc, *rest), *records]
-
-
-def ends_of(batches: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """Yield for each of these batches where it ends, and the number of the record behind it."""
-    at = 0
-    while at < len(batches):
-        offset, length = struct.unpack_from(">qi", batches, at)
-        (last,) = struct.unpack_from(">i", batches, at + _CRC_FROM + 2)
-        at += _COUNTED_AFTER + length
-        yield at, offset + last + 1
+    header = _HEADER.pack(offset, length, _NONE, _MAGIC, crc, *rest)
+    return Batch((header, *records), _COUNTED_AFTER + length, offset + count)
 
 
 def headers_of(dlsns: Sequence[pa.Array], txids: pa.Array) -> pa.BinaryArray:
@@ -99,7 +119,7 @@ def headers_of(dlsns: Sequence[pa.Array], txids: pa.Array) -> pa.BinaryArray:
     )  # fmt: skip
 
 
-def with_headers(own: pa.ListArray, told: pa.BinaryArray | None) -> pa.BinaryArray:
+def with_headers(own: pa.ChunkedArray, told: pa.BinaryArray | None) -> pa.BinaryArray:
     """Return the encoded headers, with their number, of each record.
 
     Args:
@@ -129,69 +149,79 @@ def _binary(ends: Any, data: Any) -> pa.BinaryArray:
     return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
 
 
-class _Column:
-    """A varint of each record, of a number that is not negative."""
-
-    def __init__(self, numbers: Numbers) -> None:
-        first = int(numbers[0])
-        self.is_constant = bool((numbers == first).all())
-        # A zigzag number that is not negative is its double.
-        self.numbers = (numbers[:1] if self.is_constant else numbers) << 1
-        self.width = max(1, -(-int(self.numbers.max()).bit_length() // 7))
-        self.lengths: Any = np.ones(len(self.numbers), np.int64)
-        for index in range(1, self.width):
-            self.lengths += self.numbers >= 1 << (7 * index)
-
-    def write(self, table: NDArray[np.uint8], mask: NDArray[np.bool_], at: int) -> None:
-        """Write the bytes from the column `at` on, and clear the mask of those not used."""
-        is_fixed = self.is_constant or int(self.lengths.min()) == self.width
-        for index in range(self.width):
-            byte = (self.numbers >> (7 * index)) & 0x7F
-            if index < self.width - 1:
-                byte |= (self.lengths > index + 1) << 7
-            table[:, at + index] = byte
-            if not is_fixed:
-                mask[:, at + index] = self.lengths > index
-
-
 def _records(
-    values: pa.BinaryArray, deltas_ms: Numbers, headers: pa.BinaryArray | None
+    values: pa.ChunkedArray, deltas_ms: Numbers, headers: pa.BinaryArray | None
 ) -> list[bytes | memoryview]:
-    count = len(values)
-    sizes = np.asarray(pc.binary_length(values)).astype(np.int64)
-    fields = time, number, size = _Column(deltas_ms), _Column(np.arange(count)), _Column(sizes)
-    before = 2 + sum(each.lengths for each in fields)  # with the attributes and the key
-    tails: Any = 1 if headers is None else np.asarray(pc.binary_length(headers))
-    length = _Column(np.broadcast_to(before + sizes + tails, (count,)).astype(np.int64))
-    at = int(headers is None)
-    width = at + length.width + 2 + sum(each.width for each in fields)
-    table, mask = np.zeros((count, width), np.uint8), np.ones((count, width), np.bool_)
-    row_bytes = at + before + length.lengths
-    for column, fixed in ((length, b"\0"), (time, b""), (number, b"\1"), (size, b"")):
-        column.write(table, mask, at)
-        at += column.width
-        for byte in fixed:
-            table[:, at] = byte
-            at += 1
+    count, sizes = len(values), np.asarray(pc.binary_length(values))
+    # A row for each field, and then for each byte: numpy takes long rows at once.
+    is_small = int(deltas_ms.max()) < _SMALL
+    fields: Any = np.zeros((6 + (headers is None), count), np.int32 if is_small else np.int64)
+    *_, length, _attributes, time, number, key, size = fields
+    # A zigzag number that is not negative is its double, and -1 is 1.
+    time[:] = deltas_ms << 1
+    number[:] = np.arange(0, 2 * count, 2)
+    key[:] = 1
+    size[:] = sizes << 1
+    length += sizes
+    length += 1 if headers is None else np.asarray(pc.binary_length(headers))
+    length += 2
+    for each in (time, number, size):
+        length += _width_of(each)
+    length <<= 1
+    widths = tuple(_width_max(each) for each in fields.max(axis=1).tolist())
+    source, shifts, unused = _layout(widths)
+    table = fields[source]
+    table >>= shifts
+    is_used = table > unused
+    data = table.astype(np.uint8)
+    data |= (table > 0x7F).view(np.uint8) << 7
     ends = np.zeros(count + 1, np.int32)
-    np.broadcast_to(row_bytes, (count,)).cumsum(out=ends[1:])
-    prefixes = _binary(ends, table[mask])
+    np.cumsum(is_used.sum(axis=0, dtype=np.int32), out=ends[1:])
+    prefixes = _binary(ends, data.T[is_used.T])
     if headers is not None:
-        return [_joined(pc.binary_join_element_wise(prefixes, values, headers, b""))]
-    return [_joined(pc.binary_join_element_wise(prefixes, values, b""))[1:], b"\0"]
+        return [*_joined(pc.binary_join_element_wise(prefixes, values, headers, b""))]
+    first, *others = _joined(pc.binary_join_element_wise(prefixes, values, b""))
+    return [first[1:], *others, b"\0"]
 
 
-def _joined(array: pa.BinaryArray) -> memoryview:
-    _, ends, data = array.buffers()
-    bounds = np.frombuffer(ends, np.int32, len(array) + 1, array.offset * 4)
-    return memoryview(data)[bounds[0] : bounds[-1]]
+@cache
+def _layout(widths: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """Return for each byte its field, its shift there, and what is left if it is not used."""
+    fields = [field for field, width in enumerate(widths) for _ in range(width)]
+    indexes = [[index] for width in widths for index in range(width)]
+    shifts = np.array(indexes, np.int32) * 7
+    # The first byte of a field is always used.
+    return np.array(fields), shifts, np.minimum(shifts, 1) - 1
+
+
+def _width_max(number: int) -> int:
+    """Return the bytes that the varint of a number without a sign takes."""
+    return max(1, -(-number.bit_length() // 7))
+
+
+def _width_of(numbers: Numbers) -> Any:
+    """Return the bytes that the varint of each number without a sign takes."""
+    found: Any = 1
+    for index in range(1, _width_max(int(numbers.max()))):
+        found = found + (numbers >= 1 << (7 * index))
+    return found
+
+
+def _joined(array: pa.ChunkedArray) -> list[memoryview]:
+    """Return the bytes of all values, one after the other."""
+    found = []
+    for each in array.chunks:
+        _, ends, data = each.buffers()
+        bounds = np.frombuffer(ends, np.int32, len(each) + 1, each.offset * 4)
+        found.append(memoryview(data)[bounds[0] : bounds[-1]])
+    return found
 
 
 def _plain_records(
-    values: pa.BinaryArray,
+    values: pa.ChunkedArray,
     deltas_ms: Numbers,
     headers: pa.BinaryArray | None,
-    keys: pa.BinaryArray | None = None,
+    keys: pa.ChunkedArray | None = None,
 ) -> list[bytes | memoryview]:
     found: list[bytes] = []
     tails = [b"\0"] * len(values) if headers is None else headers.to_pylist()

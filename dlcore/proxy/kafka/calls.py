@@ -23,6 +23,7 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import NotLessThan, RecordField
 from dlcore.flight.needs import Need
 from dlcore.proxy.kafka import entrances, messages
+from dlcore.proxy.kafka.batches import Batches
 from dlcore.proxy.kafka.codes import code_of
 from dlcore.proxy.kafka.feeds import Feed
 from dlcore.proxy.kafka.messages import Request, Response
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
     from dlcore.log.reading.scan import LogSnapshot
     from dlcore.proxy.config import ProxyConfig
     from dlcore.proxy.gatekeeper import Entry
+    from dlcore.proxy.kafka.batches import Batch
     from dlcore.proxy.kafka.groups import Groups
     from dlcore.proxy.membership import Membership
     from dlcore.proxy.reading.serving import ReadPath
     from dlcore.proxy.writing.put import PutService
 
-Answer: TypeAlias = "list[bytes]"
+Answer: TypeAlias = "list[bytes | memoryview]"
 """An answer with its size, in parts."""
 Later: TypeAlias = "Callable[[], Awaitable[Answer]]"
 """A call that waits for an answer, while the next requests are taken."""
@@ -90,7 +92,7 @@ class _Part:
     bytes_max: int
     feed: Feed | None = None
     code: ErrorCode = ErrorCode.none
-    batches: list[memoryview] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
     size_bytes: int = 0
 
 
@@ -365,10 +367,10 @@ class Calls:
                 continue
             left = min(part.bytes_max - part.size_bytes, bytes_max - size_bytes)
             taken = part.feed.take(left, is_first=not size_bytes)
-            if taken:
-                part.batches.append(taken)
-                part.size_bytes += len(taken)
-                size_bytes += len(taken)
+            taken_bytes = sum(each.size_bytes for each in taken)
+            part.batches += taken
+            part.size_bytes += taken_bytes
+            size_bytes += taken_bytes
 
     def _response(self, make: Response, part: _Part) -> Any:
         feed, code = part.feed, part.code
@@ -389,14 +391,12 @@ class Calls:
             last_stable_offset=end,
             log_start_offset=first,
             aborted_transactions=None,
-            records=part.batches[0] if len(part.batches) == 1 else b"".join(part.batches),
+            records=Batches(part.batches),
         )
         return make.of("FetchableTopicResponse", topic=part.topic, partitions=(data,))
 
 
-async def _framed(
-    make: Response, number: int, waiting: Callable[[], Awaitable[Any]]
-) -> list[bytes]:
+async def _framed(make: Response, number: int, waiting: Callable[[], Awaitable[Any]]) -> Answer:
     return make.framed(number, await waiting())
 
 

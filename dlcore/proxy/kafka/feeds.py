@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from dlcore.base.clock import steady_s
 from dlcore.base.errors import DLError, ReaderStalledError
-from dlcore.proxy.kafka.batches import ends_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dlcore.base.background import BackgroundTasks
+    from dlcore.proxy.kafka.batches import Batch, Batches
     from dlcore.proxy.reading.delivery import Deliveries, Reading
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Feed:
         """The reason why no more will come."""
         self.used_s = steady_s()
         """When it was last asked for records."""
-        self._message = memoryview(b"")
+        self._message: Sequence[Batch] = ()  # what was not taken of it
         self._received: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -90,27 +90,28 @@ class Feed:
             self.received()
             self._on_news()
 
-    async def _send(self, message: bytes) -> None:
+    async def _send(self, message: Batches) -> None:
         self._received = asyncio.get_running_loop().create_future()
-        self._message = memoryview(message)
+        self._message = message.each
         self._on_news()
         try:
             await self._received
         finally:
-            self._message = memoryview(b"")
+            self._message = ()
 
-    def take(self, bytes_max: int, *, is_first: bool) -> memoryview:
+    def take(self, bytes_max: int, *, is_first: bool) -> Sequence[Batch]:
         """Take the next batches, as many as fit; one, if it is the first of an answer.
 
         `received` must be called once the client has them.
         """
-        cut, offset = 0, self.offset
-        for at, following in ends_of(self._message):
-            if at > bytes_max and not (is_first and not cut):
+        count = size_bytes = 0
+        for each in self._message:
+            size_bytes += each.size_bytes
+            if size_bytes > bytes_max and (count or not is_first):
                 break
-            cut, offset = at, following
-        taken, self._message = self._message[:cut], self._message[cut:]
-        self.offset = offset
+            count += 1
+            self.offset = each.end
+        taken, self._message = self._message[:count], self._message[count:]
         return taken
 
     def received(self) -> None:
@@ -120,7 +121,7 @@ class Feed:
 
     def close(self) -> None:
         """Ask for no more records."""
-        self._message = memoryview(b"")
+        self._message = ()
         self.received()
         if self._task is not None:
             self._task.cancel()

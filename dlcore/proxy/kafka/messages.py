@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import cache
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from kio.index import load_payload_module
 from kio.schema.errors import ErrorCode
-from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
 from dlcore.base.errors import ConfigurationError
 from dlcore.proxy.kafka.parsing import Unread, read
+from dlcore.proxy.kafka.writing import Collected, write
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -77,34 +76,6 @@ class UnknownVersion:
     number: int
 
 
-class Collected:
-    """The bytes that the library writes, with large parts as they are."""
-
-    JOINED_BYTES = 64 * 1024
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._small = BytesIO()
-
-    def write(self, data: bytes) -> int:
-        """Take a part."""
-        if len(data) < self.JOINED_BYTES:
-            return self._small.write(data)
-        self._end_small()
-        self.parts.append(data)
-        return len(data)
-
-    def _end_small(self) -> None:
-        if self._small.tell():
-            self.parts.append(self._small.getvalue())
-            self._small = BytesIO()
-
-    def framed(self) -> list[bytes]:
-        """Return all parts, behind their size."""
-        self._end_small()
-        return [sum(map(len, self.parts)).to_bytes(4), *self.parts]
-
-
 def request_of(frame: bytes) -> Request | UnknownVersion:
     """Parse a request without its size.
 
@@ -120,8 +91,7 @@ def request_of(frame: bytes) -> Request | UnknownVersion:
             return UnknownVersion(int.from_bytes(frame[4:8], signed=True))
         served = ", ".join(f"{each} ({low} to {high})" for each, (low, high) in CALLS.items())
         raise ConfigurationError(f"call {call} version {version}: expected one of {served}")
-    kind = _kinds(call, version, EntityType.request)
-    payload = kind.__dict__[_payload_name(kind, "Request")]
+    payload = _payload(call, version)
     unread = Unread(frame)
     try:
         header, body = read(payload.__header_schema__, unread), read(payload, unread)
@@ -134,6 +104,13 @@ def request_of(frame: bytes) -> Request | UnknownVersion:
 @cache
 def _kinds(call: int, version: int, kind: Any) -> ModuleType:
     return load_payload_module(call, version, kind)
+
+
+@cache
+def _payload(call: int, version: int) -> Any:
+    """Return the class of a request."""
+    kinds = _kinds(call, version, EntityType.request)
+    return vars(kinds)[_payload_name(kinds, "Request")]
 
 
 def _payload_name(module: ModuleType, ending: str) -> str:
@@ -158,21 +135,22 @@ class Response:
         found = getattr(self._kinds, kind)
         return found(**{name: values[name] for name in _names_of(found) if name in values})
 
-    def framed(self, number: int, body: Any) -> list[bytes]:
+    def framed(self, number: int, body: Any) -> list[bytes | memoryview]:
         """Return a response, with its size, in parts."""
         header, collected = type(body).__header_schema__, Collected()
-        sink: Any = collected  # of a file the library only needs `write`
-        entity_writer(header)(sink, header(correlation_id=number))
-        entity_writer(type(body))(sink, body)
+        write(collected, header(correlation_id=number))
+        write(collected, body)
         return collected.framed()
 
 
 @cache
 def _names_of(kind: type[Any]) -> frozenset[str]:
-    return frozenset(each.name for each in fields(kind))
+    return frozenset(each.name for each in fields(kind) if "tag" not in each.metadata)
 
 
-def versions_response(number: int, version: int, *, is_known: bool = True) -> list[bytes]:
+def versions_response(
+    number: int, version: int, *, is_known: bool = True
+) -> list[bytes | memoryview]:
     """Return the answer to ApiVersions."""
     make = Response(API_VERSIONS, version)
     calls = tuple(

@@ -7,10 +7,11 @@ later clients may send.  This one takes no length that exceeds what is left of t
 
 from __future__ import annotations
 
-import struct
 from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import timedelta
 from functools import cache, partial
+from itertools import groupby
+from struct import Struct
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from uuid import UUID
@@ -18,9 +19,10 @@ from uuid import UUID
 from dlcore.base.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-_NUMBERS = {"int8": ">b", "int16": ">h", "int32": ">i", "int64": ">q", "bool": ">?"}
+NUMBERS = {"int8": "b", "int16": "h", "int32": "i", "int64": "q", "bool": "?"}
+SHORT, INT, LONG = Struct(">h"), Struct(">i"), Struct(">q")
 _VARINT_BYTES_MAX = 5
 
 
@@ -36,15 +38,15 @@ class Unread:
 
     def take(self, count: int) -> bytes:
         """Take so many bytes."""
-        if not 0 <= count <= len(self):
+        start, end = self._at, self._at + count
+        if not start <= end <= len(self._data):
             raise ConfigurationError(f"{count:,} bytes of something: expected 0 to {len(self):,}")
-        self._at += count
-        return self._data[self._at - count : self._at]
+        self._at = end
+        return self._data[start:end]
 
-    def number(self, form: str) -> Any:
-        """Take a number of a fixed size."""
-        (found,) = struct.unpack(form, self.take(struct.calcsize(form)))
-        return found
+    def numbers(self, form: Struct) -> tuple[Any, ...]:
+        """Take numbers of fixed sizes."""
+        return form.unpack(self.take(form.size))
 
     def varint(self) -> int:
         """Take a varint without a sign."""
@@ -56,13 +58,13 @@ class Unread:
                 return found
         raise ConfigurationError(f"a varint of more than {_VARINT_BYTES_MAX} bytes")
 
-    def length(self, *, form: str | None) -> int:
+    def length(self, *, form: Struct | None) -> int:
         """Take a length: a number of this form, else a varint that is higher by one; -1: null."""
-        return self.varint() - 1 if form is None else int(self.number(form))
+        return self.varint() - 1 if form is None else int(self.numbers(form)[0])
 
     def count(self, *, is_flexible: bool) -> int:
         """Take the number of elements of an array, each of which has a byte at least."""
-        found = self.length(form=None if is_flexible else ">i")
+        found = self.length(form=None if is_flexible else INT)
         if not -1 <= found <= len(self):
             raise ConfigurationError(f"an array of {found:,}: expected 0 to {len(self):,}")
         return found
@@ -71,7 +73,12 @@ class Unread:
 def read(kind: type[Any], unread: Unread) -> Any:
     """Read a value of a dataclass of the library.  Raises: ConfigurationError."""
     untagged, tagged = _readers(kind)  # type: ignore[arg-type]  # a class is hashable
-    values = {name: reader(unread) for name, reader in untagged}
+    values: dict[str, Any] = {}
+    for name, reader in untagged:
+        if isinstance(name, tuple):
+            values.update(zip(name, reader(unread), strict=True))
+        else:
+            values[name] = reader(unread)
     if kind.__flexible__:
         for _ in range(unread.varint()):
             tag, size = unread.varint(), unread.varint()
@@ -83,18 +90,41 @@ def read(kind: type[Any], unread: Unread) -> Any:
 
 
 @cache
-def _readers(kind: type[Any]) -> tuple[list[tuple[str, Any]], dict[int, tuple[str, Any]]]:
-    """Return what reads the fields of a dataclass, and those with a tag."""
-    untagged, tagged = [], {}
+def _readers(
+    kind: type[Any],
+) -> tuple[list[tuple[str | tuple[str, ...], Any]], dict[int, tuple[str, Any]]]:
+    """Return what reads the fields of a dataclass, and those with a tag.
+
+    Numbers one after the other are read at once: their names are a tuple.
+    """
+    untagged, tagged = list[tuple[str | tuple[str, ...], Any]](), {}
     hints = get_type_hints(kind)
-    for each in fields(kind):
-        reader = _reader(kind, each, hints[each.name])
-        if (tag := each.metadata.get("tag")) is None:
-            untagged.append((each.name, reader))
+    for form, group in runs_of(kind, hints, NUMBERS):
+        if form is not None:
+            untagged.append((tuple(each.name for each in group), partial(_numbers, form)))
         else:
+            untagged += [(each.name, _reader(kind, each, hints[each.name])) for each in group]
+    for each in fields(kind):
+        if "tag" in each.metadata:
             assert each.default is not MISSING
-            tagged[tag] = (each.name, reader)
+            tagged[each.metadata["tag"]] = (each.name, _reader(kind, each, hints[each.name]))
     return untagged, tagged
+
+
+def runs_of(
+    kind: type[Any], hints: dict[str, Any], numbers: dict[str, str]
+) -> Iterator[tuple[Struct | None, list[Field[Any]]]]:
+    """Yield the fields without tags in order, numbers one after the other with their form."""
+
+    def is_number(field: Field[Any]) -> bool:
+        is_one = getattr(hints[field.name], "__origin__", None) is not tuple
+        return is_one and field.metadata.get("kafka_type") in numbers
+
+    plain = [each for each in fields(kind) if "tag" not in each.metadata]
+    for is_run, each in groupby(plain, is_number):
+        group = list(each)
+        forms = (numbers[one.metadata["kafka_type"]] for one in group) if is_run else ()
+        yield Struct(">" + "".join(forms)) if is_run else None, group
 
 
 def _reader(kind: type[Any], field: Field[Any], hint: Any) -> Callable[[Unread], Any]:
@@ -133,7 +163,7 @@ def _element(
     name = field.metadata["kafka_type"]
     match name:
         case "string" | "bytes" | "records":
-            form = ">h" if name == "string" else ">i"
+            form = SHORT if name == "string" else INT
             return partial(
                 _text if name == "string" else _bytes,
                 form=None if is_flexible else form,
@@ -142,15 +172,19 @@ def _element(
         case "uuid":
             return _uuid
         case "timedelta_i32" | "timedelta_i64":
-            return partial(_time, ">i" if name == "timedelta_i32" else ">q")
-    return partial(_number, _NUMBERS[name])
+            return partial(_time, INT if name == "timedelta_i32" else LONG)
+    return partial(_number, Struct(">" + NUMBERS[name]))
 
 
-def _number(form: str, unread: Unread) -> Any:
-    return unread.number(form)
+def _numbers(form: Struct, unread: Unread) -> tuple[Any, ...]:
+    return unread.numbers(form)
 
 
-def _bytes(unread: Unread, *, form: str | None, is_null_allowed: bool) -> bytes | None:
+def _number(form: Struct, unread: Unread) -> Any:
+    return unread.numbers(form)[0]
+
+
+def _bytes(unread: Unread, *, form: Struct | None, is_null_allowed: bool) -> bytes | None:
     length = unread.length(form=form)
     if length < 0:
         _require_null_allowed("a value", is_allowed=is_null_allowed)
@@ -158,7 +192,7 @@ def _bytes(unread: Unread, *, form: str | None, is_null_allowed: bool) -> bytes 
     return unread.take(length)
 
 
-def _text(unread: Unread, *, form: str | None, is_null_allowed: bool) -> str | None:
+def _text(unread: Unread, *, form: Struct | None, is_null_allowed: bool) -> str | None:
     found = _bytes(unread, form=form, is_null_allowed=is_null_allowed)
     try:
         return None if found is None else found.decode()
@@ -171,8 +205,8 @@ def _uuid(unread: Unread) -> UUID | None:
     return found if found.int else None
 
 
-def _time(form: str, unread: Unread) -> timedelta:
-    count = unread.number(form)
+def _time(form: Struct, unread: Unread) -> timedelta:
+    (count,) = unread.numbers(form)
     try:
         return timedelta(milliseconds=count)
     except OverflowError as error:

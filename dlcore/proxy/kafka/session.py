@@ -104,7 +104,7 @@ class Refused:
 class Performed:
     """Event: the request is performed, and this is the answer, in parts with their size."""
 
-    answer: list[bytes]
+    answer: list[bytes | memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ Event: TypeAlias = Received | Proven | Refused | Performed | Taken
 class Send:
     """Effect: send these parts."""
 
-    parts: list[bytes]
+    parts: list[bytes | memoryview]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dlcore.log.entries.batches import typed_read_batch
 from dlcore.log.reading.ranges import RangeView
 from dlcore.log.typed.arrow import schema_of
 from dlcore.log.typed.json_values import json_rows
-from dlcore.proxy.kafka.batches import batch_of, headers_of, with_headers
+from dlcore.proxy.kafka.batches import Batch, Batches, batch_of, headers_of, with_headers
 from dlcore.proxy.kafka.records import HEADERS
 from dlcore.proxy.reading.rows import row_bytes_of
 
@@ -66,35 +66,34 @@ class RecordView:
         self.schema = columns.with_metadata({**(columns.metadata or {}), b"kafka": made})
         """The columns, and a mark: views with the same schema make the same messages."""
 
-    def message(self, entries: Sequence[StoredRows], _: DLSN) -> bytes:
+    def message(self, entries: Sequence[StoredRows], _: DLSN) -> Batches:
         """Return the batches with the rows of entries, one after the other."""
-        found: list[bytes | memoryview] = []
+        found: list[Batch] = []
         together: list[StoredRows] = []
         size_bytes = 0
         for each in entries:
             added_bytes = each.batch.nbytes + each.batch.num_rows * self.row_bytes
             if together and size_bytes + added_bytes > BATCH_BYTES:
-                found += self._batch(together)
+                found.append(self._batch(together))
                 together, size_bytes = [], 0
             together.append(each)
             size_bytes += added_bytes
         if together:
-            found += self._batch(together)
-        return b"".join(found)
+            found.append(self._batch(together))
+        return Batches(found)
 
-    def _batch(self, entries: Sequence[StoredRows]) -> list[bytes | memoryview]:
+    def _batch(self, entries: Sequence[StoredRows]) -> Batch:
         counts = [each.batch.num_rows for each in entries]
         times = np.fromiter((each.place.timestamp_ms for each in entries), np.int64, len(entries))
         headers = self._headers(entries, counts) if self._has_headers else None
         keys = None
         if self._is_keyed:
             rows = pa.Table.from_batches([self._rows(each) for each in entries])
-            parts = {name: rows[name].combine_chunks() for name in rows.column_names}
-            values, keys = parts["value"], parts.get("key")
-            if "headers" in parts:
-                headers = with_headers(parts["headers"], headers)
+            values, keys = rows["value"], rows["key"] if "key" in rows.column_names else None
+            if "headers" in rows.column_names:
+                headers = with_headers(rows["headers"], headers)
         else:
-            values = pa.concat_arrays([self._values(each) for each in entries])
+            values = pa.chunked_array([self._values(each) for each in entries])
         first = entries[0]
         return batch_of(
             values,

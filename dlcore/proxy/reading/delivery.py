@@ -25,7 +25,7 @@ from dlcore.proxy.reading.outgoing import STALL_S, Outgoing
 from dlcore.proxy.reading.runs import fetched
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sized
 
     from dlcore.backends.direct.log import DirectLog
     from dlcore.base.records import NotLessThan
@@ -219,7 +219,7 @@ class Deliveries:
 
 async def _messages(
     reading: Reading, position: DLSN, end: DLSN
-) -> AsyncGenerator[tuple[bytes, DLSN], None]:
+) -> AsyncGenerator[tuple[Sized, DLSN], None]:
     """Yield the messages with the records in [position, end), and the end of each."""
     async with aclosing(_parts(reading, position, end)) as parts:
         async for part in parts:

@@ -21,9 +21,10 @@ from dlcore.base.config import MIB
 from dlcore.base.errors import ReaderStalledError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sized
 
-Send: TypeAlias = "Callable[[bytes], Coroutine[Any, Any, None]]"
+Send: TypeAlias = "Callable[[Any], Coroutine[Any, Any, None]]"
+"""Sends a message, which is of the kind that the reader's view makes."""
 STALL_S = 1.0
 """A client that receives nothing for this time may be disconnected if others need memory."""
 _READERS_MIN = 2
@@ -73,7 +74,7 @@ class Outgoing:
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
 
-    async def send(self, send: Send, message: bytes) -> None:
+    async def send(self, send: Send, message: Sized) -> None:
         """Wait for memory, and send a message of a ring.
 
         Only gRPC's copy counts here, because the ring keeps the message anyway.
@@ -82,14 +83,14 @@ class Outgoing:
         """
         await (await self._begin(send, message, len(message)))
 
-    async def begin(self, send: Send, message: bytes) -> asyncio.Future[None]:
+    async def begin(self, send: Send, message: Sized) -> asyncio.Future[None]:
         """Wait for memory, and begin to send a message for one reader; return a future of its end.
 
         The future raises as `send`; cancelling it cancels the send.
         """
         return await self._begin(send, message, _COPIES * len(message))
 
-    async def _begin(self, send: Send, message: bytes, size_bytes: int) -> asyncio.Future[None]:
+    async def _begin(self, send: Send, message: Sized, size_bytes: int) -> asyncio.Future[None]:
         await self._room(size_bytes)
         loop = asyncio.get_running_loop()
         answer = loop.create_future()

@@ -16,7 +16,7 @@ from dlcore.log.reading.ranges import RangeView
 from dlcore.log.typed.arrow import schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Sequence, Sized
 
     from dlcore.base.ids import DLSN
     from dlcore.flight.columns import Ends, Integers
@@ -49,8 +49,11 @@ class View(Protocol):
         """The bytes that a row takes in a message, beside the columns of its entry."""
         ...
 
-    def message(self, entries: Sequence[StoredRows], following: DLSN, /) -> bytes:
-        """Return a message with the rows of entries; `following` is the position behind them."""
+    def message(self, entries: Sequence[StoredRows], following: DLSN, /) -> Sized:
+        """Return a message with the rows of entries; `following` is the position behind them.
+
+        Its length is that of its bytes.
+        """
         ...
 
 

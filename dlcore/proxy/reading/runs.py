@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlcore.base.ids import DLSN
 from dlcore.proxy.reading.ring import Run
@@ -52,7 +52,7 @@ class Fetched:
         data = view.message(self.rows, self.end)
         return Run(self.start, self.end, self.firsts, data, len(data), came_s)
 
-    def part(self, view: View, end: DLSN) -> bytes | None:
+    def part(self, view: View, end: DLSN) -> Any | None:
         """Return a message with the records before `end`; None if there are none."""
         if end >= self.end:
             return view.message(self.rows, self.end)

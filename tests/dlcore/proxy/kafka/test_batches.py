@@ -15,8 +15,8 @@ from kio.records.readers import read_batch
 from dlcore.proxy.kafka import batches
 from dlcore.proxy.kafka.batches import (
     FEW_RECORDS,
+    Batch,
     batch_of,
-    ends_of,
     headers_of,
     varint,
     with_headers,
@@ -26,9 +26,18 @@ from dlcore.proxy.kafka.records import HEADERS
 SIZES = st.one_of(st.integers(0, 130), st.sampled_from([63, 64, 8191, 8192, 70_000]))
 
 
-def array(values: list[bytes]) -> pa.BinaryArray:
-    """Return an array of values, a slice of a longer one as readers have it."""
-    return pa.array([b"before", *values, b"after"], pa.binary()).slice(1, len(values))
+def array(values: list[bytes]) -> pa.ChunkedArray:
+    """Return values in two arrays, slices of longer ones as readers have them."""
+    whole = pa.array([b"before", *values, b"after"], pa.binary())
+    half = len(values) // 2
+    return pa.chunked_array([whole.slice(1, half), whole.slice(1 + half, len(values) - half)])
+
+
+def bytes_of(batch: Batch) -> bytes:
+    """Return the bytes of a batch, which has as many as it says."""
+    found = b"".join(batch.parts)
+    assert len(found) == batch.size_bytes
+    return found
 
 
 def headers(count: int, base: int) -> pa.BinaryArray:
@@ -61,11 +70,12 @@ def test_the_header_says_what_is_in_the_batch(count: int) -> None:
     """Offsets, times and the checksum; another implementation reads the records."""
     values = [f"value {number}".encode() for number in range(count)]
     times = np.arange(count, dtype=np.int64) + 1_700_000_000_000
-    data = b"".join(batch_of(array(values), times, offset=77, headers=headers(count, 5)))
+    made = batch_of(array(values), times, offset=77, headers=headers(count, 5))
+    data = bytes_of(made)
     offset, length, epoch, magic, crc = struct.unpack_from(">qiibI", data)
     assert (offset, length, epoch, magic) == (77, len(data) - 12, -1, 2)
     assert crc == crc32c.crc32c(data[21:])
-    assert list(ends_of(data * 2)) == [(len(data), 77 + count), (2 * len(data), 77 + count)]
+    assert made.end == 77 + count
     batch: Any = read_batch(data, 0)[0]
     assert [each.value for each in batch.records] == values
     told = batch.records[-1]
@@ -82,12 +92,12 @@ def test_keys_nulls_and_headers(has_told: bool) -> None:
     some = {"key": "h", "value": b"1"}
     own = [[some, {"key": "n", "value": None}], None, [], [None, {"key": None, "value": b""}]]
     found = with_headers(
-        pa.array((own * count)[:count], HEADERS), headers(count, 0) if has_told else None
+        pa.chunked_array([(own * count)[:count]], HEADERS), headers(count, 0) if has_told else None
     )
-    keys = pa.array(([b"k" * 70, None, b""] * count)[:count], pa.binary())
-    values = pa.array(([b"v", None] * count)[:count], pa.binary())
+    keys = pa.chunked_array([([b"k" * 70, None, b""] * count)[:count]], pa.binary())
+    values = pa.chunked_array([([b"v", None] * count)[:count]], pa.binary())
     times = np.zeros(count, np.int64)
-    data = b"".join(batch_of(values, times, offset=0, headers=found, keys=keys))
+    data = bytes_of(batch_of(values, times, offset=0, headers=found, keys=keys))
     records: Any = read_batch(data, 0)[0].records
     assert [each.key for each in records] == keys.to_pylist()
     assert [each.value for each in records] == values.to_pylist()
@@ -96,11 +106,10 @@ def test_keys_nulls_and_headers(has_told: bool) -> None:
     for number, each in enumerate(records):
         assert [one.key for one in each.headers] == expected[number % 4] + told
     assert [one.value for one in records[0].headers][:2] == [b"1", None]
-    plain = b"".join(batch_of(values, times, offset=0, headers=None))
+    plain = bytes_of(batch_of(values, times, offset=0, headers=None))
     assert [each.value for each in read_batch(plain, 0)[0].records] == values.to_pylist()
 
 
-def test_no_batch_has_no_end() -> None:
-    """And varints have as many bytes as they need."""
-    assert list(ends_of(b"")) == []
+def test_varints_have_as_many_bytes_as_they_need() -> None:
+    """For the lowest and the highest numbers of a length."""
     assert [len(varint(each)) for each in (0, 63, 64, 8191, 8192, 2**63 - 1)] == [1, 1, 2, 2, 3, 10]

@@ -75,8 +75,9 @@ def test_all_of_a_batch_is_read(
 def test_what_the_proxy_writes_it_reads(count: int) -> None:
     """Batches for readers are batches of no producer."""
     values = pa.array([f"value {number}".encode() for number in range(count)], pa.binary())
-    data = batch_of(values, np.arange(count, dtype=np.int64), offset=9, headers=None)
-    found = produced_in(b"".join(data), bytes_max=BYTES_MAX)
+    times = np.arange(count, dtype=np.int64)
+    made = batch_of(pa.chunked_array([values]), times, offset=9, headers=None)
+    found = produced_in(b"".join(made.parts), bytes_max=BYTES_MAX)
     assert found.values == values
     assert (found.producer, found.keys, found.headers) == (NO_PRODUCER, None, None)
 

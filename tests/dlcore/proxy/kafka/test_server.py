@@ -20,12 +20,11 @@ from dlcore.base.errors import ConfigurationError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
 from dlcore.proxy.kafka import messages, server as servers
-from dlcore.proxy.kafka.batches import ends_of
 from dlcore.proxy.kafka.entrances import ENTRANCES
 from dlcore.proxy.kafka.session import UNKNOWN_BYTES_MAX
 from tests.fixtures.aio import until
 from tests.fixtures.certificates import Authority
-from tests.fixtures.kafka import RawClient, class_of, consumed, consumer, offsets_in
+from tests.fixtures.kafka import RawClient, class_of, consumed, consumer, ends_of, offsets_in
 from tests.fixtures.kafka_batches import batch, body_of
 from tests.fixtures.served_proxies import Proxies, with_proxies
 from tests.fixtures.tokens import Issuer

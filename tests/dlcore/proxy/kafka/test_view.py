@@ -13,7 +13,6 @@ from dlcore.base.ids import DLSN
 from dlcore.base.records import EntryPlace
 from dlcore.log.entries.batches import batch_of
 from dlcore.log.reading.rows import EntryRows, StoredRows
-from dlcore.proxy.kafka.batches import ends_of
 from dlcore.proxy.kafka.records import HEADERS
 from dlcore.proxy.kafka.view import BATCH_BYTES, RecordView, is_keyed
 from dlcore.proxy.reading.rows import RowView
@@ -39,8 +38,8 @@ def test_small_entries_go_together() -> None:
     """Each record has the time of its entry; an offset counts on where the entry before ended."""
     entries = [rows(0, 7, b"x", b"y", b"z", first_slot=2), rows(1, 12, b"w")]
     data = view(has_headers=True).message(entries, END)
-    assert list(ends_of(data)) == [(len(data), 13)]
-    batch, _ = read_batch(data, 0)
+    assert [each.end for each in data.each] == [13]
+    batch, _ = read_batch(b"".join(data.parts), 0)
     assert batch.base_offset == 9
     assert [each.value for each in batch.records] == [b"x", b"y", b"z", b"w"]
     assert (batch.base_timestamp, batch.max_timestamp) == (1000, 1001)
@@ -54,11 +53,11 @@ def test_large_entries_are_batches_of_their_own() -> None:
     """So a client that asks for little finds little."""
     large = bytes(BATCH_BYTES)
     data = view().message([rows(0, 0, large), rows(1, 1, b"x"), rows(2, 2, large)], END)
-    assert [end for _, end in ends_of(data)] == [1, 2, 3]
+    assert [each.end for each in data.each] == [1, 2, 3]
     half = bytes(BATCH_BYTES // 2 - 100)
     data = view().message([rows(each, each, half) for each in range(3)], END)
-    assert [end for _, end in ends_of(data)] == [2, 3]
-    assert view().message([], END) == b""
+    assert [each.end for each in data.each] == [2, 3]
+    assert view().message([], END).parts == []
 
 
 @pytest.mark.parametrize("has_headers", [False, True])
@@ -69,8 +68,8 @@ def test_a_message_for_one_reader_is_one_batch(*, has_headers: bool) -> None:
     entries = [EntryRows(each.batch, each.place, 0, size_bytes=1) for each in stored]
     sizes = repeat(made.part_bytes)
     parts = list(fetched(entries, row_bytes=made.row_bytes, sizes=sizes))
-    messages = [each.part(made, END) or b"" for each in parts]
-    assert [len(list(ends_of(each))) for each in messages] == [1] * len(messages)
+    messages: list[Any] = [each.part(made, END) for each in parts]
+    assert [len(each.each) for each in messages] == [1] * len(messages)
     assert BATCH_BYTES // 2 < max(map(len, messages)) <= BATCH_BYTES
 
 
