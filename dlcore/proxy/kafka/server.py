@@ -6,11 +6,12 @@ import asyncio
 import logging
 from contextlib import nullcontext
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, assert_never
 
 from dlcore.access.tls_in_use import LOOK_S
 from dlcore.base.background import BackgroundTasks, together
-from dlcore.base.clock import wall_s
+from dlcore.base.clock import steady_s, wall_s
 from dlcore.base.errors import ConfigurationError, DLError, UnauthenticatedError
 from dlcore.base.http_options import address_of
 from dlcore.proxy.kafka import entrances, messages
@@ -59,7 +60,10 @@ _IDLE_S = 600.0
 """A connection without a request is closed after this time, as Kafka's brokers do."""
 _SEND_S = 60.0
 """A client that does not take an answer in this time is cut off."""
+_LATE_S = 1.0
+"""Who is late is found out at most so much later: a timer for each wait would cost more."""
 _SIZE_BYTES, _CALL_BYTES = 4, 2
+"""Each request begins with its size, which does not count itself, and its call."""
 _UNANSWERED_MAX = 5
 """Most requests of a producer that are taken and not answered; clients send as many ahead."""
 _BUFFERED_BYTES = 64 * 1024
@@ -103,6 +107,7 @@ class KafkaServer:
             ) from error
         port = config.kafka_advertised_port or self._listener.sockets[0].getsockname()[1]
         self._tasks.start(self._renew(), name="looking at the certificates for Kafka's clients")
+        self._tasks.start(self._look(), name="looking for late clients of Kafka's")
         self.address = address_of(config.advertised_host or at.host, port)
         logger.info("Kafka's clients are served at %s", self.address)
 
@@ -138,6 +143,12 @@ class KafkaServer:
         while True:
             await asyncio.sleep(LOOK_S)
             await self._listener.renew()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LATE_S)
+            for each in self._connections:
+                each.look(steady_s())
 
     def _protocol(self) -> asyncio.BaseProtocol:
         reader = asyncio.StreamReader(limit=_BUFFERED_BYTES)
@@ -182,6 +193,7 @@ class _Connection:
         self._calls = Calls(shared, on_stall=self._transport.abort)
         self._puts = shared.puts
         self._later: asyncio.Queue[Later] = asyncio.Queue(_UNANSWERED_MAX)
+        self._reads_until_s = self._writes_until_s = inf
         certificate = writer.get_extra_info("peercert")
         self._caller = callers.of_connection(certificate, self._host)
         self._proven_as: Principal | None = None
@@ -193,50 +205,56 @@ class _Connection:
 
     async def run(self) -> None:
         """Serve until the connection ends."""
-        reason = "the client has left"
         try:
             await together(self._receive(), self._answer())
         except _ClosedError as error:
-            reason = str(error)
-            logger.info("Kafka's client %s is sent away: %s", self.peer, reason)
+            logger.info("Kafka's client %s is sent away: %s", self.peer, error)
         except TimeoutError:
-            reason = "it was silent for too long"
+            logger.info("Kafka's client %s is sent away: it does not prove who it is", self.peer)
         except (asyncio.IncompleteReadError, OSError) as error:
             logger.debug("Kafka's client %s has left: %s", self.peer, error)
         finally:
             self._calls.close()
             self._transport.abort()  # TLS waits for the client to say goodbye
 
+    def look(self, now_s: float) -> None:
+        """Cut the client off if it is late."""
+        if min(self._reads_until_s, self._writes_until_s) < now_s:
+            logger.info("Kafka's client %s is cut off: it was silent for too long", self.peer)
+            self._transport.abort()
+
     async def _receive(self) -> None:
         """Take the requests."""
         async with asyncio.timeout(_PROOF_S):
             while not self._session.is_known:
-                await self._step()
+                await self._step(_PROOF_S)
         while True:
-            async with asyncio.timeout(_IDLE_S):
-                size = await self._reader.readexactly(_SIZE_BYTES)
-            await self._step(size)
+            await self._step(_IDLE_S)
 
-    async def _step(self, size: bytes = b"") -> None:
-        """Take one request, and answer it, or let it be answered in its turn."""
-        async with asyncio.timeout(_REQUEST_S):
-            size = size or await self._reader.readexactly(_SIZE_BYTES)
-            count = int.from_bytes(size, signed=True)
-            self._require(count, self._session.request_bytes_max)
-            head = await self._reader.readexactly(min(count, _CALL_BYTES))
-            call = int.from_bytes(head)
-            self._require(count, self._session.bytes_max_of(call))
+    async def _step(self, within_s: float) -> None:
+        """Take one request that begins within a time, and answer it, or let it be answered."""
+        head = await self._read(_SIZE_BYTES + _CALL_BYTES, within_s)
+        count = int.from_bytes(head[:_SIZE_BYTES], signed=True)
+        call = int.from_bytes(head[_SIZE_BYTES:])
+        self._require(count, self._session.bytes_max_of(call))
         try:
             with self._held(call, count):
-                async with asyncio.timeout(_REQUEST_S):
-                    frame = head + await self._reader.readexactly(count - len(head))
+                rest = await self._read(count - _CALL_BYTES, _REQUEST_S)
+                frame = head[_SIZE_BYTES:] + rest
                 await self._handle(Received(frame))
         except DLError as error:
             raise _ClosedError(f"call {call}: {error}") from error
 
+    async def _read(self, count: int, within_s: float) -> bytes:
+        self._reads_until_s = steady_s() + within_s
+        try:
+            return await self._reader.readexactly(count)
+        finally:
+            self._reads_until_s = inf
+
     def _require(self, count: int, count_max: int) -> None:
-        if not 0 < count <= count_max:
-            raise _ClosedError(f"a request of {count:,} bytes: expected 1 to {count_max:,}")
+        if not _CALL_BYTES <= count <= count_max:
+            raise _ClosedError(f"a request of {count:,} bytes: expected 2 to {count_max:,}")
 
     def _held(self, call: int, size_bytes: int) -> AbstractContextManager[None]:
         """Hold memory for records while they are received and taken."""
@@ -277,9 +295,10 @@ class _Connection:
                 assert_never(effect)
 
     async def _write(self, parts: Sequence[Any]) -> None:
-        async with asyncio.timeout(_SEND_S):
-            self._writer.writelines(parts)
-            await self._writer.drain()
+        self._writes_until_s = steady_s() + _SEND_S
+        self._writer.writelines(parts)
+        await self._writer.drain()
+        self._writes_until_s = inf
 
     async def _proven(self, token: str) -> Event:
         """Check a token; a client that is known already must stay the same."""

@@ -178,11 +178,6 @@ class KafkaSession(Machine[SessionState]):
         """Whether the client is known, so that it may take its time."""
         return self.state in (_S.READY, _S.BUSY)
 
-    @property
-    def request_bytes_max(self) -> int:
-        """Most bytes of the next request, whatever it is."""
-        return self.bytes_max_of(PRODUCE)
-
     def bytes_max_of(self, call: int) -> int:
         """Return the most bytes of the next request, if it is of this call."""
         if not self.is_known:

@@ -412,15 +412,51 @@ def test_clients_are_bounded(
         async with raw(address) as first, raw(address) as second, raw(address) as third:
             assert await third.is_closed()
             await until(lambda: len(kafka._connections) == 2)
-            first.writer.write((UNKNOWN_BYTES_MAX + 1).to_bytes(4))
+            first.writer.write((UNKNOWN_BYTES_MAX + 1).to_bytes(4) + bytes(2))
             assert await first.is_closed()
             await until(lambda: len(kafka._connections) == 1)
-            assert "a request of 65,537 bytes: expected 1 to 65,536" in caplog.text
+            assert "a request of 65,537 bytes: expected 2 to 65,536" in caplog.text
             monkeypatch.setattr(servers, "_PROOF_S", 0.05)
             async with raw(address) as silent:
                 assert await silent.is_closed()
-            second.writer.write(bytes(4))
+            second.writer.write(bytes(6))
             assert await second.is_closed()
+
+    with_proxies("a")(scenario)
+
+
+@pytest.mark.parametrize(
+    ("limit", "begun"), [("_IDLE_S", b""), ("_REQUEST_S", bytes(3) + b"\7\0\1")]
+)
+def test_a_client_that_is_silent_for_too_long_is_cut_off(
+    limit: str, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two requests, and within one."""
+
+    async def scenario(served: Proxies) -> None:
+        address = await started(served)
+        monkeypatch.setattr(servers, limit, 0.01)
+        async with raw(address) as client:
+            client.writer.write(begun)
+            assert await client.is_closed()
+
+    with_proxies("a")(scenario)
+
+
+def test_a_client_that_takes_no_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests are answered until its connection is full."""
+
+    async def scenario(served: Proxies) -> None:
+        address = await started(served)
+        monkeypatch.setattr(servers, "_SEND_S", 0.01)
+        kafka = served.servers[0].kafka
+        assert kafka is not None
+        async with raw(address) as client:
+            client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            frame = messages.API_VERSIONS.to_bytes(2) + bytes(8)
+            client.writer.write((len(frame).to_bytes(4) + frame) * 200_000)
+            await until(lambda: len(kafka._connections) == 1)
+            await until(lambda: not kafka._connections)
 
     with_proxies("a")(scenario)
 

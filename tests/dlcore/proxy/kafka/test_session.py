@@ -97,7 +97,7 @@ def test_a_known_client_is_answered_one_request_after_the_other() -> None:
 def test_a_client_proves_who_it_is(version: int) -> None:
     """Then it may ask; until then it gets little room."""
     session = chosen()
-    assert session.request_bytes_max == UNKNOWN_BYTES_MAX
+    assert session.bytes_max_of(messages.PRODUCE) == UNKNOWN_BYTES_MAX
     assert session.handle(proof(PLAIN, version)) == [Prove("a.b.c")]
     assert not session.is_known
     (answer,) = session.handle(Proven(5000))
@@ -210,10 +210,9 @@ def test_records_are_answered_later(version: int) -> None:
 def test_requests_with_records_are_larger() -> None:
     """Those of a client that is known, as large as the proxy's configuration allows."""
     session = known()
-    assert session.request_bytes_max == session.bytes_max_of(messages.PRODUCE) == 2**20
+    assert session.bytes_max_of(messages.PRODUCE) == 2**20
     assert session.bytes_max_of(messages.FETCH) == REQUEST_BYTES_MAX
     session = unknown()
-    assert session.request_bytes_max == UNKNOWN_BYTES_MAX
     assert session.bytes_max_of(messages.PRODUCE) == UNKNOWN_BYTES_MAX
 
 
