@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kio.schema.errors import ErrorCode
 
 from dlcore.access.rights import Demand, Right
+from dlcore.base.background import all_of
 from dlcore.base.clock import steady_s
 from dlcore.base.config import MIB
 from dlcore.base.errors import (
@@ -152,14 +153,11 @@ class Calls:
     async def _metadata(self, request: Request, make: Response, entry: Entry) -> Any:
         membership = self._shared.membership
         async with membership.outages.bounded():
-            addresses = await membership.kafka_addresses()
-            wanted = request.body.topics
-            if wanted is None or (not wanted and request.version == 0):
-                logs, topics = await self._listed(entry), list[Any]()
-            else:
-                logs, topics = await self._named(make, [each.name for each in wanted], entry)
-            for log in logs:
-                leader = await self._leader(log, addresses, is_looked_up=len(logs) <= _OWNERS_MAX)
+            addresses, (logs, owners, topics) = await all_of(
+                membership.kafka_addresses(), self._wanted(request, make, entry)
+            )
+            for log, owner in zip(logs, owners, strict=True):
+                leader = self._leader(log, owner, addresses)
                 topics.append(_topic(make, topic_of(log.name), leader))
         brokers = tuple(
             make.of("MetadataResponseBroker", node_id=node_of(each), host=host, port=port)
@@ -173,6 +171,19 @@ class Calls:
             controller_id=node_of(membership.location),
             topics=tuple(topics),
         )
+
+    async def _wanted(
+        self, request: Request, make: Response, entry: Entry
+    ) -> tuple[list[LogMetadata], Sequence[str | None], list[Any]]:
+        """Return the logs that are asked for, their owners, and the answers for other topics."""
+        wanted = request.body.topics
+        if wanted is None or (not wanted and request.version == 0):
+            logs, topics = await self._listed(entry), list[Any]()
+        else:
+            logs, topics = await self._named(make, [each.name for each in wanted], entry)
+        if len(logs) > _OWNERS_MAX:
+            return logs, [None] * len(logs), topics
+        return logs, await all_of(*map(self._shared.membership.owner_of, logs)), topics
 
     async def _listed(self, entry: Entry) -> list[LogMetadata]:
         found: list[str] = []
@@ -199,11 +210,8 @@ class Calls:
         refused |= {topic_of(each): ErrorCode.unknown_topic_or_partition for each in missing}
         return logs, [_topic(make, name, None, code) for name, code in refused.items()]
 
-    async def _leader(
-        self, log: LogMetadata, addresses: dict[str, Any], *, is_looked_up: bool
-    ) -> int:
+    def _leader(self, log: LogMetadata, owner: str | None, addresses: dict[str, Any]) -> int:
         """Return the proxy where all who follow a log meet; each of them serves all logs."""
-        owner = await self._shared.membership.owner_of(log) if is_looked_up else None
         if owner not in addresses:
             owner = preferred_owner(log.name, addresses)
         return node_of(owner or self._shared.membership.location)
@@ -321,8 +329,8 @@ class Calls:
                 raise AlreadyTruncatedError(
                     f"log {log.name!r}: offset {offset}: expected {first} to {end}"
                 )
-            start = snapshot.end
-            if offset < end:
+            start = snapshot.end if offset == end else snapshot.first
+            if first < offset < end:
                 wanted = NotLessThan(RecordField.SEQUENCE_ID, offset)
                 start = (await place_of(self._shared.namespace, snapshot, wanted)).dlsn
         view = RecordView(

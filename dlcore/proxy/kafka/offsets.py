@@ -26,12 +26,12 @@ async def place_of(
 
 async def bounds_of(namespace: DirectNamespace, snapshot: LogSnapshot) -> tuple[int, int]:
     """Return the offsets of the first record, and behind the last.  Raises: as `place_of`."""
-    end = (await place_of(namespace, snapshot, snapshot.end)).sequence_id
+    wanted = [snapshot.end] if snapshot.is_empty else [snapshot.end, snapshot.first]
+    last, *firsts = await namespace.find_places([(snapshot, each) for each in wanted])
+    end = last.sequence_id
     if not any(each.extents for each in snapshot.segments):
         end = snapshot.next_sequence_id
-    if snapshot.is_empty:
-        return end, end
-    return (await place_of(namespace, snapshot, snapshot.first)).sequence_id, end
+    return (firsts[0].sequence_id if firsts else end), end
 
 
 class RecentOffsets:
