@@ -57,6 +57,7 @@ COLD_SEGMENTS = "cold-segments"
 TIER_SETTINGS = "tier-settings"
 FORKS = "forks"
 REDACTION = "redaction"
+PARTIAL_REMOVAL = "partial-removal"
 FEATURES: tuple[Feature, ...] = (
     Feature(
         name="read-held",
@@ -91,6 +92,13 @@ FEATURES: tuple[Feature, ...] = (
         name=REDACTION,
         since="0.3.0",
         gates="requests to bookies to erase, which an earlier one never answers",
+        told=Told.REGISTRATION,
+    ),
+    Feature(
+        name=PARTIAL_REMOVAL,
+        since="0.3.0",
+        gates="segments without their first extents, of which an earlier release misplaces the "
+        "others",
         told=Told.REGISTRATION,
     ),
 )

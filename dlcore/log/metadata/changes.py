@@ -487,7 +487,8 @@ def plan_reset_txid(paths: LogPaths, at: VersionedHead, txid: int) -> Change | N
 class Piece:
     """A chunk of a segment to remove, or the rest of the segment after its chunks are removed.
 
-    For the rest `chunk` is None; its node exists if the segment is completed or had chunks.
+    For the rest `chunk` is None; its node exists if the segment is completed or had chunks.  If
+    only some extents of a node go, `left` is the node without them, and the piece is the last one.
     """
 
     lssn: int
@@ -495,6 +496,7 @@ class Piece:
     extents: tuple[Extent, ...]
     covers: int = 1
     has_node: bool = True
+    left: Chunk | SegmentEnd | None = None
 
 
 def plan_remove(
@@ -509,6 +511,11 @@ def plan_remove(
     ops: list[Op] = []
     for piece in pieces:
         assert piece.lssn == lssn
+        if piece.left is not None:
+            number = piece.chunk
+            path = paths.segment(lssn) if number is None else paths.chunk(lssn, number)
+            ops.append(Put(path, encode(piece.left), ANY_VERSION))
+            break
         if piece.chunk is not None:
             assert piece.chunk == chunk
             ops.append(Delete(paths.chunk(lssn, chunk)))
@@ -529,6 +536,8 @@ def plan_remove(
             head.removed_txid, *(each.last_txid for piece in pieces for each in piece.extents), -1
         ),
     )
+    if pieces and pieces[-1].lssn == lssn:  # readers know extents of it that have gone
+        after = after.with_rewritten(lssn)
     put = Put(paths.head, encode(after), at.version)
     return Change((*ops, *releases, put), at.with_head(after))
 

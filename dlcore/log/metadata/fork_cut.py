@@ -100,7 +100,7 @@ def _cold_end(segments: Sequence[LogSegment], first: DLSN) -> DLSN:
     """Return the position after all that is cold from the beginning on."""
     limit = first
     for segment in segments:
-        entries = 0
+        entries = segment.removed_entries
         for extent in segment.extents:
             if not extent.is_cold:
                 return max(first, DLSN(segment.lssn, entries, 0))
@@ -123,7 +123,7 @@ def _cut(told: str, segments: Sequence[LogSegment], at: DLSN) -> ForkCut:
             f"{DLSN(at.lssn, segment.closed_entry_count, 0)} or {DLSN(at.lssn + 1, 0, 0)}"
         )
     whole: list[Extent] = []
-    left = at.entry_id
+    left = at.entry_id - segment.removed_entries
     for extent in segment.extents:
         if extent.entry_count > left:
             break

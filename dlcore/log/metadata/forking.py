@@ -228,7 +228,7 @@ class ForkRun(StepMachine[ForkState, Event, Work, bool]):
         for segment in self._segments:
             lssn, extents = segment.lssn, segment.extents
             count = (len(extents) - 1) // CHUNK_EXTENTS_MAX
-            chunked = Totals()
+            chunked = Totals(entries=segment.removed_entries, records=segment.removed_records)
             for number in range(count):
                 part = extents[number * CHUNK_EXTENTS_MAX : (number + 1) * CHUNK_EXTENTS_MAX]
                 chunk = Chunk(

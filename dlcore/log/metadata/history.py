@@ -1,18 +1,20 @@
 """The history of a log, outside its head: completed segments and chunks, read once and cached.
 
-They are written once and change only by merges, which the head counts.  A reader may use extents
-from before a merge as long as the old ledgers exist, because they hold the same records.
+They are written once and change only by merges, and by a removal of a segment's first extents: the
+head counts both.  A reader may use extents from before a merge as long as the old ledgers exist,
+because they hold the same records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.store import LogStore, persistently
@@ -26,17 +28,18 @@ from dlcore.log.metadata.values import (
 from dlcore.metadata.stored import decode
 
 if TYPE_CHECKING:
-    from dlcore.log.metadata.values import LogHead
+    from dlcore.log.metadata.values import LogHead, OpenSegment
 
 _SEGMENTS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunked:
-    """The chunks of a segment that were read: those below `count`."""
+    """The chunks of a segment that were read: those below `count`, after the removed extents."""
 
-    count: int = 0
+    count: int
     extents: tuple[Extent, ...] = ()
+    removed: Totals = field(default_factory=Totals)
 
 
 class LogHistory:
@@ -96,7 +99,7 @@ class LogHistory:
 
     def _first_lssn(self, head: LogHead) -> int:
         """Return the first segment that is worth reading."""
-        first = head.first_lssn + (1 if head.first_chunk else 0)  # this segment is being removed
+        first = head.first_lssn
         if not self._keeps_truncated:
             first = max(head.first_lssn, head.first_active[0])
         return min(first, head.max_lssn + 1)
@@ -115,16 +118,13 @@ class LogHistory:
         self._chunks.clear()
 
     def _heed_merges(self, head: LogHead) -> None:
-        missed = head.merges - self._merges
+        rewritten = head.rewritten_since(self._merges)
         self._merges = head.merges
-        if not 0 <= missed <= len(head.merged_lssns):
-            # The head names only the segments of the last merges, and these are not all of those
-            # that this reader missed: any segment may have changed.
+        if rewritten is None:
             self.forget()
-        elif missed:
-            for lssn in head.merged_lssns[-missed:]:
-                self._segments.pop(lssn, None)
-                self._chunks.pop(lssn, None)
+        for lssn in rewritten or ():
+            self._segments.pop(lssn, None)
+            self._chunks.pop(lssn, None)
 
     async def _assemble(self, at: VersionedHead, from_lssn: int, count: int | None) -> LogState:
         head = at.head
@@ -138,7 +138,7 @@ class LogHistory:
         missing = [lssn for lssn in range(first, last + 1) if lssn not in self._segments]
         bounds = [*range(0, len(missing), _SEGMENTS_AT_ONCE), len(missing)]
         for start, end in pairwise(bounds):
-            await self._read_segments(missing[start:end])
+            await self._read_segments(head, missing[start:end])
         segments = [self._segments[lssn] for lssn in range(first, last + 1)]
         if head.segment is not None and known is None:
             segments.append(await self._open_segment(head))
@@ -150,7 +150,7 @@ class LogHistory:
             known_lssn=known,
         )
 
-    async def _read_segments(self, lssns: list[int]) -> None:
+    async def _read_segments(self, head: LogHead, lssns: list[int]) -> None:
         nodes = await self._logs.metadata_store.get_many([self._paths.segment(n) for n in lssns])
         ends = {}
         for lssn, node in zip(lssns, nodes, strict=True):
@@ -158,42 +158,54 @@ class LogHistory:
                 raise ChunkMissingError(f"segment {lssn} is missing")
             ends[lssn] = decode(SegmentEnd, node.value, source=self._paths.segment(lssn))
         chunked = await asyncio.gather(
-            *(self._read_chunks(n, end.chunk_count, end.chunked) for n, end in ends.items())
+            *(self._read_chunks(head, n, end) for n, end in ends.items())
         )
-        for (lssn, end), extents in zip(ends.items(), chunked, strict=True):
+        for (lssn, end), found in zip(ends.items(), chunked, strict=True):
             self._chunks.pop(lssn, None)
             self._segments[lssn] = LogSegment(
                 lssn=lssn,
                 state=SegmentState.COMPLETED,
                 created_ms=end.created_ms,
                 start_sequence_id=end.start_sequence_id,
-                extents=(*extents, *end.tail),
+                extents=(*found.extents, *end.tail),
                 completed_ms=end.completed_ms,
+                removed_entries=found.removed.entries,
+                removed_records=found.removed.records,
             )
 
     async def _open_segment(self, head: LogHead) -> LogSegment:
         segment = head.segment
         assert segment is not None
-        extents = await self._read_chunks(head.max_lssn, segment.chunk_count, segment.chunked)
+        found = await self._read_chunks(head, head.max_lssn, segment)
         return LogSegment(
             lssn=head.max_lssn,
             state=SegmentState.IN_PROGRESS,
             created_ms=segment.created_ms,
             start_sequence_id=segment.start_sequence_id,
-            extents=(*extents, *segment.tail),
+            extents=(*found.extents, *segment.tail),
+            removed_entries=found.removed.entries,
+            removed_records=found.removed.records,
         )
 
-    async def _read_chunks(self, lssn: int, count: int, totals: Totals) -> tuple[Extent, ...]:
-        known = self._chunks.get(lssn, _Chunked())
-        if count <= known.count:
-            return known.extents
+    async def _read_chunks(
+        self, head: LogHead, lssn: int, segment: SegmentEnd | OpenSegment
+    ) -> _Chunked:
+        first = head.first_chunk if lssn == head.first_lssn else 0
+        known, count = self._chunks.get(lssn, _Chunked(first)), segment.chunk_count
+        if known.extents and count <= known.count:
+            return known
         store = self._logs.metadata_store
         found = list(known.extents)
+        before = (known.removed.entries, known.removed.records) if found else None
         async for _, chunk in read_chunks(store, self._paths, lssn, range(known.count, count)):
+            if before is None:
+                before = chunk.first_entry_id, chunk.first_sequence_id - segment.start_sequence_id
             found += chunk.extents
-        extents = tuple(found)
-        if Totals().plus(extents) != totals:
-            # A merge replaced chunks after the head was read, or between two reads of chunks.
+        removed = segment.chunked.minus(found)
+        start = DLSN(lssn, removed.entries, 0)
+        is_truncated = start <= max(head.first_active_dlsn, DLSN(lssn, 0, 0))
+        if before not in (None, (removed.entries, removed.records)) or not is_truncated:
+            # A merge or a removal came after the head was read, or between two reads of chunks.
             raise ChunkMissingError(f"the chunks of segment {lssn} are not those of its head")
-        self._chunks[lssn] = _Chunked(count, extents)
-        return extents
+        chunked = self._chunks[lssn] = _Chunked(count, tuple(found), removed)
+        return chunked

@@ -90,7 +90,8 @@ def _restored(kind: type[_Extent], *values: Any) -> _Extent:
 class LogSegment(ShownFields):
     """One segment of a log, with all its extents.  At most the last of them is open.
 
-    `start_sequence_id` is the sequence id of its first record.
+    `start_sequence_id` is the sequence id of its first record.  At its front `removed_entries`
+    entries with `removed_records` records were removed; positions and counts include them.
     """
 
     lssn: int
@@ -99,6 +100,8 @@ class LogSegment(ShownFields):
     start_sequence_id: int
     extents: tuple[Extent, ...]
     completed_ms: int = 0
+    removed_entries: int = 0
+    removed_records: int = 0
     _entry_ends: list[int] = field(init=False, repr=False, compare=False)
     _record_ends: list[int] = field(init=False, repr=False, compare=False)
 
@@ -110,8 +113,10 @@ class LogSegment(ShownFields):
                 f"segment {self.lssn}: completed, but its last extent is open"
             )
         closed = self.closed_extents
-        object.__setattr__(self, "_entry_ends", list(accumulate(e.entry_count for e in closed)))
-        object.__setattr__(self, "_record_ends", list(accumulate(e.record_count for e in closed)))
+        entries = accumulate((e.entry_count for e in closed), initial=self.removed_entries)
+        records = accumulate((e.record_count for e in closed), initial=self.removed_records)
+        object.__setattr__(self, "_entry_ends", list(entries))
+        object.__setattr__(self, "_record_ends", list(records))
 
     def __repr__(self) -> str:
         return (
@@ -133,12 +138,12 @@ class LogSegment(ShownFields):
     @property
     def closed_entry_count(self) -> int:
         """Entries in the final extents; an open extent starts at this entry id of the segment."""
-        return self._entry_ends[-1] if self._entry_ends else 0
+        return self._entry_ends[-1]
 
     @property
     def closed_record_count(self) -> int:
         """Records in the final extents."""
-        return self._record_ends[-1] if self._record_ends else 0
+        return self._record_ends[-1]
 
     @property
     def closed_size_bytes(self) -> int:
@@ -147,8 +152,8 @@ class LogSegment(ShownFields):
 
     @property
     def start(self) -> DLSN:
-        """Its first position."""
-        return DLSN(self.lssn, 0, 0)
+        """The first position that is not removed."""
+        return DLSN(self.lssn, self.removed_entries, 0)
 
     def find(self, entry_id: int) -> tuple[Extent, int, int] | None:
         """Return the extent that holds an entry of the segment, or the open one that may.
@@ -156,12 +161,12 @@ class LogSegment(ShownFields):
         The two numbers are the first entry id of the extent within the segment, and the sequence id
         of its first record.  None: the entry is after all extents of the segment.
         """
-        index = bisect_right(self._entry_ends, entry_id)
+        assert entry_id >= self.removed_entries
+        index = bisect_right(self._entry_ends, entry_id) - 1
         if index >= len(self.extents):
             return None
-        base = self._entry_ends[index - 1] if index else 0
-        records = self._record_ends[index - 1] if index else 0
-        return self.extents[index], base, self.start_sequence_id + records
+        sequence_id = self.start_sequence_id + self._record_ends[index]
+        return self.extents[index], self._entry_ends[index], sequence_id
 
 
 def adjacent(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:

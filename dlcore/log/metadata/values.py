@@ -34,7 +34,8 @@ CHUNK_EXTENTS_MAX = 64
 """An append of more extents than this makes several chunks."""
 CHUNKS_PER_SEGMENT_MAX = 10_000
 """A segment with this many chunks is completed, whatever its size and age."""
-MERGES_REMEMBERED = 4
+MERGES_REMEMBERED = 16
+"""So many segments the head names that merges or removals changed last."""
 COMMITTED_RUNS_MAX = 16
 _CALENDAR_END_MS = 253_402_300_800_000
 """The year 10000, which Python's calendar does not have."""
@@ -150,7 +151,7 @@ class RetainedLog(LogKey, frozen=True, kw_only=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Extents that left the head: written once, then replaced only by merges.
+    """Extents that left the head: written once, then replaced only by merges and removal.
 
     The first extent begins at entry `first_entry_id` of the segment, with `first_sequence_id`.  A
     merged chunk covers `covers` numbers: its own and the following ones, which have no nodes any
@@ -176,7 +177,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     records: Count = 0
     size_bytes: Count = 0
 
-    def plus(self, extents: Iterable[Extent]) -> Totals:
+    def plus(self, extents: Sequence[Extent]) -> Totals:
         """Return the sums with more extents."""
         return Totals(
             entries=self.entries + sum(extent.entry_count for extent in extents),
@@ -184,9 +185,21 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             size_bytes=self.size_bytes + sum(extent.size_bytes for extent in extents),
         )
 
+    def minus(self, extents: Sequence[Extent]) -> Totals:
+        """Return the sums without some extents."""
+        less = Totals().plus(extents)
+        return Totals(
+            entries=self.entries - less.entries,
+            records=self.records - less.records,
+            size_bytes=self.size_bytes - less.size_bytes,
+        )
+
 
 class SegmentEnd(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A completed segment: chunks 0 … chunk_count - 1, with the sums `chunked`, then `packed`."""
+    """A completed segment: chunks 0 … chunk_count - 1, with the sums `chunked`, then `packed`.
+
+    The sums also count extents at the front that were removed.
+    """
 
     layout: int = LAYOUT
     created_ms: Count
@@ -228,7 +241,8 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Segments are numbered first_lssn … max_lssn without gaps; the last one is `segment` if it is in
     progress.  `end` is the position after the last record of a final extent.  Everything below
     `first_active` is truncated; the chunks below `first_chunk` of segment `first_lssn` are removed.
-    `merges` counts the changes by merges; `merged_lssns` are the segments of the latest ones.
+    `merges` counts the changes of stored extents by merges, and by a removal of some of a segment;
+    `merged_lssns` are the segments of the latest ones.
     `name` is the log's name after a rename.  `producers_lssn` is the last segment in which a final
     extent has stamps of producers; 0 if there is none.  The last entry with a stamp is the last of
     its first `producers_entries` entries; 0: of all entries.  `removed_txid` is the highest
@@ -271,6 +285,21 @@ class LogHead(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             return None
         last = self.segment.tail[-1]
         return last if last.is_open else None
+
+    def with_rewritten(self, lssn: int) -> LogHead:
+        """Return the head after some stored extents of a segment were replaced or removed."""
+        merged = (*self.merged_lssns, lssn)[-MERGES_REMEMBERED:]
+        return replace(self, merges=self.merges + 1, merged_lssns=merged)
+
+    def rewritten_since(self, merges: int) -> tuple[int, ...] | None:
+        """Return the segments that changed so since the head had counted `merges`.
+
+        None: these were too many, or the head is an older one, so any segment may have changed.
+        """
+        missed = self.merges - merges
+        if not 0 <= missed <= len(self.merged_lssns):
+            return None
+        return self.merged_lssns[len(self.merged_lssns) - missed :]
 
 
 class VersionedHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -226,8 +226,8 @@ async def _view_of(
 ) -> SegmentView:
     """Return the readable part of a segment; `known` has its first `same` extents."""
     views = [] if known is None else list(known.extents[:same])
-    base = views[-1].end_entry_id if views else 0
-    sequence_id = segment.start_sequence_id
+    base = views[-1].end_entry_id if views else segment.removed_entries
+    sequence_id = segment.start_sequence_id + segment.removed_records
     if views:
         sequence_id = views[-1].start_sequence_id + views[-1].record_count
     named = (

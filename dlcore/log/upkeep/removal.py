@@ -1,7 +1,8 @@
 """Removes truncated parts of logs, and deleted logs: from the front, a transaction for each step.
 
 Each step releases the ledgers of some extents, removes the nodes that named them, and moves the
-head's `first_lssn` and `first_chunk`.  Any client can continue with the next step from there.
+head's `first_lssn` and `first_chunk`.  Any client can continue with the next step from there.  The
+extents at the front of a segment that stays go too (`front.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dlcore.base.errors import (
     NoNodeError,
     UnexpectedError,
 )
+from dlcore.base.features import PARTIAL_REMOVAL
 from dlcore.log.entries.stamp import PRODUCERS_KEPT_MS
 from dlcore.log.metadata.changes import Piece, plan_remove, plan_settings
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
@@ -33,7 +35,9 @@ from dlcore.log.metadata.values import (
     SegmentEnd,
     VersionedHead,
 )
+from dlcore.log.upkeep.front import Front
 from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
+from dlcore.metadata.cluster_features import ClusterFeatures
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete
 from dlcore.metadata.stored import decode, decode_or_tell, encode
@@ -57,14 +61,19 @@ async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedH
 
     If a log has a retention and explicit truncation, younger segments stay until they are old
     enough.  The segment with the stamps of producers also stays, with all after it: else a new
-    owner would not recognise the records that producers send again.
+    owner would not recognise the records that producers send again.  Extents at the front of
+    the first segment that stays go too, if they lie wholly in the truncated part.
     """
     settings = await context.logs.read_settings(at.log)
     keeps = settings.explicit_truncation
     from_ms = kept_from_ms(settings, now_ms=context.clock.now_ms()) if keeps else None
+    features = ClusterFeatures(context.store, context.paths)
     while True:
         try:
             pieces = await _next_pieces(context, at, kept_from_ms=from_ms)
+            if not pieces:
+                pieces = await _front_pieces(context, at, kept_from_ms=from_ms)
+                pieces = pieces if pieces and await features.has(PARTIAL_REMOVAL) else []
             if not pieces:
                 return at
             at = await _remove(context, at, pieces)
@@ -258,6 +267,42 @@ async def _next_pieces(
         if _is_enough(pieces):
             break
     return pieces
+
+
+async def _front_pieces(
+    context: LogContext, at: VersionedHead, *, kept_from_ms: int | None
+) -> list[Piece]:
+    """Return the first pieces of the log's first segment that can go, though it stays.
+
+    Raises:
+        ChunkMissingError: the segment is not as the head says: it has changed, or is damaged.
+    """
+    head, lssn = at.head, at.head.first_lssn
+    paths = context.logs.paths_of(at.log)
+    if head.first_active <= (lssn, 0, 0) or lssn > head.max_lssn:
+        return []
+    end: SegmentEnd | None = None
+    if lssn < head.max_lssn or head.segment is None:
+        node = await context.store.get(paths.segment(lssn))
+        if node is None or not node.value:
+            raise ChunkMissingError(f"segment {lssn} is not as its head says")
+        end = decode(SegmentEnd, node.value, source=paths.segment(lssn))
+    stored = end or head.segment
+    assert stored is not None
+    front = Front(head, end, kept_from_ms=kept_from_ms)
+    if front.limit <= 0:
+        return []
+    numbers = range(head.first_chunk, stored.chunk_count)
+    pieces: list[Piece] = []
+    chunks = read_chunks(context.store, paths, lssn, numbers, at_once=_CHUNKS_AT_ONCE)
+    async with aclosing(chunks):
+        async for number, chunk in chunks:
+            piece = front.of_chunk(number, chunk)
+            pieces += [] if piece is None else [piece]
+            if piece is None or piece.left is not None or _is_enough(pieces):
+                return pieces
+    piece = None if end is None else front.of_end(end)
+    return pieces if piece is None else [*pieces, piece]
 
 
 def _stays(

@@ -152,13 +152,13 @@ class _Adoption:
         is_known = lssn < self._head.max_lssn + (self._head.segment is None)
         end, extents = self._as_exported(lssn)
         cold = cold_part_of(self._paths, self._nodes, extents)
-        more = list(_following(runs, Totals().plus(cold).entries))
+        more = list(_following(runs, end.chunked.plus(cold).entries))
         if not more and (is_known or is_last):
             return head
         if not extents and more:
             end = replace(end, start_sequence_id=more[0].first_sequence_id)
         cold += [self._extent(run) for run in more]
-        have, total = Totals().plus(cold), Totals().plus(extents)
+        have, total = end.chunked.plus(cold), end.chunked.plus(extents)
         next_id = end.start_sequence_id + have.records
         starts = [run.first_sequence_id for run in following or () if run.first == 0]
         lacks = have.entries < total.entries or not cold or (starts and min(starts) > next_id)
@@ -168,8 +168,6 @@ class _Adoption:
         changed = replace(
             end,
             completed_ms=max(end.completed_ms, written_ms),
-            chunk_count=0,
-            chunked=Totals(),
             packed=pack(cold),
         )
         self._nodes[self._own.segment(lssn)] = encode(changed)

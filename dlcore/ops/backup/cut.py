@@ -352,8 +352,9 @@ class _Cut:
         self, log: LogPaths, head: LogHead, lssn: int, numbers: range, entries: int
     ) -> None:
         """Take the chunks of a segment, which must end with so many entries."""
-        number = head.first_chunk if lssn == head.first_lssn else 0
-        expected: int | None = None if number else 0
+        is_first = lssn == head.first_lssn  # which may have lost extents at its front
+        number = head.first_chunk if is_first else 0
+        expected: int | None = None if is_first else 0
         while number < numbers.stop:
             path = log.chunk(lssn, number)
             chunk = self._decoded(log, Chunk, path)

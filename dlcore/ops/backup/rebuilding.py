@@ -132,7 +132,7 @@ class _Rebuilding:
             end, extents, is_open = segment_of(self.nodes, own, head, lssn)
             cold = cold_part_of(self.paths, self.nodes, extents)
             if len(cold) < len(extents) or is_open:
-                start = DLSN(lssn, Totals().plus(cold).entries, 0)
+                start = DLSN(lssn, end.chunked.plus(cold).entries, 0)
                 _note(lost, start, None if is_open else DLSN(lssn + 1, 0, 0))
             if ends or cold:
                 ends.append((lssn, end, cold))
@@ -185,17 +185,10 @@ class _Rebuilding:
         first_id = next_id = ends[0][1].start_sequence_id if ends else head.next_sequence_id
         entries = 0
         for lssn, end, extents in ends:
-            sums = Totals().plus(extents)
+            sums = end.chunked.plus(extents)
             self.references.update(extent.ledger_id for extent in extents)
-            self.kept[own.segment(lssn)] = encode(
-                replace(
-                    end,
-                    start_sequence_id=next_id,
-                    chunk_count=0,
-                    chunked=Totals(),
-                    packed=pack(extents),
-                )
-            )
+            kept = replace(end, start_sequence_id=next_id, chunk_count=0, packed=pack(extents))
+            self.kept[own.segment(lssn)] = encode(kept)
             next_id += sums.records
             entries = sums.entries
         return next_id - first_id, entries, next_id
@@ -244,7 +237,10 @@ class _Rebuilding:
 def segment_of(
     nodes: Mapping[str, bytes], own: LogPaths, head: LogHead, lssn: int
 ) -> tuple[SegmentEnd, Sequence[Extent], bool]:
-    """Return a segment's end, its final extents, and whether it may have had more."""
+    """Return a segment's end, its final extents, and whether it may have had more.
+
+    The end has no chunks but those that were removed, and their sums.
+    """
     if lssn == head.max_lssn and head.segment is not None:
         opened = head.segment
         end = SegmentEnd(
@@ -261,13 +257,14 @@ def segment_of(
         end = decode(SegmentEnd, nodes[path], source=path)
         tail = list(end.tail)
     extents: list[Extent] = []
-    number = 0
+    number = first = head.first_chunk if lssn == head.first_lssn else 0
     while number < end.chunk_count:
         path = own.chunk(lssn, number)
         chunk = decode(Chunk, nodes[path], source=path)
         extents += chunk.extents
         number += chunk.covers
     is_open = lssn == head.max_lssn and head.segment is not None
+    end = replace(end, chunk_count=first, chunked=end.chunked.minus(extents))
     return end, [*extents, *tail], is_open
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dlcore.base.ids import DLSN
 from dlcore.ops.cli.context import common_options, run_direct, wants_json
 from dlcore.ops.cli.output import show_rows, time_text
 
 if TYPE_CHECKING:
     from dlcore.backends.direct.namespace import DirectNamespace
-    from dlcore.base.ids import DLSN
     from dlcore.log.metadata.segment import LogSegment
     from dlcore.log.reading.scan import SegmentView
 
@@ -58,7 +58,7 @@ def _row(segment: LogSegment, view: SegmentView | None, first: DLSN) -> dict[str
     return {
         "lssn": segment.lssn,
         "state": segment.state.name.lower().replace("_", " "),
-        "truncation": "partially truncated" if first > segment.start else "active",
+        "truncation": "partially truncated" if first > DLSN(segment.lssn, 0, 0) else "active",
         "created": time_text(segment.created_ms),
         "completed": time_text(segment.completed_ms) if segment.completed_ms else None,
         "extents": len(segment.extents),

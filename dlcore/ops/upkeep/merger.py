@@ -110,7 +110,7 @@ class LogMerger(SegmentRewriter):
         skipped = 0
         if stored.lssn == at.head.first_active[0]:
             # Truncated extents are not worth a copy.
-            left = at.head.first_active[1]
+            left = at.head.first_active[1] - stored.first_entry_id
             while skipped < len(extents) and left >= extents[skipped].entry_count:
                 left -= extents[skipped].entry_count
                 skipped += 1

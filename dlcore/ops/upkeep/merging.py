@@ -24,10 +24,8 @@ from dlcore.log.metadata.changes import Change
 from dlcore.log.metadata.segment import Extent
 from dlcore.log.metadata.values import (
     CHUNK_EXTENTS_MAX,
-    MERGES_REMEMBERED,
     Chunk,
     SegmentEnd,
-    Totals,
     VersionedHead,
     pack,
 )
@@ -38,6 +36,7 @@ from dlcore.ops.upkeep.config import ENTRY_WEIGHT, MergePolicy
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dlcore.log.metadata.values import Totals
     from dlcore.metadata.paths import LogPaths
 
 
@@ -114,18 +113,33 @@ def _windows(
 class StoredSegment:
     """A segment's extents as they are stored: chunks by number, and the end of a completed one.
 
-    In the segment in progress only chunks are merged: its tail is in the head.
+    In the segment in progress only chunks are merged: its tail is in the head.  The chunks below
+    `first_chunk` were removed.
     """
 
     lssn: int
     chunks: tuple[tuple[int, Chunk], ...]
     end: SegmentEnd | None
+    first_chunk: int = 0
 
     @property
     def extents(self) -> tuple[Extent, ...]:
         """All extents that may be merged, in order."""
         chunked = tuple(extent for _, chunk in self.chunks for extent in chunk.extents)
         return chunked if self.end is None else (*chunked, *self.end.tail)
+
+    @property
+    def first_entry_id(self) -> int:
+        """The entry of the segment with which the extents begin."""
+        if self.chunks:
+            return self.chunks[0][1].first_entry_id
+        return 0 if self.end is None else self.end.chunked.entries
+
+    @property
+    def removed(self) -> Totals:
+        """The sums of the extents at the front of a completed segment that were removed."""
+        assert self.end is not None
+        return self.end.chunked.minus([each for _, chunk in self.chunks for each in chunk.extents])
 
 
 def merged_extent(parts: Sequence[Extent], *, ledger_id: int) -> Extent:
@@ -174,18 +188,16 @@ def plan_fold(paths: LogPaths, at: VersionedHead, stored: StoredSegment) -> Chan
 
 
 def _changed(paths: LogPaths, at: VersionedHead, lssn: int, ops: Sequence[Op]) -> Change:
-    head = replace(
-        at.head,
-        merges=at.head.merges + 1,
-        merged_lssns=(*at.head.merged_lssns, lssn)[-MERGES_REMEMBERED:],
-    )
+    head = at.head.with_rewritten(lssn)
     put = Put(paths.head, encode(head), at.version)
     return Change((*ops, put), at.with_head(head))
 
 
 def _fold(paths: LogPaths, stored: StoredSegment, extents: Sequence[Extent]) -> list[Op]:
     assert stored.end is not None
-    end = replace(stored.end, chunk_count=0, chunked=Totals(), packed=pack(extents))
+    end = replace(
+        stored.end, chunk_count=stored.first_chunk, chunked=stored.removed, packed=pack(extents)
+    )
     return [
         *(Delete(paths.chunk(stored.lssn, number)) for number, _ in stored.chunks),
         Put(paths.segment(stored.lssn), encode(end), ANY_VERSION),
@@ -243,16 +255,11 @@ def _swap_end(
         ops.append(Put(path, encode(chunk), ANY_VERSION))
     gone = stored.chunks[low + 1 :] if kept else stored.chunks[low:]
     ops += [Delete(paths.chunk(stored.lssn, known)) for known, _ in gone]
-    moved = Totals().plus(stored.extents[run.first : bounds[-1]])
     value = encode(
         replace(
             end,
             chunk_count=number + (1 if kept else 0),
-            chunked=Totals(
-                entries=end.chunked.entries - moved.entries,
-                records=end.chunked.records - moved.records,
-                size_bytes=end.chunked.size_bytes - moved.size_bytes,
-            ),
+            chunked=end.chunked.minus(stored.extents[run.first : bounds[-1]]),
             packed=pack((merged, *rest)),
         )
     )

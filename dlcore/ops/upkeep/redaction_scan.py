@@ -82,8 +82,7 @@ class RedactionScanner(SegmentRewriter):
         head = at.head
         end = head.max_lssn + (head.segment is None)
         segments = []
-        first = head.first_lssn + (1 if head.first_chunk else 0)  # that one is being removed
-        for lssn in range(first, end):
+        for lssn in range(head.first_lssn, end):
             stored = await self._read_segment(at, lssn)
             if stored is None:
                 raise ChunkMissingError(f"segment {lssn} is not as its head says")

@@ -55,10 +55,9 @@ class SegmentRewriter:
         self._unused: set[int] = set()  # ledgers that no swap needs
 
     async def _read_segment(self, at: VersionedHead, lssn: int) -> StoredSegment | None:
-        """Return a segment; None if it is being removed."""
+        """Return a segment; None if it was removed or changes now."""
         head, paths = at.head, self._context.logs.paths_of(at.log)
-        if lssn == head.first_lssn and head.first_chunk:
-            return None
+        first = head.first_chunk if lssn == head.first_lssn else 0
         end: SegmentEnd | None = None
         if lssn == head.max_lssn and head.segment is not None:
             count = head.segment.chunk_count
@@ -71,14 +70,14 @@ class SegmentRewriter:
             count = end.chunk_count
 
         async def read() -> list[tuple[int, Chunk]]:
-            chunks = read_chunks(self._context.store, paths, lssn, range(count))
+            chunks = read_chunks(self._context.store, paths, lssn, range(first, count))
             return [each async for each in chunks]
 
         try:
             chunks = await persistently(read)
         except ChunkMissingError:
             return None  # the log has moved on
-        return StoredSegment(lssn=lssn, chunks=tuple(chunks), end=end)
+        return StoredSegment(lssn=lssn, chunks=tuple(chunks), end=end, first_chunk=first)
 
     async def _entries(
         self, parts: Sequence[Extent]

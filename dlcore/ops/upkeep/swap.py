@@ -279,10 +279,15 @@ class Swap(StepMachine[SwapState, Event, Work, bool]):
 
 
 def is_there(at: VersionedHead, stored: StoredSegment, *, merges: int) -> bool:
-    """Return whether the segment's extents are those that were read, and stay for now."""
+    """Return whether the segment's extents are those that were read, and stay for now.
+
+    `merges` is the number of merges that the log's head had then.
+    """
     head = at.head
+    rewritten = head.rewritten_since(merges)
     return (
-        head.merges == merges
-        and (head.first_lssn, head.first_chunk) <= (stored.lssn, 0)
+        rewritten is not None
+        and stored.lssn not in rewritten
+        and (head.first_lssn, head.first_chunk) <= (stored.lssn, stored.first_chunk)
         and head.first_active[0] <= stored.lssn <= head.max_lssn
     )

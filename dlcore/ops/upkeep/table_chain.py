@@ -83,7 +83,7 @@ class ChainReader(SegmentRewriter):
                 return None
             raise ChunkMissingError(f"segment {lssn} is not as its head says")
         parts: list[tuple[int, Extent]] = []
-        base = 0
+        base = stored.first_entry_id
         for extent in stored.extents:
             if not extent.is_cold:
                 break

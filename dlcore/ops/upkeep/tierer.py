@@ -212,13 +212,9 @@ def _end_in(path: str, node: Versioned | None) -> SegmentEnd | None:
 
 
 def _start_of(stored: StoredSegment, run: MergeRun) -> RunStart:
-    before = stored.extents[: run.first]
     assert stored.end is not None
-    return RunStart(
-        stored.lssn,
-        sum(part.entry_count for part in before),
-        stored.end.start_sequence_id + sum(part.record_count for part in before),
-    )
+    before = stored.removed.plus(stored.extents[: run.first])
+    return RunStart(stored.lssn, before.entries, stored.end.start_sequence_id + before.records)
 
 
 def _tell(at: VersionedHead, stored: StoredSegment, parts: Sequence[Extent], where: str) -> None:

@@ -238,7 +238,7 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     assert merged.entry_count == sum(each.entry_count for each in extents[run.first : run.end])
     at = VersionedHead(
         log=LogKey(name="clicks", log_id="1"),
-        head=LogHead(max_lssn=LSSN, merges=5, merged_lssns=(1, 2, 3, 4)),
+        head=LogHead(max_lssn=LSSN, merges=20, merged_lssns=(*range(1, 17),)),
         version=11,
     )
     change = plan_swap(PATHS, at, stored, run, merged)
@@ -257,7 +257,7 @@ def test_a_swap_puts_the_merged_extent_in_the_place_of_the_run(seed: int) -> Non
     assert isinstance(head, Put)
     assert (head.path, head.version) == (PATHS.head, 11)
     assert decode(LogHead, head.value, source="") == change.after.head
-    assert (change.after.head.merges, change.after.head.merged_lssns) == (6, (2, 3, 4, LSSN))
+    assert (change.after.head.merges, change.after.head.merged_lssns) == (21, (*range(2, 17), LSSN))
     assert change.after.version == 12
 
 

@@ -156,11 +156,12 @@ def test_a_lost_answer(is_applied: bool) -> None:
     ("path", "value"),
     [
         (LOG_PATHS.head, encode(LogHead(deleted=True))),
-        (LOG_PATHS.head, encode(LogHead(max_lssn=1, merges=1))),
+        (LOG_PATHS.head, encode(LogHead(max_lssn=1, merges=1, merged_lssns=(1,)))),
+        (LOG_PATHS.head, encode(LogHead(max_lssn=1, merges=2, merged_lssns=(1,)))),
         (LOG_PATHS.head, encode(LogHead(max_lssn=2, first_lssn=2))),
         (LOG_PATHS.head, encode(LogHead(max_lssn=2, first_active=(2, 0, 0)))),
     ],
-    ids=["deleted", "merged", "removed", "truncated"],
+    ids=["deleted", "merged", "merged too often", "removed", "truncated"],
 )
 def test_a_run_that_is_not_there_any_more(path: str, value: bytes) -> None:
     """The copy is not needed."""
@@ -168,6 +169,17 @@ def test_a_run_that_is_not_there_any_more(path: str, value: bytes) -> None:
     bench.put(path, value)
     assert bench.look(bench.handle(Signal.BEGIN)) == Ended(False)
     assert bench.machine.state is SwapState.OVERTAKEN
+
+
+def test_changes_of_other_segments_are_no_hindrance() -> None:
+    """A log may be truncated again and again while much of it is copied."""
+    bench = Bench()
+    head = LogHead(max_lssn=2, end=(2, 9), merges=3, merged_lssns=(2, 2, 2))
+    bench.put(LOG_PATHS.head, encode(head))
+    assert bench.store(bench.planned())
+    assert bench.handle(Signal.STORED) == Ended(True)
+    after = decode(LogHead, bench.value(LOG_PATHS.head), source="")
+    assert (after.merges, after.merged_lssns) == (4, (2, 2, 2, 1))
 
 
 def test_a_new_ledger_that_is_gone() -> None:
