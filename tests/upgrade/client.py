@@ -3,7 +3,8 @@
 ``write URI LOG`` writes records 1, 2, 3, … until it is terminated, and says which are acknowledged.
 A record's number is its transaction id, so after an error the log itself tells where to go on.
 ``tail URI LOG`` reads from the beginning, follows, and says how far it came.  ``read URI LOG`` says
-how many there are.  Both end with an error at the first record that is not the next one.
+how far a log goes; FIRST, one argument more, is its first record if that is not 1.  Both end
+with an error at the first record that is not the next one.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def _tail(namespace: Namespace, log: str) -> None:
             time.sleep(_RETRY_S)
 
 
-def _read(namespace: Namespace, log: str) -> None:
-    count = 0
+def _read(namespace: Namespace, log: str, first: str = "1") -> None:
+    count = int(first) - 1
     with namespace.open_log(log) as manager, manager.open_reader() as reader:
         for record in reader:
             count += 1
@@ -70,7 +71,7 @@ def _require(expected: int, txid: int, payload: bytes) -> None:
 
 
 if __name__ == "__main__":
-    work, uri, name = sys.argv[1:]
+    work, uri, name, *more = sys.argv[1:]
     print(f"of {dlcore.__file__}")
     with open_namespace(uri) as opened:
-        {"write": _write, "tail": _tail, "read": _read}[work](opened, name)
+        {"write": _write, "tail": _tail, "read": _read}[work](opened, name, *more)

@@ -176,13 +176,14 @@ class Mixed:
         path = str(REPOSITORY / "tests" / "upgrade" / f"{name}.py")
         return self._add(f"{name}-{len(self.processes)}", [path, *words], r"^of ")
 
-    def client(self, name: str, work: str, log: str, uri: str = "") -> Process:
+    def client(self, name: str, work: str, log: str, uri: str = "", *more: str) -> Process:
         """Add a client that does one of the works of `client.py`."""
-        return self._add(name, [_CLIENT, work, uri or self.uri, log], r"^of ")
+        return self._add(name, [_CLIENT, work, uri or self.uri, log, *more], r"^of ")
 
-    def read(self, release: Installed, log: str, uri: str = "") -> int:
-        """Let a client of a release read a log whole; return how many records it has."""
-        process = self.client(f"read-{len(self.processes)}", "read", log, uri).start(release)
+    def read(self, release: Installed, log: str, uri: str = "", *, first: int = 1) -> int:
+        """Let a client of a release read a log whole; return the number of its last record."""
+        name = f"read-{len(self.processes)}"
+        process = self.client(name, "read", log, uri, str(first)).start(release)
         output = process.ended()
         assert f"of {release.folder}" in output
         assert re.search(r"^at \d+$", output, re.MULTILINE), output

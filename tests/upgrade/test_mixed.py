@@ -10,13 +10,16 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from dlcore import LogConfig, QuorumConfig
-from dlcore.base.features import own_release
+from dlcore.base.features import PARTIAL_REMOVAL, own_release
+from dlcore.base.ids import DLSN
 from dlcore.ops.cli.app import run
 from dlcore.ops.upgrade_report import Role
 from dlcore.sync import open_namespace
+from tests.fixtures.shell import Shell
 from tests.fixtures.waiting import wait_until
 from tests.upgrade.cluster import Mixed, Process
 from tests.upgrade.releases import LAST, NOW, Installed, install
@@ -99,6 +102,32 @@ def test_nobody_starts_who_lacks_a_finalized_feature(cluster: Mixed, old: Instal
         for release, version in ((old, LAST), (NOW, THIS)):
             refusal = f"uses of a later release, which dlog {version} does not have"
             assert refusal in process.refused(release)
+
+
+def test_no_segment_loses_its_front_before_that_is_finalized(
+    cluster: Mixed, old: Installed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last release reads the segment as it is; later it is not let in any more."""
+    _start(cluster, NOW)
+    _make_logs(cluster, "log")
+    shell = Shell(cluster.uri, capsys)
+    with open_namespace(cluster.uri) as namespace, namespace.open_log("log") as log:
+        for number in range(1, 13):
+            with namespace.begin_append("job", number) as staged:
+                batch = pa.record_batch({"txid": [number], "value": [b"%d" % number]})
+                staged.write_batch("log", batch)
+                assert staged.commit().committed
+        log.mark_end_of_stream()
+        log.truncate(DLSN(1, 6, 0))
+        assert len(shell.text("ledger", "list", "--quiet").split()) == 12
+        assert {cluster.read(release, "log", first=7) for release in (old, NOW)} == {12}
+        cluster.finalize(PARTIAL_REMOVAL)
+        log.truncate(DLSN(1, 8, 0))
+        assert len(shell.text("ledger", "list", "--quiet").split()) == 4
+        assert cluster.read(NOW, "log", first=9) == 12
+    assert f"uses {PARTIAL_REMOVAL}, which dlog {LAST} does not have" in (
+        cluster.bookie("late").refused(old)
+    )
 
 
 @pytest.mark.prove
