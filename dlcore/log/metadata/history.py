@@ -8,13 +8,12 @@ because they hold the same records.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dlcore.base.errors import CorruptMetadataError
-from dlcore.base.ids import DLSN
 from dlcore.log.metadata.chunks import ChunkMissingError, read_chunks
 from dlcore.log.metadata.segment import Extent, LogSegment, SegmentState
 from dlcore.log.metadata.store import LogStore, persistently
@@ -35,11 +34,15 @@ _SEGMENTS_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class _Chunked:
-    """The chunks of a segment that were read: those below `count`, after the removed extents."""
+    """The chunks of a segment that were read: those below `count`, after the removed extents.
+
+    `chunked` are the sums of both.
+    """
 
     count: int
-    extents: tuple[Extent, ...] = ()
-    removed: Totals = field(default_factory=Totals)
+    extents: tuple[Extent, ...]
+    chunked: Totals
+    removed: Totals
 
 
 class LogHistory:
@@ -190,22 +193,30 @@ class LogHistory:
     async def _read_chunks(
         self, head: LogHead, lssn: int, segment: SegmentEnd | OpenSegment
     ) -> _Chunked:
+        """Return the chunks of a segment; those that are known are not read again.
+
+        Raises:
+            ChunkMissingError: they do not belong to `segment`, or it does not belong to the head.
+        """
+        known, count = self._chunks.get(lssn), segment.chunk_count
         first = head.first_chunk if lssn == head.first_lssn else 0
-        known, count = self._chunks.get(lssn, _Chunked(first)), segment.chunk_count
-        if known.extents and count <= known.count:
-            return known
-        store = self._logs.metadata_store
-        found = list(known.extents)
-        before = (known.removed.entries, known.removed.records) if found else None
-        async for _, chunk in read_chunks(store, self._paths, lssn, range(known.count, count)):
-            if before is None:
-                before = chunk.first_entry_id, chunk.first_sequence_id - segment.start_sequence_id
+        found: list[Extent] = []
+        start: tuple[int, int] | None = None
+        numbers = range(first if known is None else known.count, count)
+        async for _, chunk in read_chunks(self._logs.metadata_store, self._paths, lssn, numbers):
+            if start is None:
+                start = chunk.first_entry_id, chunk.first_sequence_id - segment.start_sequence_id
             found += chunk.extents
-        removed = segment.chunked.minus(found)
-        start = DLSN(lssn, removed.entries, 0)
-        is_truncated = start <= max(head.first_active_dlsn, DLSN(lssn, 0, 0))
-        if before not in (None, (removed.entries, removed.records)) or not is_truncated:
+        if known is None:
+            removed = segment.chunked.minus(found)
+            is_truncated = (lssn, removed.entries, 0) <= max(head.first_active, (lssn, 0, 0))
+            fits = start in (None, (removed.entries, removed.records)) and is_truncated
+        else:
+            removed = known.removed
+            fits = known.count <= count and known.chunked.plus(found) == segment.chunked
+        if not fits:
             # A merge or a removal came after the head was read, or between two reads of chunks.
             raise ChunkMissingError(f"the chunks of segment {lssn} are not those of its head")
-        chunked = self._chunks[lssn] = _Chunked(count, tuple(found), removed)
+        extents = tuple(found) if known is None else (*known.extents, *found)
+        chunked = self._chunks[lssn] = _Chunked(count, extents, segment.chunked, removed)
         return chunked

@@ -234,19 +234,45 @@ def test_truncated_extents_wait_for_their_age() -> None:
     on_log(body)
 
 
+async def fold(cluster: MemoryCluster, log: DirectLog) -> None:
+    """Move all extents of the completed segment into one node; nothing is merged."""
+    folding = replace(
+        POLICY, large_weight=4_000, fan_in=1_000, run_extents_max=1_000, run_ledgers_max=1_000
+    )
+    merging = await cluster.open("merging")
+    merger = LogMerger(merging._context, merging._owner, policy=folding, bytes_per_s=1e9)
+    assert await merger.merge(log._log) == 0
+
+
+@pytest.mark.parametrize(("is_folded", "truncated", "left"), [(True, 0, 30), (False, 26, 4)])
+def test_chunks_that_are_known_and_an_end_that_is_newer(
+    *, is_folded: bool, truncated: int, left: int
+) -> None:
+    """A reader that knows the chunks reads the end of the segment after this was changed."""
+
+    async def body(cluster: MemoryCluster, log: DirectLog) -> None:
+        await appended(cluster, log, 30)
+        history = LogHistory(log._context.logs, log._log)
+        (before,) = (await history.read()).segments
+        await complete(log)
+        at = await head_of(log)
+        if is_folded:
+            await fold(cluster, log)
+        await log.truncate(DLSN(1, truncated, 0))
+        (segment,) = (await history.state_of(at)).segments
+        assert segment.extents == before.extents[30 - left :]
+        assert segment.closed_entry_count == before.closed_entry_count
+
+    on_log(body)
+
+
 def test_a_view_from_before_the_removal() -> None:
     """A reader with an older head finds that it does not fit what is stored, and reads it again."""
 
     async def body(cluster: MemoryCluster, log: DirectLog) -> None:
         every = await appended(cluster, log, 30)
         await complete(log)
-        merging = await cluster.open("merging")
-        # Nothing is merged: all extents move into one node.
-        folding = replace(
-            POLICY, large_weight=4_000, fan_in=1_000, run_extents_max=1_000, run_ledgers_max=1_000
-        )
-        merger = LogMerger(merging._context, merging._owner, policy=folding, bytes_per_s=1e9)
-        assert await merger.merge(log._log) == 0
+        await fold(cluster, log)
         at = await head_of(log)
         await log.truncate(DLSN(1, 20, 1))
         assert len(await ledgers_of(log)) == 10
