@@ -27,12 +27,13 @@ from dlcore.base.errors import (
 from dlcore.base.html_tables import ShownFields
 from dlcore.ledger.metadata.values import LedgerState
 from dlcore.log.entries.body import decode_entry_header
+from dlcore.log.metadata.chunks import ChunkMissingError
 from dlcore.log.metadata.history import LogHistory
 from dlcore.log.metadata.listing import read_names
 from dlcore.log.metadata.staged import list_all_staged
 from dlcore.log.metadata.store import persistently
-from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd
-from dlcore.log.upkeep.removal import remove_truncated
+from dlcore.log.metadata.values import Chunk, LogHead, LogKey, SegmentEnd, VersionedHead
+from dlcore.log.upkeep.removal import has_removable, remove_truncated
 from dlcore.metadata.paths import BUCKETS, is_number
 from dlcore.metadata.stored import decode
 
@@ -291,7 +292,18 @@ async def _check_work(context: LogContext, log: LogKey, state: LogState) -> list
     if state.head.first_lssn < min(first.lssn, state.head.max_lssn + 1):
         detail = f"segments {state.head.first_lssn} … {first.lssn - 1} are truncated, not removed"
         findings.append(Finding(log=log.name, kind="leftover", detail=detail, repair=REMOVE))
+    elif await _has_removable(context, state):
+        detail = f"extents of segment {state.head.first_lssn} are truncated, not removed"
+        findings.append(Finding(log=log.name, kind="leftover", detail=detail, repair=REMOVE))
     return findings
+
+
+async def _has_removable(context: LogContext, state: LogState) -> bool:
+    at = VersionedHead(log=state.log, head=state.head, version=state.version)
+    try:
+        return await has_removable(context, at)
+    except ChunkMissingError:
+        return False  # the nodes were those of this head, so it has changed since
 
 
 async def _check_entries(context: LogContext, name: str, segment: LogSegment) -> list[Finding]:

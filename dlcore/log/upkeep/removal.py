@@ -64,16 +64,10 @@ async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedH
     owner would not recognise the records that producers send again.  Extents at the front of
     the first segment that stays go too, if they lie wholly in the truncated part.
     """
-    settings = await context.logs.read_settings(at.log)
-    keeps = settings.explicit_truncation
-    from_ms = kept_from_ms(settings, now_ms=context.clock.now_ms()) if keeps else None
-    features = ClusterFeatures(context.store, context.paths)
+    from_ms = await _truncated_kept_from_ms(context, at)
     while True:
         try:
-            pieces = await _next_pieces(context, at, kept_from_ms=from_ms)
-            if not pieces:
-                pieces = await _front_pieces(context, at, kept_from_ms=from_ms)
-                pieces = pieces if pieces and await features.has(PARTIAL_REMOVAL) else []
+            pieces = await _removable(context, at, kept_from_ms=from_ms)
             if not pieces:
                 return at
             at = await _remove(context, at, pieces)
@@ -81,6 +75,35 @@ async def remove_truncated(context: LogContext, at: VersionedHead) -> VersionedH
             at = await read_moved(context, at, error)
         except MetadataVersionError:
             at = await context.logs.read(at.log)
+
+
+async def has_removable(context: LogContext, at: VersionedHead) -> bool:
+    """Return whether something truncated of a log is still there, and may go.
+
+    Raises:
+        ChunkMissingError: the log has changed, or is damaged.
+    """
+    from_ms = await _truncated_kept_from_ms(context, at)
+    return bool(await _removable(context, at, kept_from_ms=from_ms))
+
+
+async def _truncated_kept_from_ms(context: LogContext, at: VersionedHead) -> int | None:
+    """Return the write time from which a log keeps truncated records; None: it keeps none."""
+    settings = await context.logs.read_settings(at.log)
+    if not settings.explicit_truncation:
+        return None
+    return kept_from_ms(settings, now_ms=context.clock.now_ms())
+
+
+async def _removable(
+    context: LogContext, at: VersionedHead, *, kept_from_ms: int | None
+) -> list[Piece]:
+    """Return the first truncated pieces of a log that can be removed, as many as one step takes."""
+    if pieces := await _next_pieces(context, at, kept_from_ms=kept_from_ms):
+        return pieces
+    pieces = await _front_pieces(context, at, kept_from_ms=kept_from_ms)
+    features = ClusterFeatures(context.store, context.paths)
+    return pieces if pieces and await features.has(PARTIAL_REMOVAL) else []
 
 
 async def read_moved(

@@ -21,7 +21,7 @@ from dlcore.log.metadata.segment import SegmentState
 from dlcore.log.metadata.staged import drop_merged
 from dlcore.log.reading.snapshot import Finder
 from dlcore.metadata.cluster_features import ClusterFeatures
-from dlcore.ops.inspection import audit_ledgers, inspect_log
+from dlcore.ops.inspection import audit_ledgers, finish_removal, inspect_log
 from dlcore.ops.upkeep.config import MergePolicy
 from dlcore.ops.upkeep.expiry import expire_log
 from dlcore.ops.upkeep.merger import LogMerger
@@ -201,10 +201,13 @@ def test_without_the_feature_the_segment_stays_whole() -> None:
 
         with patch.object(ClusterFeatures, "has", has):
             await log.truncate(DLSN(1, 20, 0))
-        assert asked == ["partial-removal"]
-        assert len(await ledgers_of(log)) == 30
-        await check(cluster, log, [each for each in every if each.dlsn >= DLSN(1, 20, 0)])
-        await log.truncate(DLSN(1, 20, 1))
+            assert asked == ["partial-removal"]
+            assert len(await ledgers_of(log)) == 30
+            await check(cluster, log, [each for each in every if each.dlsn >= DLSN(1, 20, 0)])
+        (found,) = await inspect_log(log._context, log.name)
+        assert found.detail == "extents of segment 1 are truncated, not removed"
+        await finish_removal(log._context, log.name)
+        assert await inspect_log(log._context, log.name) == []
         assert len(await ledgers_of(log)) == 10
 
     on_log(body)
