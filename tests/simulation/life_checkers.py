@@ -10,13 +10,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlcore.base.ids import DLSN
 from dlcore.log.metadata.names import LogChangeKind
 from dlcore.metadata.paths import unescape
-from dlcore.metadata.port import Delete
 from tests.simulation.stored_log import (
     Head,
     Kept,
     Position,
+    front_of,
     read_head,
     read_kept,
     read_name,
@@ -27,7 +28,6 @@ from tests.simulation.truth import InvariantViolatedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dlcore.base.ids import DLSN
     from dlcore.log.metadata.names import LogChange
     from dlcore.metadata.memory import MemoryTree
     from dlcore.metadata.paths import NamespacePaths
@@ -76,6 +76,8 @@ class _Life:
     head: Head
     kept: list[tuple[int, Kept]] = field(default_factory=lambda: [(0, Kept())])
     """What its settings said, and from when on."""
+    start: DLSN = DLSN.INITIAL
+    """Where its first stored extent begins."""
     is_to_go: bool = False
     """Somebody began to delete it."""
 
@@ -101,12 +103,14 @@ class LifeCheckers:
         known: Callable[[str], Iterator[Known]],
         truncated: Callable[[str], DLSN],
         on_cut: Callable[[str, DLSN], None],
+        epoch_ms: int,
     ) -> None:
         self._tree = tree
         self._paths = paths
         self._known = known
         self._truncated = truncated
         self._on_cut = on_cut
+        self._epoch_ms = epoch_ms
         self._names: dict[str, tuple[str, str]] = {}  # by path: name and id
         self._lives: dict[str, _Life] = {}  # by id
         self._positions: dict[str, list[Position]] = {}  # by path of a subscription
@@ -154,8 +158,6 @@ class LifeCheckers:
                     self._note_settings(log_id, op.path)
                 elif below[0] == "subscribers" and len(below) == 2:
                     self._note_position(op.path)
-                elif len(below) == 1 and below[0].isdigit() and isinstance(op, Delete):
-                    self._check_segment_goes(log_id, int(below[0]))
         for log_id in sorted(touched):
             self._note_head(log_id)
         if touched:
@@ -220,6 +222,8 @@ class LifeCheckers:
         )
         if not head.deleted:
             self._check_truncation(log_id, life, before)
+        if not life.is_to_go:
+            self._check_front(log_id, life)
 
     def _check_truncation(self, log_id: str, life: _Life, before: Head) -> None:
         """L8: what nobody truncates goes by its age alone; what is truncated does not come back."""
@@ -238,24 +242,33 @@ class LifeCheckers:
                 self._require_old(log_id, each, ages)
         self._on_cut(log_id, first)
 
-    def _check_segment_goes(self, log_id: str, lssn: int) -> None:
+    def _check_front(self, log_id: str, life: _Life) -> None:
         """L8: what is truncated before its time waits for it, where the log asks for that."""
-        life = self._lives.get(log_id)
-        if life is None or life.is_to_go:
+        front = front_of(self._paths.log_of(log_id).head, self._value)
+        if front is None:
             return
-        for each in self._known(log_id):
-            if each.dlsn.lssn == lssn:
-                require(
-                    OLD,
-                    holds=each.dlsn < life.head.first_active,
-                    message=f"log id {log_id}: segment {lssn} goes, and {each.dlsn} is in it",
-                )
+        before, life.start = life.start, front.start
+        require(
+            OLD,
+            holds=front.start >= before,
+            message=f"log id {log_id} began at {before}, and begins at {front.start} now",
+        )
+        gone = [each for each in self._known(log_id) if before <= each.dlsn < front.start]
+        for each in gone:
+            require(
+                OLD,
+                holds=each.dlsn < life.head.first_active,
+                message=f"log id {log_id}: {each.dlsn} goes, and was not truncated",
+            )
         kept = life.kept_lately()
         if all(each.waits_for_age for each in kept):
             ages = [each.retention_ms for each in kept]
-            for each in self._known(log_id):
-                if each.dlsn.lssn == lssn:
-                    self._require_old(log_id, each, ages)
+            for each in gone:
+                self._require_old(log_id, each, ages)
+
+    def _value(self, path: str) -> bytes | None:
+        node = self._tree._find(path)
+        return None if node is None else node.value
 
     def _require_old(self, log_id: str, known: Known, ages: Iterable[int]) -> None:
         age_ms = min(ages, default=None)
@@ -301,6 +314,12 @@ class LifeCheckers:
                 ]
                 if not young:
                     found.append(f"truncated and old segments of log {name}")
+            front = front_of(self._paths.log_of(log_id).head, self._value)
+            extent = None if front is None else head.loses(front)
+            if extent is not None and (
+                not kept.waits_for_age or extent.last_ms - self._epoch_ms < limit_ms
+            ):
+                found.append(f"truncated extents of log {name}, as that of {extent.ledger}")
         return found
 
     # Subscriptions

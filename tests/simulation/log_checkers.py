@@ -136,6 +136,7 @@ class LogCheckers:
             known=self._known,
             truncated=self.truncated,
             on_cut=lambda log_id, dlsn: self.on_truncate(log_id, "", dlsn),
+            epoch_ms=epoch_ms,
         )
 
     # What is appended
@@ -327,6 +328,8 @@ class LogCheckers:
                     touched.add(ledger_id)
                     if isinstance(op, Delete) and len(parts) == 3:
                         self._check_grace(ledger_id)
+        # A removal of a segment's first extents counts as a merge, and puts none in their place.
+        has_merged = has_merged and any(self._counts[each] > before[each] for each in touched)
         kept_ms = self._tier_kept_ms if has_merged and self._check_swap(ops, before) else 0
         for ledger_id in touched:
             is_released = has_merged and self._counts[ledger_id] < before[ledger_id]

@@ -17,7 +17,9 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.staging import commit as commits
 from dlcore.log.upkeep import removal
+from dlcore.log.upkeep.front import Front
 from dlcore.metadata.port import ANY_VERSION, Delete, Put
+from dlcore.metadata.stored import encode
 from dlcore.ops.upkeep import merger, merging, swap, worker as upkeep
 from dlcore.ops.upkeep.merger import LogMerger
 from dlcore.ops.upkeep.swap import Swap
@@ -170,6 +172,57 @@ def removal_gives_nothing_up() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def truncated_extents_stay_as_long_as_their_segment() -> Iterator[None]:
+    """Of a segment that stays nothing is removed."""
+
+    async def none(*_: Any, **__: Any) -> list[Any]:
+        return []
+
+    with patch.object(removal, "_front_pieces", none):
+        yield
+
+
+@contextlib.contextmanager
+def the_extent_with_the_first_position_goes() -> Iterator[None]:
+    """A segment that stays loses one extent more."""
+    begin = Front.__init__
+
+    def greedy(self: Front, head: Any, end: Any, **more: Any) -> None:
+        begin(self, head, end, **more)
+        self.limit += self.limit > 0
+
+    with patch.object(Front, "__init__", greedy):
+        yield
+
+
+@contextlib.contextmanager
+def a_removed_front_is_no_change_of_its_segment() -> Iterator[None]:
+    """A swap that was planned before puts the removed extents back."""
+    plan_remove = changes.plan_remove
+
+    def quiet(paths: Any, at: Any, *about: Any) -> Change:
+        change = plan_remove(paths, at, *about)
+        head = replace(change.after.head, merges=at.head.merges, merged_lssns=at.head.merged_lssns)
+        ops = (*change.ops[:-1], Put(paths.head, encode(head), at.version))
+        return with_fields(change, ops=ops, after=at.with_head(head))
+
+    with patch.object(removal, "plan_remove", quiet):
+        yield
+
+
+@contextlib.contextmanager
+def removals_are_not_guarded() -> Iterator[None]:
+    """A removal writes the head as it was read: what was appended meanwhile is lost."""
+    plan_remove = changes.plan_remove
+
+    def blind(*about: Any) -> Change:
+        return _unguarded(plan_remove(*about))
+
+    with patch.object(removal, "plan_remove", blind):
+        yield
+
+
+@contextlib.contextmanager
 def repeated_appends_are_not_recognised() -> Iterator[None]:
     """Whoever repeats a version, because a reply was lost, appends it once more."""
 
@@ -218,6 +271,7 @@ def staged_ledgers_go_with_their_process() -> Iterator[None]:
 
 
 MUTANTS = (
+    a_removed_front_is_no_change_of_its_segment,
     a_second_merge_is_not_noticed,
     appends_are_not_guarded,
     assigned_transaction_ids_are_lost,
@@ -227,9 +281,12 @@ MUTANTS = (
     merges_count_nothing_off,
     registrations_are_kept_for_ever,
     removal_gives_nothing_up,
+    removals_are_not_guarded,
     repeated_appends_are_not_recognised,
     segments_are_removed_as_soon_as_they_are_truncated_into,
     settling_forgets_merges,
     staged_ledgers_go_with_their_process,
     swaps_are_not_guarded,
+    the_extent_with_the_first_position_goes,
+    truncated_extents_stay_as_long_as_their_segment,
 )

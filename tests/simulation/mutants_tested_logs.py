@@ -16,6 +16,7 @@ from dlcore.log.recovery import recover_log
 from dlcore.log.staging import commit as commits
 from dlcore.log.staging.commit import Commit
 from dlcore.log.staging.writer import DirectStagingWriter
+from dlcore.log.upkeep.front import Front
 from dlcore.log.writing.append import CompleteSegment, LogAppender, StartSegment, WriterState
 from dlcore.log.writing.open_segment import OpenSegment
 from dlcore.log.writing.ownership import CreateLock, Ownership, OwnershipState
@@ -31,7 +32,13 @@ if TYPE_CHECKING:
 
     from dlcore.log.context import LogContext
     from dlcore.log.metadata.commits import Decision
-    from dlcore.log.metadata.values import CommitRecord, LockHolder, VersionedHead
+    from dlcore.log.metadata.values import (
+        CommitRecord,
+        LockHolder,
+        LogHead,
+        SegmentEnd,
+        VersionedHead,
+    )
     from dlcore.log.writing.append import Event
     from dlcore.metadata.port import Op
 
@@ -272,4 +279,16 @@ def late_tries_overlap() -> Iterator[None]:
         return decide(record and msgspec.structs.replace(record, earlier=()), **more)
 
     with patch.object(commits, "decide", forgetful):
+        yield
+
+
+@caught_by("dlcore/log/test_front.py::test_the_segment_with_the_last_stamps_stays_whole")
+def the_segment_with_the_last_stamps_loses_its_front() -> Iterator[None]:
+    """A new owner does not find what producers have sent, and takes it again."""
+    begin = Front.__init__
+
+    def careless(self: Front, head: LogHead, end: SegmentEnd | None, **more: Any) -> None:
+        begin(self, msgspec.structs.replace(head, producers_lssn=0), end, **more)
+
+    with patch.object(Front, "__init__", careless):
         yield

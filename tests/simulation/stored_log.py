@@ -18,7 +18,7 @@ import msgspec
 from dlcore.base.ids import DLSN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from dlcore.metadata.port import Versioned
 
@@ -27,9 +27,9 @@ _OPEN = 2
 _HEAD_LAST_LSSN, _HEAD_SEALED, _HEAD_DELETED, _HEAD_END = 1, 2, 3, 7
 _HEAD_FIRST_ACTIVE, _HEAD_FIRST_LSSN, _HEAD_FIRST_CHUNK = 8, 9, 10
 _HEAD_MERGES, _HEAD_SEGMENT, _HEAD_NAME, _HEAD_PRODUCERS = 11, 13, 14, 15
-_OPEN_CHUNKS, _OPEN_PACKED = 2, 4
-_END_CHUNKS, _END_PACKED = 4, 6
-_CHUNK_COVERS, _CHUNK_PACKED = 1, 4
+_OPEN_CHUNKS, _OPEN_CHUNKED, _OPEN_PACKED = 2, 3, 4
+_END_CHUNKS, _END_CHUNKED, _END_PACKED = 4, 5, 6
+_CHUNK_COVERS, _CHUNK_FIRST, _CHUNK_PACKED = 1, 2, 4
 
 
 def _values(value: bytes) -> list[Any]:
@@ -56,9 +56,10 @@ def ledgers_in(path: str, value: bytes) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class StoredExtent:
-    """The ledger of an extent, how many records it has, and when the last one was written."""
+    """The ledger of an extent, how much it has, and when its last record was written."""
 
     ledger: int
+    entries: int
     records: int
     last_ms: int
 
@@ -69,9 +70,13 @@ def extents_in(path: str, value: bytes) -> list[StoredExtent]:
     ledgers = accumulate(flat[1::_INTS_PER_EXTENT])
     times = zip(flat[8::_INTS_PER_EXTENT], flat[9::_INTS_PER_EXTENT], strict=True)
     return [
-        StoredExtent(ledger, records, last_ms)
-        for ledger, records, last_ms in zip(
-            ledgers, flat[4::_INTS_PER_EXTENT], accumulate(map(sum, times)), strict=True
+        StoredExtent(ledger, more + 1, records, last_ms)
+        for ledger, more, records, last_ms in zip(
+            ledgers,
+            flat[3::_INTS_PER_EXTENT],
+            flat[4::_INTS_PER_EXTENT],
+            accumulate(map(sum, times)),
+            strict=True,
         )
     ]
 
@@ -134,6 +139,46 @@ def completed_segments_of(head_path: str, nodes: Mapping[str, Versioned]) -> lis
 
 
 @dataclass(frozen=True, slots=True)
+class Front:
+    """Where the first stored extent of a log begins, and the extents of that segment.
+
+    Those that are in the head are not among them: they stay as long as their segment.
+    """
+
+    start: DLSN
+    extents: list[StoredExtent]
+
+
+def front_of(head_path: str, read: Callable[[str], bytes | None]) -> Front | None:
+    """Return the front of a log, by a function that returns the value of a node.
+
+    None: a node is missing.
+    """
+    head = _values(read(head_path) or b"")
+    lssn, last = head[_HEAD_FIRST_LSSN], head[_HEAD_LAST_LSSN]
+    path, extents = f"{head_path}/{lssn}", list[StoredExtent]()
+    if lssn > last:
+        return Front(DLSN(lssn, 0, 0), [])
+    if lssn == last and head[_HEAD_SEGMENT]:
+        count, sums = head[_HEAD_SEGMENT][_OPEN_CHUNKS], head[_HEAD_SEGMENT][_OPEN_CHUNKED]
+        tail = []
+    elif end := read(path):
+        count, sums = _values(end)[_END_CHUNKS], _values(end)[_END_CHUNKED]
+        tail = extents_in(path, end)
+    else:
+        return None
+    start, number = None, head[_HEAD_FIRST_CHUNK]
+    while number < count:
+        chunk = read(f"{path}/{number}")
+        if chunk is None:
+            return None
+        start = _values(chunk)[_CHUNK_FIRST] if start is None else start
+        extents += extents_in(f"{path}/{number}", chunk)
+        number += _values(chunk)[_CHUNK_COVERS]
+    return Front(DLSN(lssn, sums[0] if start is None else start, 0), [*extents, *tail])
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """What the head of a log says."""
 
@@ -149,6 +194,18 @@ class Head:
     def needed_lssn(self) -> int:
         """The first segment that may stay: one that tells of producers does, though truncated."""
         return min(self.first_active.lssn, self.producers_lssn or self.first_active.lssn)
+
+    def loses(self, front: Front) -> StoredExtent | None:
+        """Return the extent with which a log begins if it is to go, once it is old enough.
+
+        A segment keeps its last one, and one that tells of producers keeps all.
+        """
+        start, first = front.start, self.first_active
+        if len(front.extents) < 2 or self.producers_lssn == start.lssn:
+            return None
+        extent = front.extents[0]
+        is_passed = DLSN(start.lssn, start.entry_id + extent.entries, 0) <= first
+        return extent if is_passed else None
 
 
 def read_head(value: bytes) -> Head:

@@ -123,6 +123,6 @@ def test_extents_are_read_from_where_they_are_packed() -> None:
         chunked=Totals(),
     )
     found = extents_in("/dlog/heads/0a/id/2", encode(end))
-    assert [(each.ledger, each.records, each.last_ms) for each in found] == [
-        (each.ledger_id, each.record_count, each.last_timestamp_ms) for each in extents
+    assert [(each.ledger, each.entries, each.records, each.last_ms) for each in found] == [
+        (each.ledger_id, 2, each.record_count, each.last_timestamp_ms) for each in extents
     ]
