@@ -35,7 +35,7 @@ CHUNK_EXTENTS_MAX = 64
 CHUNKS_PER_SEGMENT_MAX = 10_000
 """A segment with this many chunks is completed, whatever its size and age."""
 MERGES_REMEMBERED = 16
-"""So many segments the head names that merges or removals changed last."""
+"""The head names the segments of so many changes by merges and removals, the latest ones."""
 COMMITTED_RUNS_MAX = 16
 _CALENDAR_END_MS = 253_402_300_800_000
 """The year 10000, which Python's calendar does not have."""
