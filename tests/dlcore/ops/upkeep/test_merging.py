@@ -284,6 +284,27 @@ def test_few_extents_of_a_completed_segment_lie_in_one_node(
         assert (change.after.head.merges, change.after.head.merged_lssns) == (1, (LSSN,))
 
 
+def test_a_segment_without_its_first_extents_keeps_their_sums() -> None:
+    """Its chunks keep their numbers, and positions go on from what was removed."""
+    whole, _ = stored_segment([4, 5, 3], 2, random.Random(1))
+    assert (whole.first_entry_id, whole.removed) == (0, Totals())
+    (_, gone), (first, chunk), _ = whole.chunks
+    left = StoredSegment(lssn=LSSN, chunks=whole.chunks[1:], end=whole.end, first_chunk=first)
+    assert left.removed == Totals().plus(gone.extents)
+    assert left.first_entry_id == left.removed.entries == chunk.first_entry_id
+    at = VersionedHead(log=LogKey(name="clicks", log_id="1"), head=LogHead(max_lssn=8), version=2)
+    change = plan_fold(PATHS, at, left)
+    assert change is not None
+    *_, put, _ = change.ops
+    assert isinstance(put, Put)
+    end = decode(SegmentEnd, put.value, source=put.path)
+    assert (end.chunk_count, end.chunked, end.tail) == (first, left.removed, left.extents)
+    folded = StoredSegment(lssn=LSSN, chunks=(), end=end, first_chunk=first)
+    assert folded.first_entry_id == left.first_entry_id
+    assert folded.removed == left.removed
+    assert StoredSegment(lssn=LSSN, chunks=(), end=None).first_entry_id == 0
+
+
 @pytest.mark.parametrize(
     ("before", "after", "asks_for"),
     [
