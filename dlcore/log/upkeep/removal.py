@@ -37,7 +37,6 @@ from dlcore.log.metadata.values import (
 )
 from dlcore.log.upkeep.front import Front
 from dlcore.log.upkeep.retention import kept_from_ms, last_write_ms
-from dlcore.metadata.cluster_features import ClusterFeatures
 from dlcore.metadata.paths import unescape
 from dlcore.metadata.port import ANY_VERSION, UNANSWERED, Delete
 from dlcore.metadata.stored import decode, decode_or_tell, encode
@@ -102,8 +101,12 @@ async def _removable(
     if pieces := await _next_pieces(context, at, kept_from_ms=kept_from_ms):
         return pieces
     pieces = await _front_pieces(context, at, kept_from_ms=kept_from_ms)
+    if not pieces:
+        return []
+    from dlcore.metadata.cluster_features import ClusterFeatures  # few truncations need it
+
     features = ClusterFeatures(context.store, context.paths)
-    return pieces if pieces and await features.has(PARTIAL_REMOVAL) else []
+    return pieces if await features.has(PARTIAL_REMOVAL) else []
 
 
 async def read_moved(
