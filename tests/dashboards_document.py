@@ -91,6 +91,7 @@ DASHBOARDS: dict[str, list[Panel]] = {
         Panel("Repair, p99", _slowest("dlog_autorecovery_repair_seconds"), "s"),
         Panel("Cold bytes scrubbed", "rate(dlog_autorecovery_scrubbed_bytes_total[5m])", "Bps"),
         Panel("Cold ledgers with holes", "dlog_autorecovery_cold_holes"),
+        Panel("Since the last export", "min(dlog_autorecovery_export_age_seconds)", "s"),
     ],
     "spark": [
         Panel("Records behind", "dlog_stream_records_behind", legend="{{query}}"),

@@ -226,6 +226,8 @@ class NamespacePaths:
     """Progress of the current full replica check."""
     scrub_progress = _Below("autorecovery/scrub-progress")
     """Progress of the current pass over the objects of cold ledgers."""
+    last_export = _Below("autorecovery/last-export")
+    """The newest periodic export of metadata."""
     under_replicated = _Below("autorecovery/ledgers")
     """Root of the tree of under-replicated ledgers."""
 

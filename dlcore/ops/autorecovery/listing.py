@@ -29,6 +29,7 @@ from dlcore.metadata.port import ANY_VERSION, Create, Delete, Op, Put
 from dlcore.metadata.stored import decode, decode_or_tell, encode
 from dlcore.ops.autorecovery.values import (
     ElectedAuditor,
+    LastExport,
     ReplicaCheckRun,
     ScrubProgress,
     SweepTroubles,
@@ -254,6 +255,13 @@ class RepairList:
         node = await self._store.get(path)
         tell = partial(logger.warning, "what was scrubbed cannot be read: %s")
         return decode_or_tell(ScrubProgress, node, source=path, tell=tell)
+
+    async def read_last_export(self) -> LastExport | None:
+        """Return the newest periodic export of the metadata."""
+        path = self._paths.last_export
+        node = await self._store.get(path)
+        tell = partial(logger.warning, "which export is the newest cannot be read: %s")
+        return decode_or_tell(LastExport, node, source=path, tell=tell)
 
     async def begin_check(self, *, age_ms_max: float) -> CheckProgress:
         """Return the full replica check to continue, or a new one.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dlcore.metadata.port import Op
     from dlcore.ops.autorecovery.values import (
         ElectedAuditor,
+        LastExport,
         ReplicaCheckRun,
         ScrubProgress,
         SweepTroubles,
@@ -60,6 +61,8 @@ class RecoveryStatus:
     troubles: tuple[SweepTroubles, ...] = ()
     scrub: ScrubProgress | None = None
     """The pass over the objects of cold segments."""
+    export: LastExport | None = None
+    """The newest periodic export of the metadata."""
 
 
 class Maintenance:
@@ -83,6 +86,7 @@ class Maintenance:
             ledgers=tuple(ledgers),
             last_check=await self._repairs.read_last_check(),
             scrub=await self._repairs.read_scrub(),
+            export=await self._repairs.read_last_export(),
             troubles=tuple(await self._repairs.read_troubles()),
         )
 

@@ -52,6 +52,13 @@ HOLES = gauge(
     "autorecovery_cold_holes",
     "Cold ledgers with damaged or missing objects that this process could not make again",
 )
+EXPORT_AGE = gauge(
+    "autorecovery_export_age_seconds",
+    "Since the newest export of the metadata, or since none was found; only if `export` is set",
+)
+EXPORT_EVERY = gauge(
+    "autorecovery_export_every_seconds", "The setting `export_every_s`; only if `export` is set"
+)
 TIMES = histogram("autorecovery_repair_seconds", "A repair of a ledger that finished")
 
 METRICS = (
@@ -67,6 +74,8 @@ METRICS = (
     DAMAGED,
     MENDED,
     HOLES,
+    EXPORT_AGE,
+    EXPORT_EVERY,
     TIMES,
     BEHIND,
 )
@@ -95,6 +104,9 @@ class RecoveryFigures:
     mended_objects: int = 0
     holes: set[int] = field(default_factory=set)
     """Cold ledgers on the list of which this process knows that records are lost."""
+    exported_s: float | None = None
+    """When the newest export was made, as `steady_s` tells; None: none is to be made."""
+    export_every_s: float = 0.0
     lags: dict[str, dict[str, float]] = field(default_factory=dict)
     """Seconds by which subscribers are behind, by log and subscriber."""
 
@@ -114,6 +126,9 @@ class RecoveryFigures:
         yield DAMAGED.of(self.damaged_objects)
         yield MENDED.of(self.mended_objects)
         yield HOLES.of(len(self.holes))
+        if self.exported_s is not None:
+            yield EXPORT_AGE.of(max(0.0, steady_s() - self.exported_s))
+            yield EXPORT_EVERY.of(self.export_every_s)
         yield TIMES.of(self.repair_times)
         lags = ((s, log, name) for log, each in self.lags.items() for name, s in each.items())
         for seconds, log, name in heapq.nlargest(_FURTHEST, lags):

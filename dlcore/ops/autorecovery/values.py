@@ -81,6 +81,16 @@ class ScrubProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How often the next object could not be read."""
 
 
+class LastExport(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest export of metadata that upkeep made: its URL, and its time."""
+
+    layout: int = LAYOUT
+    url: str
+    exported_ms: Count
+    left_out: Count = 0
+    """Logs that are not in it, because their metadata are damaged."""
+
+
 class ReplicaCheckRun(msgspec.Struct, frozen=True, kw_only=True):
     """A full replica check and its result.
 

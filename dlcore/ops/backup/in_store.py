@@ -7,30 +7,30 @@ records, but should not be able to sign.  A namespace without keys makes new one
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from dlcore.base.background import all_of
-from dlcore.base.errors import ConfigurationError
+from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.ledger.metadata.values import LedgerMetadata
 from dlcore.log.metadata.values import StoredSettings
 from dlcore.metadata.paths import NamespacePaths, unescape
 from dlcore.metadata.stored import decode
 from dlcore.ops.backup.adopting import NAME, FoundObject
 from dlcore.ops.backup.archive import Export, packed, unpacked
+from dlcore.ops.backup.timetable import FOLDER, ExportName, name_of, outdated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-    from dlcore.log.cold.objects import ListedObject, Objects
+    from dlcore.log.cold.objects import Objects
     from dlcore.log.cold.reading import ColdLedgers
 
-_FOLDER = "metadata"
 _TIERS = f"{NamespacePaths('').tiers}/"
 _SETTINGS = re.compile(r"/heads/[^/]+/[^/]+/settings")
 _AT_ONCE = 16
-_NAME = re.compile(r"(?P<cluster>[^/]+)/(?P<time>\d{15})-(?P<moment>\d+)\.dlog")
 _KEYS = NamespacePaths("").capability_keys
 _LEDGER = re.compile(r"/ledgers/\d+/\d+/\d+")
 
@@ -43,48 +43,84 @@ def is_url(place: str) -> bool:
 async def put_export(objects: Objects, url: str, export: Export) -> str:
     """Store an export below a URL; return the URL that it has.
 
+    It is one object, which is there as a whole or not at all.
+
     Raises: ObjectStoreError.
     """
     header = export.header
     nodes = {path: value for path, value in export.nodes.items() if path != _KEYS}
-    name = f"{header.exported_ms:015d}-{header.moment}.dlog"
-    at = f"{url.rstrip('/')}/{_FOLDER}/{header.cluster_id}/{name}"
-    await objects.put_new(at, packed(Export(header, nodes)))
-    return at
+    name = ExportName(header.exported_ms, header.moment, header.cluster_id, url.rstrip("/"))
+    # In a thread: the nodes of a large namespace take seconds to compress.
+    data = await asyncio.to_thread(packed, Export(header, nodes))
+    await objects.put_new(name.url, data)
+    return name.url
 
 
-async def newest_export(objects: Objects, url: str, *, cluster_id: str | None = None) -> Export:
-    """Return the newest export below a URL.
+async def drop_old_exports(objects: Objects, made: ExportName, *, keep: int) -> int:
+    """Delete the exports beside one that was just made, but the newest; return how many.
+
+    Raises: ObjectStoreError.
+    """
+    old = outdated((await _listed(objects, made.place)).keys(), made, keep=keep)
+    for each in old:
+        await objects.delete(each.url)
+    return len(old)
+
+
+async def chosen_export(objects: Objects, url: str, *, cluster_id: str | None = None) -> Export:
+    """Return the export at a URL, or the newest one below it.
 
     Raises:
         ConfigurationError: there is none, or there are some of several clusters.
         CorruptMetadataError: it is damaged.
         ObjectStoreError: the store did not answer.
     """
-    folder = f"{url.rstrip('/')}/{_FOLDER}"
-    found: dict[str, list[tuple[int, int, ListedObject]]] = {}
-    async with aclosing(objects.list_below(folder)) as pages:
-        async for page in pages:
-            for each in page:
-                name = _NAME.fullmatch(each.url[len(folder) + 1 :])
-                if name is not None and cluster_id in (None, name["cluster"]):
-                    order = int(name["time"]), int(name["moment"])
-                    found.setdefault(name["cluster"], []).append((*order, each))
+    named = name_of(url)
+    place = (url if named is None else named.place).rstrip("/")
+    listed = await _listed(objects, place)
+    if named is not None and named not in listed:
+        newest = max(listed, default=None)
+        rule = "there is none beside it" if newest is None else f"expected one such as {newest.url}"
+        raise ConfigurationError(f"there is no export {url}: {rule}")
+    chosen = named or _newest(listed, place, cluster_id)
+    data = await objects.read(chosen.url, 0, listed[chosen])
+    try:
+        return await asyncio.to_thread(unpacked, bytes(data), source=chosen.url)
+    except CorruptMetadataError as error:
+        older = [each for each in listed if each.cluster_id == chosen.cluster_id and each < chosen]
+        if not older:
+            raise
+        raise CorruptMetadataError(f"{error}; the one before it is {max(older).url}") from error
+
+
+def _newest(listed: Collection[ExportName], place: str, cluster_id: str | None) -> ExportName:
+    found = [each for each in listed if cluster_id in (None, each.cluster_id)]
+    folder = f"{place}/{FOLDER}"
     if not found:
         whose = "" if cluster_id is None else f" of cluster {cluster_id}"
         raise ConfigurationError(
-            f"there is no export{whose} below {folder}: expected one that `dlog metadata export "
-            f"{url}` made"
+            f"there is no export{whose} below {folder}: expected one that the setting "
+            f"autorecovery.export={place} or `dlog metadata export {place}` made"
         )
-    if len(found) > 1:
+    clusters = sorted({each.cluster_id for each in found})
+    if len(clusters) > 1:
         raise ConfigurationError(
-            f"below {folder} are exports of {len(found)} clusters, {', '.join(sorted(found))}: "
+            f"below {folder} are exports of {len(clusters)} clusters, {', '.join(clusters)}: "
             "choose one by --cluster"
         )
-    (exports,) = found.values()
-    newest = max(exports)[-1]
-    data = await objects.read(newest.url, 0, newest.size_bytes)
-    return unpacked(bytes(data), source=newest.url)
+    return max(found)
+
+
+async def _listed(objects: Objects, place: str) -> dict[ExportName, int]:
+    """Return the exports below a URL, with their sizes."""
+    found: dict[ExportName, int] = {}
+    async with aclosing(objects.list_below(f"{place}/{FOLDER}")) as pages:
+        async for page in pages:
+            for each in page:
+                name = name_of(each.url)
+                if name is not None and name.place == place:
+                    found[name] = each.size_bytes
+    return found
 
 
 async def listed_objects(objects: Objects, export: Export) -> dict[str, int]:

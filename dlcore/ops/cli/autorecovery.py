@@ -259,6 +259,8 @@ def show_status() -> None:
         "scrub_bytes_left": None if scrub is None else scrub.left_bytes,
         "damaged_objects": None if scrub is None else scrub.damaged,
         "skipped_objects": None if scrub is None else scrub.skipped,
+        "exported": None if status.export is None else time_text(status.export.exported_ms),
+        "export": None if status.export is None else status.export.url,
     }
     if wants_json():
         show_fields(fields | {"ledgers": rows})

@@ -109,10 +109,10 @@ async def _rebuilt(
 async def _read(place: str, cluster_id: str | None) -> Export:
     from dlcore.log.cold.stores import StoredObjects
     from dlcore.ops.backup.archive import unpacked
-    from dlcore.ops.backup.in_store import is_url, newest_export
+    from dlcore.ops.backup.in_store import chosen_export, is_url
 
     if is_url(place):
-        return await newest_export(StoredObjects(), place, cluster_id=cluster_id)
+        return await chosen_export(StoredObjects(), place, cluster_id=cluster_id)
     data = await asyncio.to_thread(Path(place).read_bytes)
     return unpacked(data, source=place)
 

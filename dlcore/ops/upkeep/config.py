@@ -97,6 +97,15 @@ class UpkeepConfig:
     longer than the period."""
     scrub_interval_s: float = 60.0
     """How often a worker looks whether an object is due for this."""
+    export: str = ""
+    """Where exports of the metadata go, for `dlog restore`: ``s3://bucket/folder`` or, on a cluster
+    of one host, ``file:///folder``, best the place of the tier; empty: none is made.  Set it for
+    the cluster, so that all workers agree: ``dlog cluster settings``."""
+    export_every_s: float = 1800.0
+    """Age of the newest export at which the next one is made: at most that much of the metadata is
+    lost.  Less than `tier_grace_s`, so that the objects that an export names are still there."""
+    export_keep: int = 48
+    """Exports that stay there; older ones are deleted."""
     merge: MergePolicy = MergePolicy()
     """Which extents are small, and how much is merged in one step."""
 
@@ -113,6 +122,8 @@ class UpkeepConfig:
             "stray_interval_s",
             "scrub_bytes_per_s",
             "scrub_interval_s",
+            "export_every_s",
+            "export_keep",
         )
         require_not_negative(
             self,
@@ -125,3 +136,4 @@ class UpkeepConfig:
             "scrub_period_s",
         )
         require_tier("tier", self.tier or None)
+        require_tier("export", self.export or None)

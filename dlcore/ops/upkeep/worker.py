@@ -37,6 +37,7 @@ from dlcore.ops.autorecovery.metrics import RecoveryFigures
 from dlcore.ops.autorecovery.runner import run_together
 from dlcore.ops.upkeep.config import UpkeepConfig
 from dlcore.ops.upkeep.expiry import expire_logs
+from dlcore.ops.upkeep.exporter import PeriodicExporter
 from dlcore.ops.upkeep.mender import ColdMender
 from dlcore.ops.upkeep.merger import LogMerger
 from dlcore.ops.upkeep.scrubber import ColdScrubber
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_S_MAX = 600.0
+_EXPORT_LOOK_S = 60.0
 _SWEEP = "sweep"
 
 
@@ -76,6 +78,7 @@ class LogUpkeep:
         self._tiers = TierRounds(context, owner, config, self._lock)
         figures = figures or RecoveryFigures()
         self._scrubber = ColdScrubber(context, config, self._repairs, self._lock, figures)
+        self._exporter = PeriodicExporter(context, config, self._lock, figures)
         self.mend = ColdMender(context, owner, figures).mend
         """Mends a cold ledger that is on the list of repairs."""
         self._strays_due_s = 0.0  # by the event loop's clock
@@ -111,6 +114,7 @@ class LogUpkeep:
             self._sweep_now_and_then(),
             self._tier_now_and_then(),
             self._scrub_now_and_then(),
+            self._export_now_and_then(),
         )
 
     async def _serve_requests(self) -> None:
@@ -132,6 +136,19 @@ class LogUpkeep:
         while True:
             await self.scrub()
             await asyncio.sleep(self._config.scrub_interval_s)
+
+    async def _export_now_and_then(self) -> None:
+        while True:
+            await self.export()
+            await asyncio.sleep(min(self._config.export_every_s, _EXPORT_LOOK_S))
+
+    async def export(self) -> bool:
+        """Export the metadata if that is due; return whether it was done."""
+        troubles = Troubles()
+        done = await self._exporter.export(troubles)
+        if done is not None:
+            await self._repairs.tell("export", troubles)
+        return bool(done)
 
     async def scrub(self) -> int:
         """Read the objects of cold segments that are due; return how many were damaged."""

@@ -18,9 +18,9 @@ from dlcore.ops.backup.archive import Export, packed
 from dlcore.ops.backup.exporting import export_namespace
 from dlcore.ops.backup.importing import import_namespace
 from dlcore.ops.backup.in_store import (
+    chosen_export,
     listed_objects,
     missing_objects,
-    newest_export,
     put_export,
 )
 from dlcore.ops.backup.rebuilding import LostRange, RebuiltLog, rebuilt
@@ -254,13 +254,13 @@ def test_damaged_exports() -> None:
     on_tier_scene(body, appends=2)
 
 
-def test_the_newest_export_in_a_store() -> None:
+def test_the_chosen_export_in_a_store() -> None:
     """By time; of one cluster, which is chosen if there are several; without keys."""
 
     async def body(scene: TierScene) -> None:
         objects, url = scene.objects, "s3://bucket/exports"
         with pytest.raises(ConfigurationError, match="no export below s3://bucket/exports/meta"):
-            await newest_export(objects, url)
+            await chosen_export(objects, url)
         export = await export_of(scene)
         keys = {**export.nodes, "/capability-keys": b"secret"}
         CLOCK.current_ms += 1
@@ -269,14 +269,14 @@ def test_the_newest_export_in_a_store() -> None:
         at = await put_export(objects, f"{url}/", Export(export.header, keys))
         assert b"secret" not in objects.stored[at]
         await objects.put_new(f"{url}/metadata/notes.txt", b"not dlog's")
-        assert await newest_export(objects, url) == later
+        assert await chosen_export(objects, url) == later
         cluster_id = export.header.cluster_id
         await objects.put_new(f"{url}/metadata/more/{'9' * 15}-1.dlog", packed(export))
         with pytest.raises(ConfigurationError, match=r"of 2 clusters, .*more.* by --cluster"):
-            await newest_export(objects, url)
-        assert await newest_export(objects, url, cluster_id=cluster_id) == later
+            await chosen_export(objects, url)
+        assert await chosen_export(objects, url, cluster_id=cluster_id) == later
         with pytest.raises(ConfigurationError, match="no export of cluster none"):
-            await newest_export(objects, url, cluster_id="none")
+            await chosen_export(objects, url, cluster_id="none")
 
     on_tier_scene(body, appends=2)
 
