@@ -136,7 +136,7 @@ async def listed_objects(objects: Objects, export: Export) -> dict[str, int]:
             tiers.add(unescape(path.removeprefix(_TIERS)))
         elif _SETTINGS.fullmatch(path):
             settings = decode(StoredSettings, value, source=path).settings
-            tiers |= set() if settings.tier is None else {settings.tier}
+            tiers |= set() if settings.tier_url is None else {settings.tier_url}
     found: dict[str, int] = {}
     for tier in sorted(tiers):
         pages = objects.list_below(f"{tier}/{export.header.cluster_id}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dlcore.base.config import LogSettings
 from dlcore.base.errors import ConfigurationError, CorruptMetadataError
 from dlcore.base.ids import DLSN
 from dlcore.base.records import LogRecord
@@ -286,6 +287,8 @@ def test_objects_that_are_missing_or_cut() -> None:
 
     async def body(scene: TierScene) -> None:
         await make_segments(scene)
+        # A log that opted out of a tier for all names no store.
+        await scene.namespace.create_log("hot", settings=LogSettings(tier="none"))
         export = await export_of(scene)
         first, second, *_ = sorted(scene.objects.stored)
         scene.objects.stored[first] = scene.objects.stored[first][:-1]
